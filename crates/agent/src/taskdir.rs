@@ -90,7 +90,16 @@ impl TaskDir {
 
     /// The port of the SSH server, once the runner says it.
     pub fn ssh_port(&self) -> Option<u16> {
-        self.small_file(SSH_PORT_FILE)?.trim().parse().ok().filter(|port| *port != 0)
+        self.port(SSH_PORT_FILE)
+    }
+
+    /// The port of the runner's HTTP API, once the runner says it. It does where it took any.
+    pub fn http_port(&self) -> Option<u16> {
+        self.port(HTTP_PORT_FILE)
+    }
+
+    fn port(&self, file: &str) -> Option<u16> {
+        self.small_file(file)?.trim().parse().ok().filter(|port| *port != 0)
     }
 }
 
@@ -101,6 +110,7 @@ pub struct RunnerConfig {
     /// SHA-256 (hex) of the token that calls on the runner's socket carry.
     pub token_sha256: String,
     /// Where the HTTP API listens beside the socket, as a dstack server expects; it asks for no token there.
+    /// Port 0 is any, and the real one is written to `http.port`.
     pub compat_http: Option<String>,
     /// Where the SSH server listens, `ADDRESS:PORT`; port 0 is any, and the real one is written to `ssh.port`.
     pub ssh_listen: Option<String>,
@@ -135,6 +145,13 @@ impl TaskPorts {
     }
 }
 
+impl RunnerConfig {
+    /// Whether the HTTP API takes any port, and says which.
+    pub fn has_any_http_port(&self) -> bool {
+        self.compat_http.as_deref().is_some_and(|address| address.ends_with(":0"))
+    }
+}
+
 /// What the image says about itself. Written before the container is started, because the runner takes the
 /// place of the image's own entry point and needs it when the job names no commands. The image's working
 /// directory and variables are also those the runner itself is started with.
@@ -154,6 +171,8 @@ pub struct ImageConfig {
 
 /// The file with the port the SSH server really listens on.
 pub const SSH_PORT_FILE: &str = "ssh.port";
+/// The file with the port the runner's HTTP API really listens on.
+pub const HTTP_PORT_FILE: &str = "http.port";
 
 /// What a runner leaves when it ends of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

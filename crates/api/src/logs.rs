@@ -25,6 +25,9 @@ pub struct PollRequest {
     /// The runner's own log instead of the job's.
     #[serde(default)]
     pub diagnose: bool,
+    /// Every byte as it was written; else terminal codes are left out, as dstack's clients expect.
+    #[serde(default)]
+    pub raw: bool,
 }
 
 fn limit() -> i64 {
@@ -37,7 +40,7 @@ pub struct LogEvent {
     pub timestamp: Timestamp,
     #[schemars(extend("enum" = ["stdout", "stderr"]))]
     pub log_source: String,
-    /// Base64 of the raw bytes.
+    /// Base64 of the bytes.
     pub message: String,
 }
 

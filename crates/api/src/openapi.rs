@@ -106,7 +106,7 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
         refusals.extend(["408", "409", "413"]);
     }
     if entry.access != Access::Open {
-        refusals.extend(["403", "429"]);
+        refusals.extend(["401", "403", "429"]);
     }
     if entry.access.in_project() {
         refusals.push("404");
@@ -125,6 +125,7 @@ fn refusals(schemas: &mut SchemaGenerator) -> Value {
     }
     json!({
         "400": refusal::<Vec<error::BadRequest>>(schemas, "Refused; the one entry says why. Absent things are refused so too."),
+        "401": refusal::<error::Refusal>(schemas, "No token at all."),
         "403": refusal::<error::Refusal>(schemas, "No valid token, or not the role this needs."),
         "404": refusal::<error::Refusal>(schemas, "No such path, or no such project."),
         "408": refusal::<error::Refusal>(schemas, "The body took too long to arrive."),

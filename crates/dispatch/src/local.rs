@@ -249,7 +249,7 @@ impl Scheduler for Local {
         let known = self.attempts().map_err(unknown)?;
         let job = |(attempt, kept): (&Attempt, &Kept)| {
             let life = kept.ended.map_or(Life::Running, Life::Ended);
-            Job { attempt: attempt.clone(), id: kept.pid.to_string(), life, priority: None }
+            Job { attempt: attempt.clone(), id: kept.pid.to_string(), life, priority: None, said: None }
         };
         let jobs = known.iter().map(job).collect();
         let is_old = |kept: &Kept| kept.ended.is_some_and(|since| asked_at.since(since) > FORGET_AFTER);

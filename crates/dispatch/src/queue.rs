@@ -187,6 +187,13 @@ impl Door {
         self.client.put(&path, &json!({ "container": change })).await.map(drop)
     }
 
+    /// What a container that was handed over waits for.
+    pub async fn waits(&self, attempt: &Attempt, activity: &str) -> Result<(), QueueError> {
+        let change = json!({ "attempt": attempt.number, "runtime_status": json!({ "activity": activity }) });
+        let path = format!("containers/{}", attempt.uuid);
+        self.client.put(&path, &json!({ "container": change })).await.map(drop)
+    }
+
     /// One of the dispatcher's events.
     pub async fn say(
         &self,

@@ -12,8 +12,9 @@ use windlass_model::{
     causes::chain,
     container::Status,
     dispatch::{
-        Attempt, Container, Lower, Queue,
-        choose::{Choice, Said, Tries, choose},
+        Attempt, Container, Life, Lower, Queue,
+        choose::{Choice, Room as _, Said, Tries, choose},
+        room::Kind,
         settle::{Memory, Step, Why, is_stray, settle},
     },
     time::{Span, Timestamp},
@@ -21,13 +22,15 @@ use windlass_model::{
 
 use crate::{
     queue::Door,
-    scheduler::{Order, Pressure, Scheduler, SubmitError, Unknown},
+    scheduler::{NODE_LOST, OUT_OF_MEMORY, OVER_TIME, Order, Pressure, Scheduler, SubmitError, Unknown},
 };
 
 /// Containers taken in one round; others of the same queue get their chance.
 const TAKES_MAX: usize = 50;
 /// Calls under way at once for what is only told.
 const WORDS_AT_ONCE: usize = 8;
+/// Containers of which one round tells what they wait for in the scheduler; others follow in the next ones.
+const WAITS_MAX: usize = 20;
 const DISPATCHED: &str = "dispatched";
 /// Servers count on one that they have heard of in the last two minutes.
 const ANNOUNCE_EVERY: Duration = Duration::from_secs(30);
@@ -71,6 +74,8 @@ pub struct Dispatcher<S> {
     memory: Memory,
     said: Said,
     tries: Tries,
+    /// What each attempt was last said to wait for in the scheduler.
+    waits: BTreeMap<Attempt, String>,
     /// Since when each attempt was asked to stop.
     stopping: BTreeMap<Attempt, Instant>,
     /// When it last said what is behind it.
@@ -88,6 +93,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             settings,
             said: Said::default(),
             tries: Tries::default(),
+            waits: BTreeMap::new(),
             stopping: BTreeMap::new(),
             announced: None,
             leased: None,
@@ -145,6 +151,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         }
         self.stopping.retain(|attempt, _| lower.find(attempt).is_some_and(|job| !job.life.is_over()));
         let taken = self.place(&queue, &lower).await?;
+        self.tell_waits(&queue, &lower).await;
         let held = queue.containers.iter().filter(|one| one.is_held()).count();
         let is_waiting = |one: &&Container| one.status == Status::Queued && one.priority > 0;
         let waiting = queue.containers.iter().filter(is_waiting).count();
@@ -154,6 +161,35 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     /// Until a look may find more room than the last.
     pub async fn changed(&self) {
         self.scheduler.changed().await;
+    }
+
+    /// Says what containers wait for that the scheduler has not started. Nothing depends on it.
+    async fn tell_waits(&mut self, queue: &Queue, lower: &Lower) {
+        let why = |container: &Container| {
+            let job = lower.find(&container.attempt()).filter(|job| job.life == Life::Waiting)?;
+            Some(format!("waits in the scheduler: {}", job.said.as_deref()?))
+        };
+        let held = queue.containers.iter().filter(|one| one.is_held() && one.status == Status::Locked);
+        let all: BTreeMap<Attempt, String> =
+            held.filter_map(|one| Some((one.attempt(), why(one)?))).collect();
+        self.waits.retain(|attempt, _| all.contains_key(attempt));
+        let is_news = |(attempt, why): &(&Attempt, &String)| self.waits.get(*attempt) != Some(*why);
+        let news: Vec<(Attempt, String)> = all
+            .iter()
+            .filter(is_news)
+            .take(WAITS_MAX)
+            .map(|(attempt, why)| (attempt.clone(), why.clone()))
+            .collect();
+        for (attempt, why) in news {
+            match self.door.waits(&attempt, &why).await {
+                // It has started meanwhile, or is another's.
+                Err(error) if !error.is_refusal() => {
+                    tracing::warn!(%attempt, error = %chain(&error), "failed to say what a container waits for");
+                    return;
+                }
+                Ok(()) | Err(_) => drop(self.waits.insert(attempt, why)),
+            }
+        }
     }
 
     /// Nobody's containers wait for this: what goes wrong is tried again.
@@ -180,14 +216,14 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
                 self.scheduler.renice(job, *priority).await.map_err(RoundError::from)
             }
             Step::Cancel { attempt, why } => {
-                let (reason, text, event) = words(*why);
-                let cancelled = self.door.cancel(attempt, reason, text).await;
-                self.told(cancelled, attempt, event, text).await
+                let (reason, text, event) = words(*why, said(attempt, lower));
+                let cancelled = self.door.cancel(attempt, reason, &text).await;
+                self.told(cancelled, attempt, event, &text).await
             }
             Step::Unlock { attempt, why, released } => {
-                let (_, text, event) = words(*why);
+                let (_, text, event) = words(*why, said(attempt, lower));
                 let unlocked = self.door.unlock(attempt, *released).await;
-                self.told(unlocked, attempt, event, text).await
+                self.told(unlocked, attempt, event, &text).await
             }
         };
         if let Err(error) = done {
@@ -233,6 +269,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     async fn place(&mut self, queue: &Queue, lower: &Lower) -> Result<usize, RoundError> {
         let mut room = self.scheduler.room(lower).await?;
         let (mut words, mut taken, mut failed) = (Vec::new(), 0, None);
+        let kinds = room.kinds();
         for choice in choose(queue, &mut room, TAKES_MAX, &mut self.said, &mut self.tries) {
             match choice {
                 Choice::Leave { uuid, why } => words.push(Word::left(uuid, why)),
@@ -242,7 +279,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
                     if runs {
                         continue;
                     }
-                    match self.take(queue, uuid).await {
+                    match self.take(queue, uuid, &kinds).await {
                         Ok(word) => {
                             taken += usize::from(word.as_ref().is_some_and(|word| word.event == DISPATCHED));
                             words.extend(word);
@@ -276,7 +313,12 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     /// Locks it and hands it over, and returns what is to be told of that.
-    async fn take(&mut self, queue: &Queue, uuid: String) -> Result<Option<Word>, RoundError> {
+    async fn take(
+        &mut self,
+        queue: &Queue,
+        uuid: String,
+        kinds: &[Kind],
+    ) -> Result<Option<Word>, RoundError> {
         let Some(container) = queue.find(&uuid) else { return Ok(None) };
         let lock = match self.door.lock(&uuid).await {
             Ok(lock) => lock,
@@ -306,6 +348,11 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             }
             Err(SubmitError::Refused { why }) => {
                 self.door.unlock(&lock.attempt, true).await?;
+                let now = self.now();
+                let why = match self.scheduler.refuses_for_long() {
+                    true => self.tries.refused(container, &why, kinds, now),
+                    false => why,
+                };
                 Ok(self.said.is_news(&uuid, &why).then(|| Word::left(uuid, why)))
             }
             // It may run: the next look finds it by its name, or the lock is given back after a while.
@@ -331,11 +378,49 @@ impl Word {
     }
 }
 
+/// What the scheduler says of the job of an attempt.
+fn said<'a>(attempt: &Attempt, lower: &'a Lower) -> Option<&'a str> {
+    lower.find(attempt).and_then(|job| job.said.as_deref())
+}
+
 /// For the container, for people, and for the log.
-fn words(why: Why) -> (&'static str, &'static str, Option<&'static str>) {
+fn words(why: Why, said: Option<&str>) -> (&'static str, String, Option<&'static str>) {
     match why {
-        Why::Crashed => ("crashed", "the job ended and left no result", Some("cleaned_up_crashed")),
-        Why::Abandoned => ("abandoned", "nobody knows of a job for it", Some("cleaned_up_abandoned")),
-        Why::Unwanted => ("priority_zero", "its priority is 0", None),
+        Why::Crashed => {
+            let (reason, text) = match said {
+                Some(said) if said.starts_with(NODE_LOST) => ("node_lost", "its node was lost"),
+                Some(said) if said.starts_with(OUT_OF_MEMORY) => {
+                    ("oom_killed", "it used more memory than it asked for")
+                }
+                Some(said) if said.starts_with(OVER_TIME) => ("max_run_time", "it ran longer than it may"),
+                Some(_) | None => ("crashed", "the job ended and left no result"),
+            };
+            let said = said.map(|said| format!(": the scheduler says {said}")).unwrap_or_default();
+            (reason, format!("{text}{said}"), Some("cleaned_up_crashed"))
+        }
+        Why::Abandoned => {
+            ("abandoned", "nobody knows of a job for it".to_owned(), Some("cleaned_up_abandoned"))
+        }
+        Why::Unwanted => ("priority_zero", "its priority is 0".to_owned(), None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Why, words};
+
+    #[test]
+    fn a_lost_node_is_named_and_other_ends_say_what_the_scheduler_says() {
+        let told = |said| {
+            let (reason, text, _) = words(Why::Crashed, said);
+            (reason, text)
+        };
+        let lost = "its node was lost: the scheduler says NODE_FAIL on n3";
+        assert_eq!(told(Some("NODE_FAIL on n3")), ("node_lost", lost.to_owned()));
+        assert_eq!(told(Some("OUT_OF_MEMORY")).0, "oom_killed");
+        assert_eq!(told(Some("TIMEOUT (TimeLimit)")).0, "max_run_time");
+        let failed = "the job ended and left no result: the scheduler says FAILED (NonZeroExitCode)";
+        assert_eq!(told(Some("FAILED (NonZeroExitCode)")), ("crashed", failed.to_owned()));
+        assert_eq!(told(None), ("crashed", "the job ended and left no result".to_owned()));
     }
 }

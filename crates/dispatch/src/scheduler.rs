@@ -6,6 +6,13 @@ use windlass_model::dispatch::{
     room::{Kind, Node, kinds},
 };
 
+/// How a scheduler calls the end of a job whose node is gone.
+pub const NODE_LOST: &str = "NODE_FAIL";
+/// The end of one that used more memory than it asked for.
+pub const OUT_OF_MEMORY: &str = "OUT_OF_MEMORY";
+/// The end of one that ran longer than it may.
+pub const OVER_TIME: &str = "TIMEOUT";
+
 /// A container to be handed over.
 #[derive(Clone, Debug)]
 pub struct Order {
@@ -62,6 +69,11 @@ pub trait Scheduler {
     fn submit(&self, order: &Order) -> impl Future<Output = Result<String, SubmitError>> + Send;
     fn stop(&self, job: &str, pressure: Pressure) -> impl Future<Output = Result<(), Unknown>> + Send;
     fn renice(&self, job: &str, priority: u64) -> impl Future<Output = Result<(), Unknown>> + Send;
+
+    /// Whether what it refused once it refuses until something has changed.
+    fn refuses_for_long(&self) -> bool {
+        false
+    }
 
     /// Until there is room that was not there before, where the scheduler is told so.
     fn changed(&self) -> impl Future<Output = ()> + Send {

@@ -32,5 +32,6 @@ pub mod schedule;
 pub mod sky;
 pub mod spot;
 pub mod task;
+pub mod terminal_codes;
 pub mod time;
 pub mod volume;

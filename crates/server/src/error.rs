@@ -17,6 +17,9 @@ pub enum Error {
     /// The request is not shaped as its schema says: 422.
     #[error("the request does not follow its schema")]
     Invalid(Vec<Violation>),
+    /// No token at all: 401.
+    #[error("Not authenticated")]
+    Unauthenticated,
     /// No valid token, or not the role it takes: 403.
     #[error("{msg}")]
     Denied { msg: &'static str },

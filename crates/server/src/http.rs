@@ -337,6 +337,9 @@ async fn unguessed<T>(
         app.paces().may_try(peer)?;
     }
     let found = look.await;
+    if let (Err(Error::Denied { .. }), None) = (&found, authorization) {
+        return Err(Error::Unauthenticated);
+    }
     if let (Err(Error::Denied { .. }), Some(peer), Some(_)) = (&found, peer, authorization) {
         app.paces().tried(peer)?;
     }
@@ -591,6 +594,7 @@ fn refusal(error: &Error, id: &str) -> Response {
         Error::Invalid(violations) => {
             json(StatusCode::UNPROCESSABLE_ENTITY, &Detail { detail: violations.clone() })
         }
+        Error::Unauthenticated => plain(StatusCode::UNAUTHORIZED, &error.to_string()),
         Error::Denied { msg } => plain(StatusCode::FORBIDDEN, msg),
         Error::Unknown { msg } => plain(StatusCode::NOT_FOUND, msg),
         Error::Busy { msg } => later(StatusCode::SERVICE_UNAVAILABLE, msg),

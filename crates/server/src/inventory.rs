@@ -74,25 +74,34 @@ pub(crate) fn of(stock: &Stock, offers: &[Offer]) -> Result<Inventory, PassError
         let held = Held { job: SubmissionId(hold.job), blocks, until: hold.until.map(Timestamp) };
         holds.entry(hold.instance).or_default().push(held);
     }
+    // What is being deleted takes nothing any more: who waited for it would wait until it is gone.
+    let ending: BTreeSet<FleetId> =
+        stock.fleets.iter().filter(|fleet| is_ending(fleet)).map(|fleet| fleet.id).collect();
     for row in &stock.instances {
-        let Some(fleet) = row.fleet_id else { continue };
+        let Some(fleet) = row.fleet_id.filter(|fleet| !ending.contains(fleet)) else { continue };
         nums.entry(fleet).or_default().insert(u32::try_from(row.instance_num).unwrap_or_default());
         inventory.instances.push(instance_of(row, fleet, holds.remove(&row.id).unwrap_or_default())?);
     }
-    for fleet in &stock.fleets {
+    for fleet in stock.fleets.iter().filter(|fleet| !ending.contains(&fleet.id)) {
         inventory.fleets.push(fleet_of(fleet, nums.remove(&fleet.id).unwrap_or_default()));
     }
     Ok(inventory)
 }
 
+fn is_ending(fleet: &db::fleets::Fleet) -> bool {
+    match fleet.status {
+        fleet::Status::Active | fleet::Status::Submitted => fleet.termination_asked_at.is_some(),
+        fleet::Status::Failed | fleet::Status::Terminating | fleet::Status::Terminated => true,
+    }
+}
+
 fn fleet_of(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> Fleet {
     let shape = fleet_shape::of(fleet);
-    let ending = fleet.status != fleet::Status::Active || fleet.termination_asked_at.is_some();
     Fleet {
         id: fleet.id,
         name: fleet.name.clone(),
         cluster: shape.is_cluster(),
-        creates: shape.creates() && !ending,
+        creates: shape.creates() && fleet.status == fleet::Status::Active,
         nodes_min: shape.nodes().map_or(0, |nodes| nodes.min),
         nodes_max: shape.nodes().and_then(|nodes| nodes.max),
         instance_nums,
@@ -211,4 +220,51 @@ pub(crate) fn gpus_of(
     let offer = offer(row)?;
     let blocks = u32::try_from(blocks).unwrap_or_default();
     Ok(gpus_given(&blocks::share(&offer.host, blocks, offer.total_blocks), wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+    use windlass_model::id::ProjectId;
+
+    use super::*;
+
+    fn row(
+        number: u128,
+        status: fleet::Status,
+        termination_asked_at: Option<Timestamp>,
+    ) -> db::fleets::Fleet {
+        let spec = r#"{"configuration": {"type": "fleet", "nodes": {"min": 0}}}"#;
+        db::fleets::Fleet {
+            id: FleetId(Uuid::from_u128(number)),
+            project_id: ProjectId(Uuid::nil()),
+            name: format!("fleet-{number}"),
+            spec: spec.to_owned(),
+            status,
+            finished: false,
+            status_message: None,
+            deleted: false,
+            auto_created: false,
+            consolidation_attempt: 0,
+            last_consolidated_at: None,
+            termination_asked_at,
+            created_at: Timestamp(0),
+            last_processed_at: Timestamp(0),
+            tracking: None,
+            lock_epoch: 0,
+        }
+    }
+
+    #[test]
+    fn nothing_waits_for_a_fleet_that_is_being_deleted() {
+        let fleets = vec![
+            row(1, fleet::Status::Active, None),
+            row(2, fleet::Status::Active, Some(Timestamp(1))),
+            row(3, fleet::Status::Terminating, Some(Timestamp(1))),
+        ];
+        let stock = Stock { fleets, instances: Vec::new(), holds: Vec::new() };
+        let inventory = of(&stock, &[]).unwrap();
+        let names: Vec<&str> = inventory.fleets.iter().map(|fleet| fleet.name.as_str()).collect();
+        assert_eq!(names, ["fleet-1"]);
+    }
 }

@@ -169,7 +169,7 @@ impl Server {
 
     /// Answers until `stop` is done, then finishes what is in flight and closes the database.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { app, machines, listener, encrypted, .. } = self;
+        let Self { app, machines, listener, address, encrypted, .. } = self;
         let uses = tokio::spawn(write_uses(app.clone()));
         let machines = Arc::new(machines);
         let waking = Arc::clone(&machines);
@@ -178,10 +178,12 @@ impl Server {
         let front = proxy::Front::start(&app).await;
         let router = routes::all().into_router(app.clone()).merge(front.router());
         let stop = stop.shared();
-        let plain = listen::serve(&app, listener, None, router.clone(), stop.clone());
+        let fallback = tls::Fallback::new(address, &app.settings().data_dir);
+        let door = listen::Door::Plain(Arc::new(fallback));
+        let plain = listen::serve(&app, listener, door, router.clone(), stop.clone());
         let second = async {
             if let Some((listener, tls)) = encrypted {
-                listen::serve(&app, listener, Some(tls), router, stop).await?;
+                listen::serve(&app, listener, listen::Door::Tls(tls), router, stop).await?;
             }
             Ok(())
         };

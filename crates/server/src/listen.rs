@@ -15,16 +15,17 @@ use hyper_util::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use windlass_gateway::speaks_http2;
 
 use crate::{
     app::App,
     http::{Encrypted, Peer},
+    tls::Fallback,
 };
 
 const HEADERS_MAX: usize = 100;
@@ -38,11 +39,23 @@ const GRACE: Duration = Duration::from_secs(10);
 /// When no connection can be accepted (no file descriptors), trying at once again is no use.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop` is done; then lets requests finish. With `tls`, what is said there is encrypted.
+/// The first byte of every greeting in TLS, and of no request.
+const TLS_HELLO: u8 = 0x16;
+
+/// How callers of a port are met.
+#[derive(Clone)]
+pub(crate) enum Door {
+    /// What is said there is encrypted.
+    Tls(TlsAcceptor),
+    /// It is not, unless the caller begins so.
+    Plain(Arc<Fallback>),
+}
+
+/// Serves until `stop` is done; then lets requests finish.
 pub(crate) async fn serve(
     app: &App,
     listener: TcpListener,
-    tls: Option<TlsAcceptor>,
+    door: Door,
     router: Router,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Infallible> {
@@ -67,29 +80,23 @@ pub(crate) async fn serve(
         // Small answers must not wait for more; a socket that refuses is about to fail anyway.
         let _ = stream.set_nodelay(true);
         let (app, router, peer) = (app.clone(), router.clone(), Peer(peer.ip()));
-        match tls.clone() {
-            None => drop(tokio::spawn(async move {
-                match timeout(app.settings().head_timeout, speaks_http2(&stream)).await {
-                    Ok(Ok(http2)) => {
-                        let manner = Manner { http2, encrypted: false };
-                        carry(app, stream, router, peer, manner, place).await;
-                    }
-                    Ok(Err(error)) => tracing::debug!(%error, "listen to a caller"),
-                    Err(_) => tracing::debug!("a caller said nothing"),
+        let door = door.clone();
+        tokio::spawn(async move {
+            let patience = app.settings().head_timeout;
+            match timeout(patience, meet(stream, &door)).await {
+                Ok(Ok(Met::Plain { stream, http2 })) => {
+                    let manner = Manner { http2, encrypted: false };
+                    carry(app, stream, router, peer, manner, place).await;
                 }
-            })),
-            Some(tls) => drop(tokio::spawn(async move {
-                match timeout(app.settings().head_timeout, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => {
-                        let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                        let manner = Manner { http2, encrypted: true };
-                        carry(app, stream, router, peer, manner, place).await;
-                    }
-                    Ok(Err(error)) => tracing::debug!(%error, "greet a caller"),
-                    Err(_) => tracing::debug!("a caller took too long to greet"),
+                Ok(Ok(Met::Encrypted(stream))) => {
+                    let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                    let manner = Manner { http2, encrypted: true };
+                    carry(app, *stream, router, peer, manner, place).await;
                 }
-            })),
-        }
+                Ok(Err(error)) => tracing::debug!(%error, "failed to greet a caller"),
+                Err(_) => tracing::debug!("a caller took too long to greet"),
+            }
+        });
     }
     drop(listener);
     app.close();
@@ -98,6 +105,30 @@ pub(crate) async fn serve(
         tracing::warn!("requests still in flight were cut off");
     }
     Ok(())
+}
+
+/// A caller who has begun to speak.
+enum Met {
+    Plain { stream: TcpStream, http2: bool },
+    Encrypted(Box<TlsStream<TcpStream>>),
+}
+
+async fn meet(stream: TcpStream, door: &Door) -> io::Result<Met> {
+    let tls = match door {
+        Door::Tls(tls) => Some(tls.clone()),
+        Door::Plain(fallback) => {
+            let mut first = [0];
+            let is_tls = stream.peek(&mut first).await? == 1 && first[0] == TLS_HELLO;
+            if is_tls { fallback.acceptor() } else { None }
+        }
+    };
+    match tls {
+        Some(tls) => Ok(Met::Encrypted(Box::new(tls.accept(stream).await?))),
+        None => {
+            let http2 = speaks_http2(&stream).await?;
+            Ok(Met::Plain { stream, http2 })
+        }
+    }
 }
 
 /// How a caller speaks.

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -15,6 +15,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 use tokio_rustls::TlsAcceptor;
+use windlass_model::causes::chain as described;
 
 /// Where to listen, and what to show.
 #[derive(Clone, Debug)]
@@ -42,6 +43,33 @@ pub enum SetupError {
     Use(#[from] rustls::Error),
     #[error("make a certificate")]
     Make,
+}
+
+/// Meets callers who speak TLS at the plain port: the client of Arvados always does. The certificate is made when the
+/// first of them comes.
+pub(crate) struct Fallback {
+    wanted: Tls,
+    data_dir: PathBuf,
+    made: OnceLock<Option<TlsAcceptor>>,
+}
+
+impl Fallback {
+    pub(crate) fn new(address: SocketAddr, data_dir: &Path) -> Self {
+        let wanted = Tls { address, given: None };
+        Self { wanted, data_dir: data_dir.to_owned(), made: OnceLock::new() }
+    }
+
+    /// `None`: there is none to be had, and the reason was logged.
+    pub(crate) fn acceptor(&self) -> Option<TlsAcceptor> {
+        let make = || match acceptor(&self.wanted, &self.data_dir) {
+            Ok(acceptor) => Some(acceptor),
+            Err(error) => {
+                tracing::warn!(error = described(&error), "failed to prepare TLS for the plain port");
+                None
+            }
+        };
+        self.made.get_or_init(make).clone()
+    }
 }
 
 pub(crate) fn acceptor(wanted: &Tls, data_dir: &Path) -> Result<TlsAcceptor, SetupError> {

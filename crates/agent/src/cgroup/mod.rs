@@ -151,6 +151,15 @@ impl Group {
         usage
     }
 
+    /// The most memory that the group used at any time. `None` where the kernel does not say.
+    pub fn memory_peak(&self) -> Option<u64> {
+        match (self.v1_of("memory"), &self.v2) {
+            (Some(v1), _) => number(&v1.join("memory.max_usage_in_bytes")),
+            (None, Some(v2)) => number(&v2.join("memory.peak")),
+            (None, None) => None,
+        }
+    }
+
     /// How many processes of the group the kernel has killed for want of memory.
     pub fn oom_kills(&self) -> u64 {
         let v1 = self.v1_of("memory").and_then(|v1| field(&v1.join("memory.oom_control"), "oom_kill"));
@@ -215,6 +224,8 @@ mod tests {
         for (name, text) in [
             ("cpu.stat", "usage_usec 1500\nuser_usec 900\n"),
             ("memory.current", "4096\n"),
+            ("memory.peak", "8192\n"),
+            ("memory.max_usage_in_bytes", "200\n"),
             ("memory.stat", "total_inactive_file 30\nanon 5\ninactive_file 96\n"),
             ("memory.events", "low 0\noom 3\noom_kill 2\n"),
             ("cpuacct.usage", "7000\n"),
@@ -226,6 +237,7 @@ mod tests {
         let v2 = Group { v2: Some(dir.to_owned()), v1: Vec::new() };
         let v1 = ["cpuacct", "memory"].map(|c| (c.to_owned(), dir.to_owned()));
         let v1 = Group { v2: None, v1: v1.to_vec() };
+        assert_eq!((v2.memory_peak(), v1.memory_peak()), (Some(8192), Some(200)));
         let read = [(v2.usage(), v2.oom_kills()), (v1.usage(), v1.oom_kills())];
         let usage =
             |cpu, memory, set| Usage { cpu_us: Some(cpu), memory: Some(memory), working_set: Some(set) };

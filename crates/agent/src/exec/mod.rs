@@ -8,10 +8,16 @@
 mod guard;
 mod home;
 mod image;
+mod output;
 mod report;
 mod work;
 
-use std::{io::Write as _, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 use tokio::{
@@ -52,6 +58,10 @@ pub struct Args {
     /// What runs containers with an image
     #[arg(long, env = "WINDLASS_EXEC_RUNTIME", value_name = "RUNTIME", default_value = "auto")]
     runtime: Runtime,
+    /// Where the output of containers is kept: what a program leaves below its `output_path` goes to a directory of its
+    /// own there. It is not kept, if not given
+    #[arg(long, env = "WINDLASS_EXEC_OUTPUTS", value_name = "DIR")]
+    outputs: Option<PathBuf>,
     /// Where the server is
     #[arg(long, env = "WINDLASS_QUEUE_URL", value_name = "URL")]
     url: String,
@@ -117,7 +127,7 @@ async fn run(args: &Args) -> ExitCode {
     }
     // After the refusals: whoever has no business here must not touch the files of who has.
     match Home::take(&queue.name(), args.dir.as_deref()) {
-        Ok(Some(home)) => attempt(&queue, &record, &home, args.runtime).await,
+        Ok(Some(home)) => attempt(&queue, &record, &home, args).await,
         Ok(None) => {
             tell("this attempt runs here already");
             ExitCode::from(NOT_OURS)
@@ -126,8 +136,8 @@ async fn run(args: &Args) -> ExitCode {
     }
 }
 
-async fn attempt(queue: &Attempt, record: &Value, home: &Home, runtime: Runtime) -> ExitCode {
-    match carry_out(queue, record, home, runtime).await {
+async fn attempt(queue: &Attempt, record: &Value, home: &Home, args: &Args) -> ExitCode {
+    match carry_out(queue, record, home, args).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(Stopped::Fenced(error)) => {
             tell(&error.to_string());
@@ -177,10 +187,10 @@ impl Calls {
     }
 }
 
-async fn carry_out(queue: &Attempt, record: &Value, home: &Home, runtime: Runtime) -> Result<(), Stopped> {
+async fn carry_out(queue: &Attempt, record: &Value, home: &Home, args: &Args) -> Result<(), Stopped> {
     let mut calls = Calls::listen().map_err(Stopped::Machine)?;
     let work = tokio::select! {
-        work = prepare(queue, record, home, runtime) => work?,
+        work = prepare(queue, record, home, args) => work?,
         // Images may take their time.
         () = calls.next() => return Err(Stopped::Told),
     };
@@ -211,14 +221,49 @@ async fn carry_out(queue: &Attempt, record: &Value, home: &Home, runtime: Runtim
         }
     };
     let mut ending = work.ending(status, told).await;
+    let kept = keep_output(&work, record, args.outputs.as_deref(), &queue.name()).await;
     work.clean().await;
     let missing = report.finish().await.map_err(Stopped::Fenced)?;
-    if let Some(missing) = missing {
+    // Where the server gives what the program wrote.
+    ending["log"] = format!("containers/{}/output", queue.uuid).into();
+    let lost = match kept {
+        Ok(place) => {
+            ending["output"] = place.into();
+            None
+        }
+        Err(lost) => lost,
+    };
+    for warning in missing.into_iter().chain(lost) {
         let said = &mut ending["runtime_status"];
         let before = said["warning"].as_str().map(|warning| format!("{warning}; ")).unwrap_or_default();
-        said["warning"] = format!("{before}{missing}").into();
+        said["warning"] = format!("{before}{warning}").into();
     }
     queue.put(&ending, "end").await
+}
+
+/// Keeps what the program left below its `output_path`, and says where. Else, what of it was lost: nothing where there
+/// was nothing.
+async fn keep_output(
+    work: &Work,
+    record: &Value,
+    outputs: Option<&Path>,
+    name: &str,
+) -> Result<String, Option<String>> {
+    let Some(from) = record["output_path"].as_str().filter(|path| !path.is_empty()) else { return Err(None) };
+    let from = work.place_of(from);
+    let Some(outputs) = outputs else {
+        let lost = output::has_any(&from).then(|| {
+            "what it left in `output_path` was not kept: the dispatcher has no `--outputs`".to_owned()
+        });
+        return Err(lost);
+    };
+    let to = outputs.join(name);
+    let target = to.clone();
+    let kept = tokio::task::spawn_blocking(move || output::keep(&from, &target)).await;
+    match kept.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+        Ok(()) => Ok(to.display().to_string()),
+        Err(error) => Err(Some(format!("its output could not be kept in {}: {error}", to.display()))),
+    }
 }
 
 /// The queue says that it runs, and it never will.
@@ -227,7 +272,7 @@ async fn cannot_start(work: &Work, error: &std::io::Error) -> Result<(), Stopped
     Err(Stopped::Impossible { reason: "start_failed", why: format!("start the program: {error}") })
 }
 
-async fn prepare(queue: &Attempt, record: &Value, home: &Home, runtime: Runtime) -> Result<Work, Stopped> {
+async fn prepare(queue: &Attempt, record: &Value, home: &Home, args: &Args) -> Result<Work, Stopped> {
     let secrets = queue.get("secret_mounts").await?;
     let auth = queue.get("auth").await?;
     let token = format!(
@@ -244,7 +289,9 @@ async fn prepare(queue: &Attempt, record: &Value, home: &Home, runtime: Runtime)
         is_own: home.is_own,
         token: &token,
         host: queue.client.authority(),
-        runtime,
+        // Neither a plain port nor a certificate that only we were told of is known to the program.
+        is_unknown: args.server_cert.is_some() || args.url.starts_with("http://"),
+        runtime: args.runtime,
     };
     Work::prepare(&given).await
 }

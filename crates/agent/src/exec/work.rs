@@ -30,7 +30,17 @@ const PIECE: usize = 64 * 1024;
 const FOR_ENGINES: [&str; 5] = ["PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR", "TMPDIR"];
 
 /// What tells programs which GPUs to use.
-const DEVICES: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"];
+const DEVICES: [&str; 5] = [
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "GPU_DEVICE_ORDINAL",
+];
+/// What Slurm tells jobs begins so.
+const OF_SLURM: &str = "SLURM_";
+/// Of that, what is for whoever speaks to the cluster and not for programs.
+const NOT_FOR_PROGRAMS: [&str; 2] = ["SLURM_JWT", "SLURM_CONF"];
 
 /// Why a program was told to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +61,8 @@ pub(super) struct Given<'a> {
     /// Of the program itself.
     pub(super) token: &'a str,
     pub(super) host: &'a str,
+    /// Whether a program there cannot check who answers at `host`.
+    pub(super) is_unknown: bool,
     pub(super) runtime: Runtime,
 }
 
@@ -71,6 +83,7 @@ pub(super) struct Work {
     /// What is not as it was asked for.
     /// Said where the image was ignored.
     warning: Option<String>,
+    started: std::sync::OnceLock<std::time::Instant>,
 }
 
 pub(super) struct Running {
@@ -147,6 +160,7 @@ impl Work {
             oom_before,
             engine,
             warning,
+            started: std::sync::OnceLock::new(),
         };
         let asked = record["cwd"].as_str().unwrap_or_default();
         let ready = match engine {
@@ -241,6 +255,7 @@ impl Work {
             .stderr(Stdio::piped())
             .process_group(0);
         let mut child = command.spawn()?;
+        let _ = self.started.set(std::time::Instant::now());
         let (pieces, output) = mpsc::channel(PIECES_MAX);
         if let Some(stdout) = child.stdout.take() {
             tokio::spawn(read("stdout", stdout, pieces.clone()));
@@ -272,8 +287,7 @@ impl Work {
 
     /// The last write: how it ended, and what it used.
     pub(super) async fn ending(&self, status: ExitStatus, told: Option<Told>) -> Value {
-        let usage = self.group.group.usage();
-        let mut said = json!({ "usage": { "cpu_us": usage.cpu_us } });
+        let mut said = json!({ "usage": self.usage() });
         if let Some(warning) = &self.warning {
             said["warning"] = warning.as_str().into();
             said[IMAGE_IGNORED] = "true".into();
@@ -317,6 +331,30 @@ impl Work {
         }
     }
 
+    /// What it used. What Docker runs is in a group of its engine, which is none of ours.
+    fn usage(&self) -> Value {
+        let group = &self.group.group;
+        let counted = match self.engine {
+            None | Some(Engine::Apptainer(_)) => true,
+            Some(Engine::Docker(_)) => false,
+        };
+        let wall = self.started.get().map(|at| u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX));
+        let mut usage = json!({
+            "cpu_us": group.usage().cpu_us.filter(|_| counted),
+            "memory_peak": group.memory_peak().filter(|_| counted),
+            "wall_us": wall,
+        });
+        if let Some(usage) = usage.as_object_mut() {
+            usage.retain(|_, value| !value.is_null());
+        }
+        usage
+    }
+
+    /// Where a path of the container is on this machine.
+    pub(super) fn place_of(&self, path: &str) -> PathBuf {
+        inside(&self.dir.join(ROOT), path)
+    }
+
     pub(super) async fn clean(&self) {
         if let Some(engine) = self.engine {
             engine.remove(&self.container()).await;
@@ -334,6 +372,13 @@ fn environment(given: &Given<'_>) -> Vec<(String, String)> {
         ("ARVADOS_API_HOST".to_owned(), given.host.to_owned()),
         ("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned()),
     ];
+    // Its client speaks TLS or not at all, and would refuse a certificate that it does not know.
+    all.extend(given.is_unknown.then(|| ("ARVADOS_API_HOST_INSECURE".to_owned(), "1".to_owned())));
+    let of_slurm = |name: &String| name.starts_with(OF_SLURM) && !NOT_FOR_PROGRAMS.contains(&name.as_str());
+    // What is no text means nothing to anybody.
+    let texts = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    all.extend(texts.filter(|(name, _)| of_slurm(name)));
     // Which GPUs are its own, by whoever started us.
     all.extend(DEVICES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))));
     let own = given.record["environment"].as_object().into_iter().flatten();

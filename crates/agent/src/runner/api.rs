@@ -43,10 +43,10 @@ pub fn compatible(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
 
 /// For people who are logged in to the task: they may follow its output. dstack's CLI does so through its SSH
 /// connection and takes what answers there for the runner's port.
-pub fn for_people(job: &Arc<Job>) -> Router {
+pub fn for_people(tail: Router) -> Router {
     Router::new()
         .route("/api/healthcheck", get(|| health(COMPAT_VERSION)))
-        .merge(spool::http::tail_route(Arc::clone(&job.spool)))
+        .merge(tail)
         .fallback(http::no_such_call)
 }
 

@@ -21,6 +21,7 @@ use super::{
     init::NOTICES,
     job::{Halt, Job, Surroundings, told},
     metrics::Meter,
+    session::Sessions,
     ssh,
     states::States,
     steps::{Happening, Step},
@@ -29,7 +30,7 @@ use super::{
 use crate::{
     http,
     spool::{self, Spool, Stamps, Stream},
-    taskdir::{RUNNER_CONFIG, RUNNER_SOCKET, RunnerConfig, SSH_PORT_FILE},
+    taskdir::{HTTP_PORT_FILE, RUNNER_CONFIG, RUNNER_SOCKET, RunnerConfig, SSH_PORT_FILE},
 };
 
 /// Only the shim and root come in by the socket.
@@ -168,6 +169,11 @@ async fn listen(
     let meter = Arc::new(Meter::new(config.gpus.clone()));
     if let Some(address) = &config.compat_http {
         let listener = bind(address).await?;
+        if config.has_any_http_port() {
+            let listen = |source| ServeError::Listen { what: address.clone(), source };
+            let port = listener.local_addr().map_err(listen)?.port();
+            write_port(&job.around.run.join(HTTP_PORT_FILE), port).map_err(listen)?;
+        }
         servers.spawn(http::serve(listener, api::compatible(job, &meter), stop.clone()));
     }
     if let Some(address) = &config.ssh_listen {
@@ -219,17 +225,18 @@ async fn let_people_in(job: Arc<Job>, listener: TcpListener, stop: CancellationT
         Ok(host_key) => host_key,
         Err(error) => return tracing::error!(error = told(&error), "have a host key"),
     };
-    let sessions = {
+    let sessions: Sessions = {
         let job = Arc::clone(&job);
         Arc::new(move || job.session())
     };
+    let has_port = job.around.config.compat_http.is_some() && !job.around.config.has_any_http_port();
     let config = ssh::Config {
         keys: job.keys.clone(),
         host_key,
-        sessions,
+        sessions: Some(sessions),
         connections: job.connections.clone(),
         // Decided by what was asked for and not by who listens: on the host's network that may be a stranger.
-        runner: job.around.config.compat_http.is_none().then(|| api::for_people(&job)),
+        runner: (!has_port).then(|| api::for_people(spool::http::tail_route(&job.spool))),
     };
     ssh::serve(listener, config, stop).await;
 }

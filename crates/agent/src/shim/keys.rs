@@ -275,6 +275,10 @@ fn lines(grant: &Grant<'_>) -> Result<String, KeysError> {
     Ok(text)
 }
 
+/// Whoever asks for a program gets this one. Without it, `restrict` would still let the holder of a key run commands as
+/// the user of the account. Options hold no space: our lines are split there.
+const NO_COMMAND: &str = ",command=\"false\"";
+
 /// What a key may do: reach these ports of the host's loopback, or any.
 fn options(ports: Option<&BTreeSet<u16>>) -> String {
     let mut options = String::from("restrict,port-forwarding");
@@ -282,6 +286,7 @@ fn options(ports: Option<&BTreeSet<u16>>) -> String {
         // Matched by name as the client wrote it.
         let _ = write!(options, ",permitopen=\"localhost:{port}\",permitopen=\"127.0.0.1:{port}\"");
     }
+    options.push_str(NO_COMMAND);
     options
 }
 
@@ -452,7 +457,7 @@ mod tests {
         grant(&keys, 1, &[KEY], &[32768]).unwrap();
         let body = KEY.split(' ').nth(1).unwrap();
         let expected = format!(
-            "restrict,port-forwarding,permitopen=\"localhost:32768\",permitopen=\"127.0.0.1:32768\" \
+            "restrict,port-forwarding,permitopen=\"localhost:32768\",permitopen=\"127.0.0.1:32768\",command=\"false\" \
              ssh-ed25519 {body} windlass-ports=32768 windlass-task={}\n",
             task(1)
         );

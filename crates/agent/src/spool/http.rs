@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use windlass_api::agent::{LOG_COMPLETE, LOG_END, runner::JobState};
 
-use super::{CHUNK, Source, Spool, Stream, pull, tail};
+use super::{CHUNK, Readers, Source, Spool, Stream, pull, tail};
 
 /// What is read when nobody says how much.
 const LIMIT: u64 = 1024 * 1024;
@@ -43,12 +43,24 @@ pub fn routes(spool: Arc<Spool>) -> Router {
         .route("/api/logs", get(logs))
         .route("/api/logs/read", post(logs_read))
         .with_state(Arc::clone(&spool))
-        .merge(tail_route(spool))
+        .merge(tail_route(&spool))
 }
 
 /// `/logs_ws` alone, for somebody who may follow the job's output and nothing else.
-pub fn tail_route(spool: Arc<Spool>) -> Router {
-    Router::new().route("/logs_ws", get(logs_ws)).with_state(spool)
+pub fn tail_route(spool: &Spool) -> Router {
+    tail_of(spool.source(Stream::Job).clone(), Arc::clone(spool.readers()))
+}
+
+/// The same for output that is read without the runner that wrote it.
+pub fn tail_of(source: Source, readers: Arc<Readers>) -> Router {
+    Router::new().route("/logs_ws", get(logs_ws)).with_state(Tailed { source, readers })
+}
+
+/// What a tailer reads, and where it is counted.
+#[derive(Clone)]
+struct Tailed {
+    source: Source,
+    readers: Arc<Readers>,
 }
 
 /// Raw bytes of a stream from an offset on. Waits for some, if asked to. The body is read as it is sent.
@@ -110,16 +122,15 @@ struct Tail {
 }
 
 async fn logs_ws(
-    State(spool): State<Arc<Spool>>,
+    State(Tailed { source, readers }): State<Tailed>,
     Query(query): Query<Tail>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
-    let source = spool.source(Stream::Job);
-    let offset = match start(source, &query).await {
+    let offset = match start(&source, &query).await {
         Ok(offset) => offset,
         Err(refused) => return refused,
     };
-    let Some(place) = spool.readers().tailer() else {
+    let Some(place) = readers.tailer() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many tailers").into_response();
     };
     let follow = source.follow(offset);

@@ -17,7 +17,6 @@ mod pull;
 pub mod read;
 pub mod readers;
 pub mod stamp;
-pub mod strip;
 mod tail;
 #[cfg(test)]
 mod tests;
@@ -28,6 +27,7 @@ pub use inotify::Watcher;
 pub use read::Reader;
 pub use readers::Readers;
 pub use stamp::{Issued, Stamps};
+pub use windlass_model::terminal_codes as strip;
 pub use write::Writer;
 
 use std::{path::Path, sync::Arc};

@@ -19,6 +19,8 @@ struct State {
     /// A dstack server took the last answer there is.
     pulled: bool,
     tailers: usize,
+    /// Some tailer was sent everything.
+    tailed: bool,
 }
 
 impl Readers {
@@ -56,10 +58,23 @@ impl Readers {
         // It cannot fail: the sender is our own.
         let _ = self.state.subscribe().wait_for(done).await;
     }
+
+    /// Waits until some tailer was sent everything and no tailer is left.
+    pub async fn tailed(&self) {
+        // It cannot fail: the sender is our own.
+        let _ = self.state.subscribe().wait_for(|state| state.tailed && state.tailers == 0).await;
+    }
 }
 
 #[derive(Debug)]
 pub struct Tailer(Arc<Readers>);
+
+impl Tailer {
+    /// This one was sent everything.
+    pub fn sent_all(&self) {
+        self.0.state.send_modify(|state| state.tailed = true);
+    }
+}
 
 impl Drop for Tailer {
     fn drop(&mut self) {
@@ -91,6 +106,19 @@ mod tests {
         let readers = Readers::default();
         readers.pulled_all();
         assert!(readers.all_read(u64::MAX).now_or_never().is_some());
+    }
+
+    #[test]
+    fn output_was_tailed_once_somebody_got_all_of_it_and_left() {
+        let readers = Arc::new(Readers::default());
+        let done = || readers.tailed().now_or_never().is_some();
+        drop(readers.tailer().unwrap());
+        assert!(!done(), "it left before the end");
+        let tailer = readers.tailer().unwrap();
+        tailer.sent_all();
+        assert!(!done(), "it is still there");
+        drop(tailer);
+        assert!(done());
     }
 
     #[test]

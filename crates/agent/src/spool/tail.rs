@@ -33,11 +33,14 @@ enum End {
 }
 
 /// Sends everything from the follower's offset on, says goodbye and lets go of the tailer's place.
-pub(super) async fn tail(socket: WebSocket, mut follow: Follow, _place: Tailer) {
+pub(super) async fn tail(socket: WebSocket, mut follow: Follow, place: Tailer) {
     let (mut sink, mut heard) = socket.split();
     let (code, reason) = match send_all(&mut sink, &mut heard, &mut follow).await {
         End::Left => return,
-        End::Complete => (close_code::NORMAL, ""),
+        End::Complete => {
+            place.sent_all();
+            (close_code::NORMAL, "")
+        }
         End::Failed(error) => {
             tracing::warn!(%error, "read output for a tailer");
             (close_code::ERROR, "output cannot be read")

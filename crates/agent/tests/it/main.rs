@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
+mod blocks;
 mod cramped;
 mod delivery;
 mod docker;

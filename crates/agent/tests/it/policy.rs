@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::symlink, process::Command};
 
 use serde_json::{Value, json};
 use windlass_agent::shim::journal;
-use windlass_api::agent::shim::{TaskList, TaskStatus};
+use windlass_api::agent::shim::{TaskInfo, TaskList, TaskStatus};
 use windlass_testkit::wait::eventually_ok_async;
 
 use crate::support::{
@@ -13,16 +13,27 @@ use crate::support::{
     temp_dir,
 };
 
-/// Submits a change of the plainest specification through both doors; both must refuse it, and say all of why.
+/// Submits a change of the plainest specification through both doors; both must refuse it, and say all of why. A dstack
+/// server is told by the end of the task: it would repeat for ever what is refused.
 async fn refused(shim: &Shim, change: impl Fn(&mut Value), why: &[&str]) {
     let mut spec = shim.spec("t");
     change(&mut spec);
     let signed = shim.try_submit(&spec, 1).await.expect(403);
-    let open = shim.compat().post("/api/tasks", &spec).await.expect(403);
+    let compat = shim.compat();
+    compat.post("/api/tasks", &spec).await.expect(200);
+    let path = format!("/api/tasks/{}", spec["id"].as_str().unwrap());
+    let ended = eventually_ok_async("the refused task ends", async || {
+        let info: TaskInfo = compat.get(&path).await.json();
+        if info.status == TaskStatus::Terminated { Ok(info) } else { Err(format!("{info:?}")) }
+    })
+    .await;
+    assert_eq!(ended.termination_reason, "executor_error");
     for part in why {
         assert!(signed.text().contains(part), "{part} is not in {}", signed.text());
-        assert!(open.text().contains(part), "{part} is not in {}", open.text());
+        assert!(ended.termination_message.contains(part), "{part} is not in {ended:?}");
     }
+    assert!(!ended.termination_message.contains("[/"), "{ended:?}");
+    compat.post(&format!("{path}/remove"), &json!({})).await.expect(200);
     let written = journal::read(&shim.home().join("journal")).unwrap().records;
     let refusals =
         written.iter().filter(|record| record.kind.is_refusal() && json!(record.submission) == spec["id"]);
@@ -42,7 +53,7 @@ async fn x9_what_the_policy_forbids_is_refused_through_both_doors() {
     };
     let file = shim.scratch().join("policy.yml").display().to_string();
     refused(&shim, |spec| spec["privileged"] = json!(true), &["privileged", "privileged: true", &file]).await;
-    refused(&shim, mount("/etc"), &["mount /etc", "mounts: [/etc]"]).await;
+    refused(&shim, mount("/etc"), &["mount /etc", "add `/etc` to `mounts`"]).await;
     refused(&shim, mount("/"), &["mount /"]).await;
     refused(&shim, mount(&below("link")), &["/etc"]).await;
     refused(&shim, mount(&below("link/ssl")), &["/etc/ssl"]).await;
@@ -138,6 +149,7 @@ async fn g6_keys_are_lent_for_a_tasks_life_and_lines_of_others_stay_as_they_are(
         line.starts_with("restrict,port-forwarding,permitopen=") && line.contains(&id.to_string()),
         "{line}"
     );
+    assert!(line.contains(",command=\"false\" "), "the key opens ports and runs nothing: {line}");
     // Once the task's own port is known, nothing else can be reached.
     let port = info.ports.unwrap()[0].host;
     eventually_ok_async("the key opens the task's port", async || {

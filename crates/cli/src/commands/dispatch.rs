@@ -75,6 +75,10 @@ pub(crate) struct Common {
     #[arg(long, value_name = "RUNTIME", default_value = "auto",
           value_parser = ["auto", "process", "docker", "podman", "apptainer"])]
     pub(crate) runtime: String,
+    /// Keep what containers leave in their `output_path` below this directory, which nodes must see under the same name;
+    /// it is not kept, if not given
+    #[arg(long, value_name = "DIR")]
+    pub(crate) outputs: Option<PathBuf>,
     /// The program `windlass-agent`; the one beside this program, if not given
     #[arg(long, env = "WINDLASS_AGENT", value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
@@ -227,6 +231,8 @@ async fn serve(
     };
     tracing::info!(token = %door.token_uuid, "dispatching");
     let mut environment = vec![("WINDLASS_EXEC_RUNTIME".to_owned(), common.runtime.clone())];
+    let outputs = common.outputs.as_ref().map(|dir| dir.display().to_string());
+    environment.extend(outputs.map(|dir| ("WINDLASS_EXEC_OUTPUTS".to_owned(), dir)));
     // On a node there is no file of this machine.
     environment.extend(certificate.map(|text| ("WINDLASS_CERT".to_owned(), text)));
     // Where the engine is, for those that are told so as the whole world is.

@@ -11,7 +11,7 @@ use windlass_api::{
 };
 use windlass_model::config::{Configuration, error};
 
-use super::apply;
+use super::{apply, instance::trouble};
 use crate::{
     cli::{At, Format, Output, Watch},
     context::{self, Context},
@@ -230,7 +230,26 @@ async fn wait_for_end(cx: &Context, fleets: &[Uuid], nums: &[i64]) -> Result<(),
 
 pub(crate) fn show(fleets: &[Fleet], format: Format) {
     let table = table(fleets, format == Format::Wide);
-    if format == Format::Wide { table.whole().print() } else { table.print() }
+    if format == Format::Wide {
+        table.whole().print();
+    } else {
+        table.print();
+        for line in fleets.iter().flat_map(|fleet| &fleet.instances).filter_map(hindrance) {
+            output::say(&output::printable(&line));
+        }
+    }
+}
+
+/// Why an instance cannot be used, in a line of its own: it is longer than a column.
+fn hindrance(instance: &Instance) -> Option<String> {
+    let is_hindered = instance.unreachable
+        || matches!(instance.status.as_str(), "pending" | "provisioning" | "terminating");
+    let why = trouble(instance);
+    if !is_hindered || why.is_empty() {
+        return None;
+    }
+    let host = instance.hostname.as_deref().map(|host| format!(" ({host})")).unwrap_or_default();
+    Some(format!("{}{host}: {why}", instance.name))
 }
 
 fn table(fleets: &[Fleet], wide: bool) -> Table {
@@ -307,9 +326,7 @@ fn instance_row(instance: &Instance, wide: bool, now: windlass_model::time::Time
         words::ago(instance.created, now).into(),
     ]);
     if wide {
-        let reason =
-            instance.termination_reason_message.clone().or_else(|| instance.termination_reason.clone());
-        row.push(reason.unwrap_or_default().into());
+        row.push(trouble(instance).into());
     }
     row
 }
@@ -329,4 +346,30 @@ pub(crate) fn status(instance: &Instance) -> String {
         text = format!("{text} ({})", instance.health_status);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Instance, hindrance};
+
+    fn instance(status: &str, message: Option<&str>, unreachable: bool) -> Instance {
+        serde_json::from_value(json!({
+            "id": uuid::Uuid::nil(), "project_name": "main", "name": "rack-0", "instance_num": 0, "hostname": "10.0.0.7",
+            "status": status, "status_message": message, "unreachable": unreachable, "health_status": "healthy",
+            "created": "2026-01-01T00:00:00Z",
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_host_that_is_not_ready_or_not_reached_says_why() {
+        let why = "connect to 10.0.0.7: no route to host";
+        let told = format!("rack-0 (10.0.0.7): {why}");
+        assert_eq!(hindrance(&instance("pending", Some(why), false)), Some(told.clone()));
+        assert_eq!(hindrance(&instance("idle", Some(why), true)), Some(told));
+        assert_eq!(hindrance(&instance("idle", None, false)), None);
+        assert_eq!(hindrance(&instance("pending", None, false)), None);
+    }
 }

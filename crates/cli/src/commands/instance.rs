@@ -154,7 +154,7 @@ fn blocks(instance: &Instance) -> String {
 }
 
 /// What is wrong with it, or why it ended.
-fn trouble(instance: &Instance) -> String {
+pub(crate) fn trouble(instance: &Instance) -> String {
     let ended = instance.termination_reason_message.clone().or_else(|| instance.termination_reason.clone());
     ended.or_else(|| instance.status_message.clone()).unwrap_or_default()
 }

@@ -207,6 +207,7 @@ impl Pages {
             next_token: (part.offset > 0).then(|| part.offset.to_string()),
             limit: PIECES_MAX,
             diagnose: part.diagnose,
+            raw: true,
         };
         let read = (part.offset > 0 || part.since.is_none()).then_some(part.offset);
         Self { request, read }

@@ -85,13 +85,19 @@ impl Slurm {
     /// With a clock that begins elsewhere: the dispatcher's.
     pub fn since(settings: Settings, begun: Instant) -> Self {
         let commands = Commands::new(settings.config.clone(), ANSWER_WITHIN);
-        let rest = settings.rest.clone().map(|socket| Rest { socket, within: ANSWER_WITHIN });
+        let rest = settings.rest.clone().map(|socket| Rest::new(socket, ANSWER_WITHIN));
         Self { settings, commands, rest, begun, ended: Mutex::default(), nodes: Mutex::default() }
     }
 
     /// The dispatcher's clock. Only differences count.
     pub fn now(&self) -> Timestamp {
         Timestamp(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
+    }
+
+    /// The REST daemon, where there is one that is understood.
+    async fn spoken(&self) -> Result<Option<&Rest>, Unknown> {
+        let Some(rest) = &self.rest else { return Ok(None) };
+        Ok(rest.version().await?.map(|_| rest))
     }
 
     async fn list_nodes(&self) -> Result<String, Unknown> {
@@ -141,7 +147,7 @@ impl Scheduler for Slurm {
 
     async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
         let gpu_type = self.gpu_type(&order.needs);
-        if let Some(rest) = &self.rest {
+        if let Some(rest) = self.spoken().await.map_err(SubmitError::Unclear)? {
             return rest.submit(&translate::submission(order, gpu_type.as_deref(), &self.settings)).await;
         }
         let args = translate::arguments(order, gpu_type.as_deref(), &self.settings);
@@ -156,6 +162,10 @@ impl Scheduler for Slurm {
             }
             Err(unclear) => Err(SubmitError::Unclear(unclear)),
         }
+    }
+
+    fn refuses_for_long(&self) -> bool {
+        true
     }
 
     async fn stop(&self, job: &str, pressure: Pressure) -> Result<(), Unknown> {
@@ -173,7 +183,7 @@ impl Scheduler for Slurm {
 
     async fn renice(&self, job: &str, priority: u64) -> Result<(), Unknown> {
         let nice = translate::nice(priority, self.settings.nice_step);
-        match &self.rest {
+        match self.spoken().await? {
             Some(rest) => rest.renice(job, nice).await,
             None => {
                 let (job, nice) = (format!("JobId={job}"), format!("Nice={nice}"));

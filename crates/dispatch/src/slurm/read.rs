@@ -11,10 +11,10 @@ use windlass_model::{
 };
 
 use super::translate;
-use crate::scheduler::Unknown;
+use crate::scheduler::{NODE_LOST, Unknown};
 
-/// Number, name, state, nice, node list or reason, tag. The tag is last: it may hold anything.
-pub(super) const JOB_FORMAT: &str = "%i;%j;%T;%y;%k";
+/// Number, name, state, nice, nodes, reason, tag. The tag is last: it may hold anything.
+pub(super) const JOB_FORMAT: &str = "%i;%j;%T;%y;%N;%r;%k";
 /// Node, state, cpus, memory in MiB, partition, features, generic resources.
 pub(super) const NODE_FORMAT: &str = "%N;%T;%c;%m;%P;%f;%G";
 
@@ -30,9 +30,10 @@ pub(super) fn jobs(
     let mut jobs: BTreeMap<Attempt, Job> = BTreeMap::new();
     for line in listed.lines() {
         let garbled = || Unknown::Garbled { program: "squeue", line: line.to_owned() };
-        let mut parts = line.splitn(5, ';');
+        let mut parts = line.splitn(7, ';');
         let mut part = || parts.next().ok_or_else(garbled);
-        let (id, name, state, nice, comment) = (part()?, part()?, part()?, part()?, part()?);
+        let (id, name, state, nice) = (part()?, part()?, part()?, part()?);
+        let (nodes, reason, comment) = (part()?, part()?, part()?);
         if comment != tag {
             continue;
         }
@@ -40,7 +41,8 @@ pub(super) fn jobs(
         let Ok(attempt) = name.parse::<Attempt>() else { continue };
         let life = life(state, || ended(&attempt));
         let priority = nice.parse().ok().and_then(|nice| translate::priority(nice, nice_step));
-        let job = Job { attempt: attempt.clone(), id: id.to_owned(), life, priority };
+        let said = said(life, state, nodes, reason);
+        let job = Job { attempt: attempt.clone(), id: id.to_owned(), life, priority, said };
         // A name twice: a controller that lost one and got it again. What lives counts.
         match jobs.get(&attempt) {
             Some(known) if !known.life.is_over() => {}
@@ -48,6 +50,23 @@ pub(super) fn jobs(
         }
     }
     Ok(jobs.into_values().collect())
+}
+
+/// Why it waits, or how it ended: `Resources`, `NODE_FAIL on n3`, `FAILED (NonZeroExitCode)`.
+fn said(life: Life, state: &str, nodes: &str, reason: &str) -> Option<String> {
+    let reason =
+        Some(reason.trim_matches(['(', ')'])).filter(|reason| !matches!(*reason, "" | "None" | "null"));
+    match life {
+        Life::Waiting => reason.map(str::to_owned),
+        Life::Ended(_) if state == NODE_LOST && !matches!(nodes, "" | "(null)") => {
+            Some(format!("{state} on {nodes}"))
+        }
+        Life::Ended(_) => Some(match reason {
+            Some(reason) => format!("{state} ({reason})"),
+            None => state.to_owned(),
+        }),
+        Life::Running | Life::Unknown => None,
+    }
 }
 
 /// A word that is not known may mean anything, so the job is taken to live.
@@ -157,8 +176,9 @@ mod tests {
 
     #[test]
     fn c5_only_jobs_with_our_tag_and_a_name_of_ours_are_seen() {
-        let listed = "1;wlass-dz642-a.1;RUNNING;400000;windlass:d1\n2;wlass-dz642-b.1;RUNNING;0;(null)\n\
-                      3;wlass-dz642-c.1;RUNNING;0;windlass:d2\n4;interactive;RUNNING;0;windlass:d1\n";
+        let listed = "1;wlass-dz642-a.1;RUNNING;400000;n1;None;windlass:d1\n\
+                      2;wlass-dz642-b.1;RUNNING;0;n1;None;(null)\n\
+                      3;wlass-dz642-c.1;RUNNING;0;n1;None;windlass:d2\n4;interactive;RUNNING;0;n1;None;windlass:d1\n";
         let jobs = read(listed);
         assert_eq!(jobs.len(), 1);
         assert_eq!((jobs[0].id.as_str(), jobs[0].life, jobs[0].priority), ("1", Life::Running, Some(600)));
@@ -166,7 +186,7 @@ mod tests {
 
     #[test]
     fn every_state_of_the_manual_is_told_apart_and_a_new_word_is_no_end() {
-        let of = |state: &str| read(&format!("1;a.1;{state};0;{TAG}"))[0].life;
+        let of = |state: &str| read(&format!("1;a.1;{state};0;;None;{TAG}"))[0].life;
         for waiting in ["PENDING", "CONFIGURING", "REQUEUED"] {
             assert_eq!(of(waiting), Life::Waiting, "{waiting}");
         }
@@ -182,11 +202,30 @@ mod tests {
     #[test]
     fn of_two_jobs_with_one_name_the_living_one_counts() {
         for listed in [
-            "1;a.1;FAILED;0;windlass:d1\n2;a.1;RUNNING;0;windlass:d1",
-            "2;a.1;RUNNING;0;windlass:d1\n1;a.1;FAILED;0;windlass:d1",
+            "1;a.1;FAILED;0;n1;None;windlass:d1\n2;a.1;RUNNING;0;n1;None;windlass:d1",
+            "2;a.1;RUNNING;0;n1;None;windlass:d1\n1;a.1;FAILED;0;n1;None;windlass:d1",
         ] {
             let jobs = read(listed);
             assert_eq!((jobs.len(), jobs[0].id.as_str()), (1, "2"));
+        }
+    }
+
+    #[test]
+    fn slurm_says_why_a_job_waits_and_how_it_ended() {
+        for (line, told) in [
+            ("PENDING;0;;Resources", Some("Resources")),
+            (
+                "PENDING;0;;(ReqNodeNotAvail, UnavailableNodes:n1)",
+                Some("ReqNodeNotAvail, UnavailableNodes:n1"),
+            ),
+            ("PENDING;0;;None", None),
+            ("RUNNING;0;n1;None", None),
+            ("NODE_FAIL;0;n3;NodeDown", Some("NODE_FAIL on n3")),
+            ("FAILED;0;n1;NonZeroExitCode", Some("FAILED (NonZeroExitCode)")),
+            ("TIMEOUT;0;n1;TimeLimit", Some("TIMEOUT (TimeLimit)")),
+            ("COMPLETED;0;n1;None", Some("COMPLETED")),
+        ] {
+            assert_eq!(read(&format!("1;a.1;{line};{TAG}"))[0].said.as_deref(), told, "{line}");
         }
     }
 

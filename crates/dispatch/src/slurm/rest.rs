@@ -6,24 +6,29 @@ use std::{path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::Request;
+use hyper::{Request, http::request::Builder};
 use serde_json::{Value, json};
-use tokio::{net::UnixStream, time::timeout};
+use tokio::{net::UnixStream, sync::OnceCell, time::timeout};
 use windlass_api::wire::once;
 
 use super::read::is_over_already;
 use crate::scheduler::{SubmitError, Unknown};
 
 const PROGRAM: &str = "slurmrestd";
-const BASE: &str = "/slurm/v0.0.38";
+/// Versions of its API that are spoken here, the best first. From 0.0.39 on jobs are written down in another way.
+const SPOKEN: [&str; 3] = ["v0.0.38", "v0.0.37", "v0.0.36"];
+/// Where it tells which it has.
+const DESCRIPTION: &str = "/openapi/v3";
+const BELOW: &str = "/slurm/";
 /// Slurm's own errors: the controller has read the request. Others are of the way to it.
 const BY_CONTROLLER: std::ops::Range<u64> = 2_000..3_000;
 /// The request was not understood, and so not passed on.
 const NOT_UNDERSTOOD: u64 = 9_001;
 
 pub(super) struct Rest {
-    pub(super) socket: PathBuf,
-    pub(super) within: Duration,
+    socket: PathBuf,
+    within: Duration,
+    version: OnceCell<Option<&'static str>>,
 }
 
 /// What went wrong, as it was told.
@@ -39,6 +44,41 @@ impl From<Complaint> for Unknown {
 }
 
 impl Rest {
+    pub(super) fn new(socket: PathBuf, within: Duration) -> Self {
+        Self { socket, within, version: OnceCell::new() }
+    }
+
+    /// The best version of its API that both sides speak; `None`: there is none, and jobs go by the commands.
+    pub(super) async fn version(&self) -> Result<Option<&'static str>, Unknown> {
+        let agree = || async {
+            let offered = self.offered().await?;
+            let chosen = choose(&offered);
+            if chosen.is_none() {
+                let offered = offered.join(", ");
+                tracing::warn!(
+                    offered,
+                    "slurmrestd speaks no version of its API known here: using the commands"
+                );
+            }
+            Ok(chosen)
+        };
+        self.version.get_or_try_init(agree).await.copied()
+    }
+
+    /// What it says of itself; nothing where it does not.
+    async fn offered(&self) -> Result<Vec<String>, Unknown> {
+        let late = |_| Unknown::Late { program: PROGRAM, within: self.within };
+        let request = Request::get(DESCRIPTION);
+        let (_, bytes) = timeout(self.within, self.exchange(request, Bytes::new())).await.map_err(late)??;
+        let described: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let paths = described["paths"].as_object().into_iter().flatten().map(|(path, _)| path);
+        let mut versions: Vec<String> =
+            paths.filter_map(|path| path.strip_prefix(BELOW)?.split('/').next()).map(str::to_owned).collect();
+        versions.sort();
+        versions.dedup();
+        Ok(versions)
+    }
+
     /// The number of the new job.
     pub(super) async fn submit(&self, submission: &Value) -> Result<String, SubmitError> {
         let answer = self.post("job/submit", submission).await.map_err(SubmitError::Unclear)?;
@@ -68,7 +108,11 @@ impl Rest {
 
     async fn post(&self, path: &str, body: &Value) -> Result<Result<Value, Complaint>, Unknown> {
         let late = |_| Unknown::Late { program: PROGRAM, within: self.within };
-        let (status, bytes) = timeout(self.within, self.exchange(path, body)).await.map_err(late)??;
+        let version = self.version().await?.unwrap_or(SPOKEN[0]);
+        let request =
+            Request::post(format!("{BELOW}{version}/{path}")).header("content-type", "application/json");
+        let sent = self.exchange(request, Bytes::from(body.to_string()));
+        let (status, bytes) = timeout(self.within, sent).await.map_err(late)??;
         let garbled = |_| {
             let line = String::from_utf8_lossy(&bytes).chars().take(200).collect();
             Unknown::Garbled { program: PROGRAM, line }
@@ -87,16 +131,37 @@ impl Rest {
         Ok(Err(Complaint { code: errors.iter().find_map(code).unwrap_or_default(), said }))
     }
 
-    async fn exchange(&self, path: &str, body: &Value) -> Result<(u16, Bytes), Unknown> {
+    async fn exchange(&self, request: Builder, body: Bytes) -> Result<(u16, Bytes), Unknown> {
         let start = |source| Unknown::Start { program: PROGRAM, source };
         let stream = UnixStream::connect(&self.socket).await.map_err(start)?;
-        let request = Request::post(format!("{BASE}/{path}"))
+        let request = request
             .header("host", "slurm")
-            .header("content-type", "application/json")
-            .body(Full::new(Bytes::from(body.to_string())))
+            .header("accept", "application/json")
+            .body(Full::new(body))
             .map_err(|error| start(std::io::Error::other(error)))?;
         let (status, bytes) =
             once(stream, request).await.map_err(|error| start(std::io::Error::other(error)))?;
         Ok((status.as_u16(), bytes))
+    }
+}
+
+/// One that does not tell is taken for the newest that is known.
+fn choose(offered: &[String]) -> Option<&'static str> {
+    let is_offered = |spoken: &&str| offered.is_empty() || offered.iter().any(|one| one == *spoken);
+    SPOKEN.into_iter().find(is_offered)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::choose;
+
+    #[test]
+    fn the_best_version_that_both_sides_speak_is_chosen() {
+        let of = |offered: &[&str]| choose(&offered.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>());
+        assert_eq!(of(&["v0.0.36", "v0.0.37", "v0.0.38"]), Some("v0.0.38"));
+        assert_eq!(of(&["v0.0.36", "v0.0.37"]), Some("v0.0.37"));
+        assert_eq!(of(&["v0.0.38", "v0.0.39", "v0.0.40"]), Some("v0.0.38"));
+        assert_eq!(of(&["v0.0.41", "v0.0.42"]), None, "the commands are used");
+        assert_eq!(of(&[]), Some("v0.0.38"), "it does not tell");
     }
 }

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::derive::infer_vendor;
+use super::{derive::infer_vendor, ports::PortMapping, units::parse_duration};
 
 /// Adds the defaults: a virtual repository, one node, no priority, the vendor of GPUs. The caller puts in the
 /// public key of the user.
@@ -21,7 +21,42 @@ pub fn effective_run_spec(run_spec: &Value) -> Value {
     spec
 }
 
+/// Fields that may be written as `2h` and are read back as seconds.
+const DURATIONS: [&[&str]; 5] = [
+    &["max_duration"],
+    &["stop_duration"],
+    &["idle_duration"],
+    &["retry", "duration"],
+    &["utilization_policy", "time_window"],
+];
+
+/// Short forms that a client may send, written out as every client reads them back.
+fn normalize(configuration: &mut Map<String, Value>) {
+    if configuration.get("type") != Some(&json!("service")) {
+        for port in configuration.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
+            let text = match &*port {
+                Value::Number(number) => number.to_string(),
+                Value::String(text) => text.clone(),
+                Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => continue,
+            };
+            if let Ok(mapping) = PortMapping::parse(&text) {
+                *port = json!(mapping);
+            }
+        }
+    }
+    for path in DURATIONS {
+        let (first, rest) = (path[0], &path[1..]);
+        let found = rest.iter().fold(configuration.get_mut(first), |value, key| value?.get_mut(key));
+        if let Some(value) = found
+            && let Some(seconds) = value.as_str().and_then(|text| parse_duration(text).ok())
+        {
+            *value = json!(seconds);
+        }
+    }
+}
+
 fn effective_configuration(configuration: &mut Map<String, Value>) {
+    normalize(configuration);
     default(configuration, "priority", || json!(0));
     let is_set = |configuration: &Map<String, Value>, key| {
         configuration.get(key).is_some_and(|value| !value.is_null())
@@ -56,5 +91,30 @@ fn set_vendor(gpu: &mut Map<String, Value>) {
 fn default(map: &mut Map<String, Value>, key: &str, value: impl FnOnce() -> Value) {
     if map.get(key).is_none_or(Value::is_null) {
         map.insert(key.to_owned(), value());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_forms_are_written_out_and_what_is_written_out_stays() {
+        let sent = json!({ "configuration": { "type": "task", "ports": [8000, "80:8080", "*:9000", { "local_port": 1, "container_port": 2 }],
+            "max_duration": "2h", "stop_duration": 30, "idle_duration": "off", "retry": { "duration": "1d" } } });
+        let effective = effective_run_spec(&sent);
+        let configuration = &effective["configuration"];
+        assert_eq!(
+            configuration["ports"],
+            json!([
+                { "local_port": 8000, "container_port": 8000 }, { "local_port": 80, "container_port": 8080 },
+                { "local_port": null, "container_port": 9000 }, { "local_port": 1, "container_port": 2 },
+            ])
+        );
+        let durations =
+            ["max_duration", "stop_duration", "idle_duration"].map(|name| configuration[name].clone());
+        assert_eq!(durations, [json!(7200), json!(30), json!("off")]);
+        assert_eq!(configuration["retry"]["duration"], json!(86_400));
+        assert_eq!(effective_run_spec(&effective), effective);
     }
 }

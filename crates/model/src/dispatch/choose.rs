@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_planted_bugs::{Bug, is_planted};
 
-use super::{Container, Needs, Queue};
+use super::{Container, Needs, Queue, room::Kind};
 use crate::{
     container::Status,
     time::{Span, Timestamp},
@@ -13,6 +13,9 @@ use crate::{
 /// The rest after the last of many tries, and how often it doubles up to there.
 const REST_MAX: Span = Span::mins(1);
 const REST_DOUBLINGS: u32 = 6;
+/// The rest after the first refusal of a scheduler, and the longest; it doubles in between.
+const REFUSED_MIN: Span = Span::secs(30);
+const REFUSED_MAX: Span = Span::mins(60);
 
 /// Whether something could run here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +33,10 @@ pub trait Room {
     fn take(&mut self, needs: &Needs);
     /// Keeps what this one could use already from whoever comes after it.
     fn reserve(&mut self, needs: &Needs);
+    /// The machines there are, where a scheduler says so: what it refused may be taken once they are others.
+    fn kinds(&self) -> Vec<Kind> {
+        Vec::new()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,19 +66,65 @@ impl Said {
 /// How often each container was taken here, and when last. One that comes back is left alone for a while: what sent
 /// it back, an engine that restarts or a disk that is full, may pass, and its tries are counted.
 #[derive(Clone, Debug, Default)]
-pub struct Tries(BTreeMap<String, (u32, Timestamp)>);
+pub struct Tries {
+    taken: BTreeMap<String, (u32, Timestamp)>,
+    refused: BTreeMap<String, Refused>,
+}
+
+/// A submission that the scheduler read and would not have.
+#[derive(Clone, Debug)]
+struct Refused {
+    why: String,
+    count: u32,
+    at: Timestamp,
+    /// What was asked for, and what there was.
+    needs: Needs,
+    kinds: Vec<Kind>,
+}
 
 impl Tries {
     pub fn took(&mut self, uuid: &str, now: Timestamp) {
-        let (count, at) = self.0.entry(uuid.to_owned()).or_insert((0, now));
+        let (count, at) = self.taken.entry(uuid.to_owned()).or_insert((0, now));
         (*count, *at) = (count.saturating_add(1), now);
+    }
+
+    /// The scheduler will not have it. It is asked again when the container asks for something else, when there are other
+    /// machines, or after a while that grows with each refusal. Answers what to say of it.
+    pub fn refused(&mut self, container: &Container, why: &str, kinds: &[Kind], now: Timestamp) -> String {
+        // It never left the queue: there is nothing to recover from.
+        self.taken.remove(&container.uuid);
+        let before = self.refused.get(&container.uuid).map_or(0, |refused| refused.count);
+        let why = format!("the scheduler refuses it: {why}");
+        let refused = Refused {
+            why: why.clone(),
+            count: before.saturating_add(1),
+            at: now,
+            needs: container.needs.clone(),
+            kinds: kinds.to_vec(),
+        };
+        self.refused.insert(container.uuid.clone(), refused);
+        why
+    }
+
+    /// Why it is not handed over again, as long as nothing has changed.
+    fn is_refused(&self, container: &Container, kinds: &[Kind], now: Timestamp) -> Option<String> {
+        let refused = self.refused.get(&container.uuid)?;
+        let doublings = refused.count.saturating_sub(1).min(REST_DOUBLINGS + 1);
+        let rest = Span(REFUSED_MIN.0 << doublings).min(REFUSED_MAX);
+        let holds = refused.needs == container.needs && refused.kinds == kinds;
+        (holds && now.since(refused.at) < rest).then(|| refused.why.clone())
     }
 
     /// How often it came back, if it is too early to take it again.
     fn rests(&self, uuid: &str, now: Timestamp) -> Option<u32> {
-        let (count, at) = self.0.get(uuid)?;
+        let (count, at) = self.taken.get(uuid)?;
         let rest = Span::secs(1 << count.saturating_sub(1).min(REST_DOUBLINGS));
         (now.since(*at) < rest.min(REST_MAX)).then_some(*count)
+    }
+
+    fn forget(&mut self, is_kept: impl Fn(&str) -> bool) {
+        self.taken.retain(|uuid, _| is_kept(uuid));
+        self.refused.retain(|uuid, _| is_kept(uuid));
     }
 }
 
@@ -91,12 +144,17 @@ pub fn choose(
     }
     let still: BTreeSet<&str> = waiting.iter().map(|one| one.uuid.as_str()).collect();
     said.0.retain(|uuid, _| still.contains(uuid.as_str()));
-    tries.0.retain(|uuid, _| {
-        still.contains(uuid.as_str()) || queue.find(uuid).is_some_and(|one| !one.status.is_final())
-    });
+    tries.forget(|uuid| still.contains(uuid) || queue.find(uuid).is_some_and(|one| !one.status.is_final()));
+    let kinds = room.kinds();
     let (mut choices, mut taken) = (Vec::new(), 0);
     for container in waiting {
         let uuid = container.uuid.clone();
+        if let Some(why) = tries.is_refused(container, &kinds, queue.asked_at) {
+            if said.is_news(&uuid, &why) {
+                choices.push(Choice::Leave { uuid, why });
+            }
+            continue;
+        }
         if let Some(times) = tries.rests(&uuid, queue.asked_at) {
             let why = format!("it came back from here {times} times, and is left alone for a while");
             if said.is_news(&uuid, &why) {
@@ -227,6 +285,42 @@ mod tests {
         let gone = Queue::default();
         let mut room = Machine::new(Amount::default(), Amount::default());
         choose(&gone, &mut room, 10, &mut said, &mut tries);
-        assert!(tries.0.is_empty(), "what is over is forgotten");
+        assert!(tries.taken.is_empty(), "what is over is forgotten");
+    }
+
+    #[test]
+    fn what_the_scheduler_refuses_is_asked_again_only_when_something_has_changed_or_late() {
+        let (mut said, mut tries) = (Said::default(), Tries::default());
+        let node = |cpus| super::super::room::Node {
+            name: "n1".into(),
+            is_up: true,
+            size: Amount { cpus, memory: 100, gpus: 0 },
+            gpu_types: Vec::new(),
+            partitions: vec!["main".into()],
+            features: Vec::new(),
+        };
+        let mut round = |second: i64, asks: u32, nodes: u32, tries: &mut Tries| {
+            let queue =
+                Queue { containers: vec![container("c", 5, asks)], asked_at: Timestamp(second * 1_000_000) };
+            let mut room = super::super::room::Cluster { nodes: vec![node(nodes)], open: 9 };
+            choose(&queue, &mut room, 10, &mut said, tries)
+        };
+        let take = [Choice::Take { uuid: "c".into() }];
+        assert_eq!(round(0, 1, 8, &mut tries), take);
+        tries.took("c", Timestamp(0));
+        let kinds = super::super::room::kinds(&[node(8)]);
+        let why = tries.refused(&container("c", 5, 1), "Invalid account", &kinds, Timestamp(0));
+        assert_eq!(why, "the scheduler refuses it: Invalid account");
+        // Its words are kept, and told once.
+        assert_eq!(round(1, 1, 8, &mut tries), [Choice::Leave { uuid: "c".into(), why }]);
+        assert_eq!(round(29, 1, 8, &mut tries), []);
+        assert_eq!(round(29, 2, 8, &mut tries), take, "it asks for something else");
+        assert_eq!(round(29, 1, 4, &mut tries), take, "there are other machines");
+        assert_eq!(round(30, 1, 8, &mut tries), take, "it is time to ask again");
+        for _ in 0..20 {
+            tries.refused(&container("c", 5, 1), "Invalid account", &kinds, Timestamp(0));
+        }
+        assert_ne!(round(3_599, 1, 8, &mut tries), take, "each time it takes longer");
+        assert_eq!(round(3_600, 1, 8, &mut tries), take);
     }
 }

@@ -160,6 +160,8 @@ pub struct Job {
     pub life: Life,
     /// The priority it was last given, where that can be read back.
     pub priority: Option<u64>,
+    /// What the scheduler says of it: why it waits, or how it ended.
+    pub said: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

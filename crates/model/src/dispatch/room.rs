@@ -233,6 +233,10 @@ impl Room for Cluster {
 
     /// The cluster's own queue keeps the order.
     fn reserve(&mut self, _needs: &Needs) {}
+
+    fn kinds(&self) -> Vec<Kind> {
+        kinds(&self.nodes)
+    }
 }
 
 #[cfg(test)]

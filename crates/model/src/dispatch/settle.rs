@@ -193,7 +193,13 @@ mod tests {
     }
 
     fn job(life: Life) -> Job {
-        Job { attempt: container(Status::Locked).attempt(), id: "71".into(), life, priority: Some(500) }
+        Job {
+            attempt: container(Status::Locked).attempt(),
+            id: "71".into(),
+            life,
+            priority: Some(500),
+            said: None,
+        }
     }
 
     fn queue(container: Container, asked: i64) -> Queue {

@@ -222,7 +222,13 @@ fn move_to(
                 reason(&mut next, "attempts", &format!("given back {} times", container.lock_count));
             }
         }
-        Status::Running => next.started_at = Some(now),
+        Status::Running => {
+            next.started_at = Some(now);
+            // What it waited for before.
+            if !patch.contains_key("runtime_status") {
+                next.runtime_status.remove("activity");
+            }
+        }
         Status::Complete if next.exit_code.is_none() => {
             return invalid("a container that is Complete has an exit_code");
         }
@@ -274,6 +280,15 @@ mod tests {
         let second = lock(&held, &Who::Dispatcher { token: "e".into() }, "b").unwrap_err();
         assert_eq!(second, Refusal::Invalid("cannot lock: the container is Locked by d (attempt 1)".into()));
         assert!(matches!(lock(&queued(), &Who::Admin, "b"), Err(Refusal::Denied(_))));
+    }
+
+    #[test]
+    fn what_a_held_container_waits_for_is_told_until_it_runs() {
+        let waits = json!({ "runtime_status": { "activity": "waits in the scheduler: Resources" } });
+        let waiting = write(&locked(), &dispatcher(), waits).unwrap();
+        assert_eq!(waiting.runtime_status["activity"], "waits in the scheduler: Resources");
+        let runs = write(&waiting, &dispatcher(), json!({ "state": "Running" })).unwrap();
+        assert_eq!(runs.runtime_status.get("activity"), None);
     }
 
     #[test]

@@ -105,6 +105,26 @@ async fn a_request_is_answered_under_its_own_name_if_that_is_safe() {
 }
 
 #[tokio::test]
+async fn statuses_and_codes_are_those_of_dstack_where_a_client_can_notice() {
+    let ground = Ground::sqlite();
+    let server = ground.start().await;
+    server.user("mira").await;
+    let task = json!({ "configuration": { "type": "task", "commands": ["true"] } });
+    let cases = [
+        ("/api/users/create", json!({ "username": "Mira", "global_role": "user" }), "resource_exists"),
+        ("/api/projects/create", json!({ "project_name": "MAIN" }), "resource_exists"),
+        ("/api/runs/list", json!({ "username": "nobody" }), "resource_not_exists"),
+        ("/api/runs/list", json!({ "project_name": "main", "repo_id": "ghost" }), "repo_does_not_exist"),
+        ("/api/project/main/gpus/list", json!({ "run_spec": task, "group_by": ["gpu", "region"] }), "error"),
+    ];
+    for (path, body, code) in cases {
+        server.refused(ADMIN, path, body, code).await;
+    }
+    let none = json!({ "project_name": "main", "repo_id": "none" });
+    assert_eq!(server.admin("/api/runs/list", none).await, json!([]));
+}
+
+#[tokio::test]
 async fn bodies_and_heads_that_are_too_large_are_refused() {
     let ground = Ground::sqlite();
     let server = ground.start().await;

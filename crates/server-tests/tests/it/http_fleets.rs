@@ -13,6 +13,9 @@ on_both! {
     hosts_come_and_go_and_nothing_else_changes_in_place
     a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there
     who_may_not_manage_ssh_fleets_is_refused
+    a_key_that_nobody_could_log_in_with_is_refused_at_once
+    a_host_of_another_fleet_is_refused_by_the_name_of_that_fleet
+    a_fleet_that_is_being_deleted_is_planned_anew_and_says_so
     volumes_are_created_read_and_asked_to_end
     gateways_are_created_updated_and_made_default
     answers_about_nothing_are_empty_and_well_formed
@@ -25,7 +28,13 @@ fn ssh_fleet(hosts: Value) -> Value {
     json!({ "configuration_path": "fleet.yml", "profile": { "name": "default", "default": false },
         "configuration": { "type": "fleet", "name": "gpus", "placement": "cluster", "blocks": 1, "env": {},
             "ssh_config": { "user": "ubuntu", "port": 22, "identity_file": "~/.ssh/id",
-                "ssh_key": { "public": "ssh-ed25519 AAAA", "private": "the-private-key" }, "hosts": hosts } } })
+                "ssh_key": { "public": "ssh-ed25519 AAAA", "private": private_key() }, "hosts": hosts } } })
+}
+
+/// As the text of a file.
+pub(crate) fn private_key() -> String {
+    let key = ssh_key::PrivateKey::from(ssh_key::private::Ed25519Keypair::from_seed(&[7; 32]));
+    key.to_openssh(ssh_key::LineEnding::LF).unwrap().to_string()
 }
 
 fn apply(spec: &Value, seen: &Value) -> Value {
@@ -39,10 +48,10 @@ async fn an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key(ground: &Gr
     assert_eq!((&plan["action"], &plan["offers"]), (&json!("create"), &json!([])));
     // dstack's clients apply the spec that the plan holds.
     assert_eq!(plan["spec"], spec);
-    assert!(!plan["effective_spec"].to_string().contains("the-private-key"));
+    assert!(!plan["effective_spec"].to_string().contains("PRIVATE KEY"));
     let fleet = server.admin(APPLY, apply(&spec, &Value::Null)).await;
     wire::fleet(&fleet);
-    assert!(!fleet.to_string().contains("the-private-key"));
+    assert!(!fleet.to_string().contains("PRIVATE KEY"));
     assert_eq!(fleet["status"], "active");
     let instances = fleet["instances"].as_array().unwrap();
     assert_eq!(instances.len(), 2);
@@ -125,8 +134,55 @@ async fn a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there(groun
     server.admin("/api/project/main/fleets/delete", names).await;
     let sql = "SELECT count(*) FROM fleets WHERE termination_asked_at IS NOT NULL";
     assert_eq!(server.app.db().query_opt(sql, vec![]).await.unwrap().unwrap().int(0).unwrap(), 1);
-    let absent = json!({ "names": ["none"] });
-    server.refused(ADMIN, "/api/project/main/fleets/delete", absent, "resource_not_exists").await;
+    server.admin("/api/project/main/fleets/delete", json!({ "names": ["none"] })).await;
+    server.stop().await;
+}
+
+async fn a_key_that_nobody_could_log_in_with_is_refused_at_once(ground: &Ground) {
+    let server = ground.start().await;
+    let mut spec = ssh_fleet(json!(["10.4.0.7"]));
+    spec["configuration"]["ssh_config"]["ssh_key"]["private"] = json!("no key at all");
+    let planned = json!({ "spec": spec });
+    for (path, body) in [("/api/project/main/fleets/get_plan", planned), (APPLY, apply(&spec, &Value::Null))]
+    {
+        let said = server.refused(ADMIN, path, body, "error").await;
+        assert!(said.contains("invalid SSH key of the fleet") && said.contains("passphrase"), "{said}");
+        assert!(!said.contains("no key at all"), "a key is not repeated: {said}");
+    }
+    let own = json!([{ "hostname": "10.4.0.8", "ssh_key": { "public": "p", "private": "-----BEGIN" } }]);
+    let said = server.refused(ADMIN, APPLY, apply(&ssh_fleet(own), &Value::Null), "error").await;
+    assert!(said.contains("invalid SSH key of 10.4.0.8"), "{said}");
+    assert_eq!(server.admin("/api/fleets/list", json!({})).await, json!([]));
+    server.stop().await;
+}
+
+async fn a_host_of_another_fleet_is_refused_by_the_name_of_that_fleet(ground: &Ground) {
+    let server = ground.start().await;
+    server.admin(APPLY, apply(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null)).await;
+    let mut other = ssh_fleet(json!(["10.4.0.9", "10.4.0.7"]));
+    other["configuration"]["name"] = json!("others");
+    let said = server.refused(ADMIN, APPLY, apply(&other, &Value::Null), "error").await;
+    assert!(said.contains("host `10.4.0.7` belongs to fleet `gpus`: remove it there first"), "{said}");
+    // Behind another port, or another host, is another machine.
+    other["configuration"]["ssh_config"]["port"] = json!(2222);
+    server.admin(APPLY, apply(&other, &Value::Null)).await;
+    server.admin("/api/project/main/fleets/delete", json!({ "names": ["others"] })).await;
+    let mut third = other.clone();
+    third["configuration"]["name"] = json!("third");
+    let said = server.refused(ADMIN, APPLY, apply(&third, &Value::Null), "error").await;
+    assert!(said.contains("fleet `others`: which is being deleted"), "{said}");
+    server.stop().await;
+}
+
+async fn a_fleet_that_is_being_deleted_is_planned_anew_and_says_so(ground: &Ground) {
+    let server = ground.start().await;
+    let spec = ssh_fleet(json!(["10.4.0.7"]));
+    let fleet = server.admin(APPLY, apply(&spec, &Value::Null)).await;
+    server.admin("/api/project/main/fleets/delete", json!({ "names": ["gpus"] })).await;
+    let plan = server.admin("/api/project/main/fleets/get_plan", json!({ "spec": spec })).await;
+    assert_eq!((&plan["action"], &plan["current_resource"]["id"]), (&json!("create"), &fleet["id"]));
+    let said = server.refused(ADMIN, APPLY, apply(&spec, &fleet), "error").await;
+    assert!(said.contains("fleet `gpus` is being deleted"), "{said}");
     server.stop().await;
 }
 

@@ -10,6 +10,7 @@ use crate::http::{ADMIN, Ground, TestServer, on_both};
 
 on_both! {
     a_container_is_locked_run_and_completed_and_its_tokens_die_with_it
+    an_admin_locks_runs_and_completes_a_container_with_their_own_token
     of_many_who_lock_one_container_one_gets_it_and_the_others_hear_422
     r13_priorities_follow_their_requests_and_every_change_is_logged
     r14_ten_failed_locks_end_a_container_and_its_request_gets_another
@@ -139,6 +140,35 @@ async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(grou
         .filter_map(|row| row["properties"]["new_attributes"]["state"].as_str().map(str::to_owned))
         .collect();
     assert_eq!(states, ["Queued", "Locked", "Running", "Running", "Complete"]);
+}
+
+async fn an_admin_locks_runs_and_completes_a_container_with_their_own_token(ground: &Ground) {
+    let server = &ground.start().await;
+    let queue = Queue { server };
+    let (_, uuid) = queue.asked(json!({})).await;
+    let path = format!("containers/{uuid}");
+    let own = queue.ok(ADMIN, "GET", "api_client_authorizations/current", Value::Null).await;
+    let locked = queue.ok(ADMIN, "POST", &format!("{path}/lock"), Value::Null).await;
+    assert_eq!((&locked["state"], &locked["locked_by_uuid"]), (&json!("Locked"), &own["uuid"]));
+    let held = queue.ok(ADMIN, "GET", "containers/current?scope=dispatch", Value::Null).await;
+    assert_eq!(held["items"][0]["uuid"], uuid.as_str());
+    let auth = queue.ok(ADMIN, "GET", &format!("{path}/auth"), Value::Null).await;
+    assert_eq!(auth["uuid"], locked["auth_uuid"]);
+    // Somebody else's lock stays theirs.
+    let dispatcher = queue.dispatcher().await;
+    let (status, _) = queue.call(&dispatcher, "POST", &format!("{path}/unlock"), Value::Null).await;
+    assert_eq!(status, 403);
+    queue.ok(ADMIN, "POST", &format!("{path}/unlock?release=true"), Value::Null).await;
+    queue.ok(&dispatcher, "POST", &format!("{path}/lock"), Value::Null).await;
+    let (status, _) = queue.call(ADMIN, "POST", &format!("{path}/unlock"), Value::Null).await;
+    assert_eq!(status, 403);
+    queue.ok(&dispatcher, "POST", &format!("{path}/unlock?release=true"), Value::Null).await;
+
+    queue.ok(ADMIN, "POST", &format!("{path}/lock"), Value::Null).await;
+    for patch in [json!({ "state": "Running" }), json!({ "state": "Complete", "exit_code": 0 })] {
+        queue.ok(ADMIN, "PUT", &path, json!({ "container": patch })).await;
+    }
+    assert_eq!(queue.container(&uuid).await["state"], "Complete");
 }
 
 async fn of_many_who_lock_one_container_one_gets_it_and_the_others_hear_422(ground: &Ground) {

@@ -55,16 +55,18 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
     let creds = json!({ "repo_id": "r", "repo_info": { "repo_type": "remote", "repo_name": "r" },
         "repo_creds": { "clone_url": "https://x/r.git", "oauth_token": CANARY } });
     server.ok(&mira, "/api/project/main/repos/init", creds).await;
+    let key = crate::http_fleets::private_key();
     let fleet = json!({ "plan": { "spec": { "profile": { "name": "default" }, "configuration": { "type": "fleet", "name": "own",
-        "ssh_config": { "user": "u", "identity_file": "f", "ssh_key": { "public": "p", "private": CANARY },
-            "hosts": ["10.0.0.1", { "hostname": "10.0.0.2", "ssh_key": { "public": "p", "private": CANARY } }] } } } } });
+        "ssh_config": { "user": "u", "identity_file": "f", "ssh_key": { "public": "p", "private": key },
+            "hosts": ["10.0.0.1", { "hostname": "10.0.0.2", "ssh_key": { "public": "p", "private": key } }] } } } } });
     let fleet = server.ok(&mira, "/api/project/main/fleets/apply", fleet).await;
-    assert!(!fleet.to_string().contains(CANARY), "a private key comes back: {fleet}");
+    assert!(!fleet.to_string().contains("PRIVATE KEY"), "a private key comes back: {fleet}");
     let nodes = json!({ "plan": { "run_spec": { "configuration": { "type": "task", "nodes": 2, "commands": ["true"] } } } });
     let run = server.ok(&mira, "/api/project/main/runs/apply", nodes).await;
     assert!(!run.to_string().contains("PRIVATE KEY"), "{run}");
     server.stop().await;
     let private = me["ssh_private_key"].as_str().unwrap().lines().nth(2).unwrap().to_owned();
+    let of_fleet = key.lines().nth(2).unwrap();
     let mut seen = 0;
     for entry in std::fs::read_dir(ground.dir.path()).unwrap() {
         let path = entry.unwrap().path();
@@ -73,7 +75,7 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
         }
         let bytes = std::fs::read(&path).unwrap();
         seen += bytes.len();
-        for needle in [CANARY, mira.as_str(), ADMIN, private.as_str(), "OPENSSH PRIVATE KEY"] {
+        for needle in [CANARY, mira.as_str(), ADMIN, private.as_str(), of_fleet, "OPENSSH PRIVATE KEY"] {
             let found = bytes.windows(needle.len()).any(|window| window == needle.as_bytes());
             assert!(!found, "{} holds a secret", path.display());
         }

@@ -321,7 +321,11 @@ fn task_of(call: Call, container: &Container) -> TaskInfo {
 /// For people: what the last dispatcher that left it said, or where it stands.
 fn waits_for(container: &Container) -> String {
     match (container.state, container.scheduling_status.as_str()) {
-        (Status::Locked, _) => format!("container {} was handed over and has not started", container.uuid),
+        (Status::Locked, _) => {
+            let activity = container.runtime_status.get("activity").and_then(Value::as_str);
+            let activity = activity.unwrap_or("was handed over and has not started");
+            format!("container {} {activity}", container.uuid)
+        }
         (_, "") => format!("container {} waits for a dispatcher to take it", container.uuid),
         (_, said) => format!("container {}: {said}", container.uuid),
     }

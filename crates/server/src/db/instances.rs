@@ -103,6 +103,8 @@ statements! {
     /// A host of the fleet that does not answer is let go as it is. Refused with the deletion of the fleet.
     FORCE_END = "UPDATE instances SET end_reason = 'forced', termination_asked_at = coalesce(termination_asked_at, now_us()), \
                  due_at = NULL WHERE fleet_id = $1 AND NOT finished";
+    SSH_HOSTS = "SELECT {} FROM instances i WHERE i.hostname IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
+                 AND i.backend = 'remote' AND NOT i.finished AND NOT i.deleted", Instance::columns("i");
     /// Something takes the place of those that never came to be.
     HIDE_OVER = "UPDATE instances SET deleted = TRUE WHERE fleet_id = $1 AND finished AND NOT deleted";
     SEALED = "SELECT ssh_sealed, agent_credential_sealed FROM instances WHERE id = $1";
@@ -155,6 +157,14 @@ pub async fn find(db: &Db, id: InstanceId) -> Result<Option<Instance>, DbError> 
 /// By fleet, then by number.
 pub async fn of_fleets(db: &Db, fleets: &[FleetId]) -> Result<Vec<Instance>, DbError> {
     db.query(OF_FLEETS.as_str(), vec![Val::list(fleets)]).await?.into_iter().map(Instance::read).collect()
+}
+
+/// Hosts of SSH fleets that go by one of these names, in all projects.
+pub async fn ssh_hosts<'a>(
+    db: &Db,
+    names: impl IntoIterator<Item = &'a str>,
+) -> Result<Vec<Instance>, DbError> {
+    db.query(SSH_HOSTS.as_str(), vec![Val::list(names)]).await?.into_iter().map(Instance::read).collect()
 }
 
 /// The sealed SSH keys and the sealed agent credential.

@@ -160,6 +160,12 @@ pub async fn members(db: &Db, projects: &[ProjectId]) -> Result<Vec<Member>, DbE
         .collect()
 }
 
+/// Whether a project has this name, in whatever case it is written.
+pub async fn is_taken(db: &Db, name: &str) -> Result<bool, DbError> {
+    let sql = "SELECT 1 FROM projects WHERE lower(name) = lower($1) AND NOT deleted LIMIT 1";
+    Ok(db.query_opt(sql, params![name]).await?.is_some())
+}
+
 /// Conflicts on `projects_name_key` when the name is taken.
 pub fn create(
     id: ProjectId,

@@ -77,6 +77,12 @@ pub async fn by_name(db: &Db, name: &str) -> Result<Option<User>, DbError> {
     db.query_opt(sql, params![name]).await?.map(|row| User::read(&row, 0)).transpose()
 }
 
+/// Whether somebody has this name, in whatever case it is written.
+pub async fn is_taken(db: &Db, name: &str) -> Result<bool, DbError> {
+    let sql = "SELECT 1 FROM users WHERE lower(name) = lower($1) AND NOT deleted LIMIT 1";
+    Ok(db.query_opt(sql, params![name]).await?.is_some())
+}
+
 pub async fn by_names(db: &Db, names: &[String]) -> Result<Vec<User>, DbError> {
     let sql = format!(
         "SELECT {COLUMNS} FROM users u

@@ -104,12 +104,12 @@ fn with_variables(text: &str, spec: &JobSpec) -> String {
     interpolate::substitute(text, Dollars::Keep, resolve).unwrap_or_else(|_| text.to_owned())
 }
 
-/// Whose account on the host lets the user pass to the container, and the key. Hosts forbid that for root, and one
-/// that is not reached over SSH has no such account.
+/// Whose account on the host lets the user pass to the container, and the key. A host that is not reached over SSH has
+/// no such account.
 fn host_keys(inputs: &Inputs<'_>) -> Option<(String, String)> {
     let login = inputs.login?;
     let key = inputs.user_key.map(str::trim).filter(|key| !key.is_empty())?;
-    (login.username != "root").then(|| (login.username.clone(), key.to_owned()))
+    Some((login.username.clone(), key.to_owned()))
 }
 
 /// Where the program of a service listens, and what tasks and dev environments open.

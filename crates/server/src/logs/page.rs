@@ -2,7 +2,7 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use windlass_api::logs::{LogEvent, Page, PollRequest};
-use windlass_model::time::Timestamp;
+use windlass_model::{terminal_codes::Stripper, time::Timestamp};
 
 use super::{Log, LogError, Piece, Range, Store};
 
@@ -46,10 +46,48 @@ pub async fn read(store: &dyn Store, log: &Log, range: Range) -> Result<Page, Lo
     Ok(Page { logs: pieces.into_iter().map(event).collect(), external_url: None, next_token })
 }
 
+/// The same without terminal codes. A code that two pieces share is known only where they come in order.
+pub fn without_codes(page: Page, descending: bool) -> Page {
+    let mut stripper = Stripper::default();
+    let strip = |mut event: LogEvent| {
+        let mut bytes = STANDARD.decode(&event.message).unwrap_or_default();
+        if descending {
+            stripper = Stripper::default();
+        }
+        stripper.strip(&mut bytes);
+        event.message = STANDARD.encode(&bytes);
+        (!bytes.is_empty()).then_some(event)
+    };
+    Page { logs: page.logs.into_iter().filter_map(strip).collect(), ..page }
+}
+
 fn event(piece: Piece) -> LogEvent {
     LogEvent {
         timestamp: Timestamp(piece.at),
         log_source: "stdout".to_owned(),
         message: STANDARD.encode(&piece.bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminal_codes_are_left_out_across_pieces_and_empty_pieces_with_them() {
+        let pieces = ["\x1b[3", "1mred\x1b[0m\n", "\x1b[2K", "plain\n"];
+        let logs = pieces
+            .iter()
+            .zip(1..)
+            .map(|(text, at)| event(Piece { offset: 0, at, bytes: text.as_bytes().to_vec() }));
+        let page = Page { logs: logs.collect(), external_url: None, next_token: Some("9".to_owned()) };
+        let shown = without_codes(page, false);
+        let texts: Vec<String> = shown
+            .logs
+            .iter()
+            .map(|event| String::from_utf8(STANDARD.decode(&event.message).unwrap()).unwrap())
+            .collect();
+        assert_eq!(texts, ["red\n", "plain\n"]);
+        assert_eq!(shown.next_token.as_deref(), Some("9"), "the next page begins where it did");
     }
 }

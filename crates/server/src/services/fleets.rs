@@ -20,7 +20,7 @@ use windlass_model::{
 };
 
 use super::{
-    instances as instance_service, names, offers,
+    fleet_hosts, instances as instance_service, names, offers,
     runs::{refused, visible},
 };
 use crate::{
@@ -72,7 +72,7 @@ pub async fn read(app: &App, scope: &Scope, asked: &wire::ReadRequest) -> Result
     let found = match (asked.id, &asked.name) {
         (Some(id), _) => fleets::find(app.db(), FleetId(id)).await?,
         (None, Some(name)) => fleets::find_by_name(app.db(), scope.project.id, name).await?,
-        (None, None) => return Err(Error::field("name", "either `name` or `id` is needed")),
+        (None, None) => return Err(Error::refused("name or id must be specified")),
     };
     let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(absent)?;
     one(app, found).await
@@ -179,12 +179,16 @@ fn hide_private_keys(value: &mut Value) {
 pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result<wire::FleetPlan> {
     let spec = Spec::read(&asked.spec)?;
     app.check_backends(spec.backends())?;
+    if let Some(ssh) = &spec.configuration.ssh_config {
+        fleet_hosts::check_keys(ssh)?;
+    }
     let mut current = None;
     let mut action = ApplyAction::Create;
     if let Some(name) = spec.name() {
         names::resource("name", name)?;
         if let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? {
-            if can_update(&found, &spec)?.is_ok() {
+            // One that is being deleted is made anew, once it is gone.
+            if found.termination_asked_at.is_none() && can_update(&found, &spec)?.is_ok() {
                 action = ApplyAction::Update;
             }
             current = Some(one(app, found).await?);
@@ -232,6 +236,15 @@ pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Resu
         }
         None => None,
     };
+    if let Some(name) =
+        found.as_ref().filter(|found| found.termination_asked_at.is_some()).map(|found| &found.name)
+    {
+        return Err(Error::refused(format!("fleet `{name}` is being deleted; apply again once it is gone")));
+    }
+    if let Some(ssh) = &spec.configuration.ssh_config {
+        fleet_hosts::check_keys(ssh)?;
+        fleet_hosts::refuse_taken(app, scope.project.id, ssh, found.as_ref().map(|found| found.id)).await?;
+    }
     let id = match found {
         Some(found) => update(app, scope, spec, asked, &found).await?,
         None => create(app, scope, spec).await?,
@@ -398,7 +411,8 @@ pub async fn delete(app: &App, scope: &Scope, asked: &wire::DeleteRequest) -> Re
     let by = scope.caller.user.id;
     let mut unit = Unit::new();
     for name in asked.names.iter().collect::<BTreeSet<_>>() {
-        let found = fleets::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+        // One that is gone is as it should be.
+        let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? else { continue };
         may_touch(scope, &found)?;
         let about = About { entity: Entity::Fleet, id: found.id.0, name, project: Some(found.project_id) };
         unit = unit.and([fleets::ask_delete(found.id)]).and(note(
@@ -429,7 +443,9 @@ fn may_touch(scope: &Scope, found: &Fleet) -> Result<()> {
 
 /// Stores the wish that single instances end, for all of them or none.
 pub async fn delete_instances(app: &App, scope: &Scope, asked: &wire::DeleteInstancesRequest) -> Result<()> {
-    let found = fleets::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(absent)?;
+    // What is gone with its fleet is as it should be.
+    let found = fleets::find_by_name(app.db(), scope.project.id, &asked.name).await?;
+    let Some(found) = found else { return Ok(()) };
     may_touch(scope, &found)?;
     let by = scope.caller.user.id;
     let members = instances::of_fleets(app.db(), &[found.id]).await?;

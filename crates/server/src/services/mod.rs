@@ -3,6 +3,7 @@
 pub mod boot;
 pub mod costs;
 pub mod events;
+mod fleet_hosts;
 pub mod fleets;
 pub mod gateway_nodes;
 pub mod gateways;

@@ -308,7 +308,7 @@ impl GroupBy {
             }
         }
         if by.region && !by.backend {
-            return Err(Error::field("group_by", "`region` needs `backend`"));
+            return Err(Error::refused("Cannot group by 'region' without also grouping by 'backend'"));
         }
         Ok(by)
     }

@@ -147,6 +147,9 @@ pub async fn add(
     templates_repo: Option<&str>,
 ) -> Result<ProjectId> {
     names::project(name)?;
+    if projects::is_taken(app.db(), name).await? {
+        return Err(Error::exists("Project"));
+    }
     let id = ProjectId(app.db().new_id()?);
     let about = About { entity: Entity::Project, id: id.0, name, project: Some(id) };
     let unit = Unit::new()

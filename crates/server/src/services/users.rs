@@ -113,6 +113,9 @@ pub async fn add(
     token: Option<Token>,
 ) -> Result<(UserId, Token)> {
     names::user(name)?;
+    if users::is_taken(app.db(), name).await? {
+        return Err(Error::exists("User"));
+    }
     let id = UserId(app.db().new_id()?);
     let token = token.map_or_else(Token::draw, Ok)?;
     let (public, private) = key_pair(name)?;

@@ -133,7 +133,8 @@ impl Scheduler for PoolDoor {
                     None if job.worker.is_none() => Life::Waiting,
                     None => Life::Running,
                 };
-                Job { attempt: job.attempt.clone(), id: id.to_string(), life, priority: Some(job.priority) }
+                let priority = Some(job.priority);
+                Job { attempt: job.attempt.clone(), id: id.to_string(), life, priority, said: None }
             })
             .collect();
         ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt));

@@ -73,7 +73,7 @@ fn serve(args: &Args) -> Result<(), Error> {
     let config = Config {
         keys,
         host_key: HostKey::keep(&args.host_key)?,
-        sessions: std::sync::Arc::new(move || session.clone()),
+        sessions: Some(std::sync::Arc::new(move || session.clone())),
         connections: Connections::new(),
         runner: None,
     };

@@ -88,15 +88,20 @@ impl Connection {
         }
     }
 
-    fn session(&self) -> Session {
+    /// As whom the client works here; nothing where nobody works.
+    fn session(&self) -> Option<Session> {
         session_of(&self.config, &self.login)
+    }
+
+    fn account(&self) -> Option<Account> {
+        self.session().map(|session| session.account)
     }
 
     async fn may_enter(&self, user: &str, key: &PublicKey) -> bool {
         if self.config.keys.hold(key) {
             return true;
         }
-        let account = session_of(&self.config, user).account;
+        let Some(Session { account, .. }) = session_of(&self.config, user) else { return false };
         let key = key.clone();
         let holds = tokio::task::spawn_blocking(move || {
             keys::file_holds(&account.home.join(".ssh/authorized_keys"), account.uid, &key)
@@ -119,12 +124,12 @@ impl Connection {
 
     fn begin(&mut self, id: ChannelId, what: What, session: &mut server::Session) -> Result<(), Error> {
         let (steer, control) = mpsc::channel(CONTROL_MAX);
+        let Some(as_whom) = self.session() else { return Ok(session.channel_failure(id)?) };
         let Some((asked, inlet)) = self.channels.start(id, steer) else {
             return Ok(session.channel_failure(id)?);
         };
         session.channel_success(id)?;
         let Asked { write, env, terminal, agent } = asked;
-        let as_whom = self.session();
         let (mut notice, mut kind, mut opened) = (None, None, None);
         match terminal {
             Some(AskedTerminal { kind: asked, opened: Ok(pair) }) => {
@@ -154,15 +159,16 @@ impl Connection {
 }
 
 /// As whom somebody who logs in under this name works: root as root, everybody else as the job's user.
-fn session_of(config: &Config, login: &str) -> Session {
-    let mut session = (config.sessions)();
+fn session_of(config: &Config, login: &str) -> Option<Session> {
+    let sessions = config.sessions.as_ref()?;
+    let mut session = sessions();
     if login == "root" && session.account.uid != 0 && rustix::process::geteuid().is_root() {
         let root = User { uid: Some(0), ..User::default() };
         session.account = Users::read("/".as_ref())
             .and_then(|users| users.account(Some(&root), 0))
             .unwrap_or_else(|_| Account::root());
     }
-    session
+    Some(session)
 }
 
 impl server::Handler for Connection {
@@ -197,6 +203,10 @@ impl server::Handler for Connection {
         reply: ChannelOpenHandle,
         _session: &mut server::Session,
     ) -> Result<(), Error> {
+        if self.config.sessions.is_none() {
+            reply.reject(ChannelOpenFailure::AdministrativelyProhibited).await;
+            return Ok(());
+        }
         if self.channels.full() {
             reply.reject(ChannelOpenFailure::ResourceShortage).await;
             return Ok(());
@@ -219,9 +229,14 @@ impl server::Handler for Connection {
         reply: ChannelOpenHandle,
         _session: &mut server::Session,
     ) -> Result<(), Error> {
+        let is_runner = self.config.runner.is_some() && forward::is_runner(host, port);
+        if self.config.sessions.is_none() && !is_runner {
+            reply.reject(ChannelOpenFailure::AdministrativelyProhibited).await;
+            return Ok(());
+        }
         let Some(opening) = self.opening(channel, reply) else { return Ok(()) };
         match &self.config.runner {
-            Some(router) if forward::is_runner(host, port) => {
+            Some(router) if is_runner => {
                 tokio::spawn(forward::to_runner(opening, router.clone()));
             }
             Some(_) | None => {
@@ -238,7 +253,10 @@ impl server::Handler for Connection {
         reply: ChannelOpenHandle,
         _session: &mut server::Session,
     ) -> Result<(), Error> {
-        let account = self.session().account;
+        let Some(account) = self.account() else {
+            reply.reject(ChannelOpenFailure::AdministrativelyProhibited).await;
+            return Ok(());
+        };
         if let Some(opening) = self.opening(channel, reply) {
             tokio::spawn(forward::to_socket(opening, path.to_owned(), account));
         }
@@ -292,7 +310,7 @@ impl server::Handler for Connection {
         session: &mut server::Session,
     ) -> Result<(), Error> {
         let size = Size { columns, rows, width, height };
-        let account = self.session().account;
+        let Some(account) = self.account() else { return answer(session, id, false) };
         let kind = if kind.contains('\0') { String::new() } else { kind.to_owned() };
         // A client that is refused closes the channel without a word to its user. So the failure is told by the
         // program that is started on it.
@@ -384,8 +402,9 @@ impl server::Handler for Connection {
 
     async fn agent_request(&mut self, id: ChannelId, session: &mut server::Session) -> Result<bool, Error> {
         if self.agent.is_none() {
+            let Some(account) = self.account() else { return Ok(false) };
             // One socket for the connection, as with sshd.
-            let Ok((named, path)) = forward::listen_agent(&self.session().account).await else {
+            let Ok((named, path)) = forward::listen_agent(&account).await else {
                 return Ok(false);
             };
             let backward = self.backward(session, self.over.child_token());
@@ -402,12 +421,10 @@ impl server::Handler for Connection {
         session: &mut server::Session,
     ) -> Result<bool, Error> {
         let Ok(wanted) = u16::try_from(*port) else { return Ok(false) };
-        if self.listeners.len() >= LISTENERS_MAX {
-            return Ok(false);
-        }
-        let Ok((listeners, bound)) = forward::listen(wanted, &self.session().account).await else {
+        let Some(account) = self.account().filter(|_| self.listeners.len() < LISTENERS_MAX) else {
             return Ok(false);
         };
+        let Ok((listeners, bound)) = forward::listen(wanted, &account).await else { return Ok(false) };
         *port = u32::from(bound);
         let until = self.over.child_token();
         for listener in listeners {
@@ -433,12 +450,10 @@ impl server::Handler for Connection {
         path: &str,
         session: &mut server::Session,
     ) -> Result<bool, Error> {
-        if self.listeners.len() >= LISTENERS_MAX {
-            return Ok(false);
-        }
-        let Ok(named) = forward::listen_socket(PathBuf::from(path), &self.session().account).await else {
+        let Some(account) = self.account().filter(|_| self.listeners.len() < LISTENERS_MAX) else {
             return Ok(false);
         };
+        let Ok(named) = forward::listen_socket(PathBuf::from(path), &account).await else { return Ok(false) };
         let until = self.over.child_token();
         let backward = self.backward(session, until.clone());
         tokio::spawn(forward::from_socket(named, Far::Socket(path.to_owned()), backward));

@@ -60,7 +60,8 @@ pub struct Config {
     pub keys: AuthorizedKeys,
     pub host_key: HostKey,
     /// Asked anew for each session. A login as `root` is root with these variables, any other name is this account.
-    pub sessions: Sessions,
+    /// `None`: there is no session, file or forwarded port here, only what `runner` answers.
+    pub sessions: Option<Sessions>,
     pub connections: Connections,
     /// Answers what is forwarded to the runner's port of the loopback, where nobody listens there.
     pub runner: Option<axum::Router>,
@@ -96,6 +97,7 @@ pub async fn serve(listener: TcpListener, config: Config, stop: CancellationToke
             attend(socket, peer, config, protocol, stranger, stop).await;
         });
     }
+    drop(listener);
     let _ = timeout(GOODBYE * 2, async { while connections.join_next().await.is_some() {} }).await;
 }
 

@@ -31,7 +31,17 @@ pub(super) async fn info(
     Path(id): Path<String>,
 ) -> Result<Answer<TaskInfo>, Refusal> {
     let id = task_id(&id)?;
-    gate.shim.tasks.info(id).map(Answer).ok_or_else(|| no_task(id))
+    gate.shim.tasks.info(id).map(|info| Answer(gate.told(info))).ok_or_else(|| no_task(id))
+}
+
+impl Gate {
+    /// A dstack server logs what it is told, and its log takes `[/…]` for markup: a worker that meets one dies.
+    fn told(&self, mut info: TaskInfo) -> TaskInfo {
+        if self.door == Door::Compat {
+            info.termination_message = info.termination_message.replace("[/", "[ /");
+        }
+        info
+    }
 }
 
 pub(super) async fn submit(
@@ -51,7 +61,12 @@ pub(super) async fn submit(
     if let Some(premises) = &gate.shim.premises
         && let Err(refused) = premises.check(&spec).await
     {
-        return Err(refuse(&gate, spec.id, epoch, refused.to_string()).await);
+        let refusal = refuse(&gate, spec.id, epoch, refused.to_string()).await;
+        // A dstack server repeats a submission that is refused, for ever. It does understand a task that ends with a
+        // reason, and so the task is taken, and ends before anything is prepared for it.
+        if gate.door == Door::Socket {
+            return Err(refusal);
+        }
     }
     Ok(gate.shim.tasks.submit(spec, epoch).await?)
 }
@@ -104,7 +119,7 @@ pub(super) async fn terminate(
     Json(terminate): Json<Terminate>,
 ) -> Result<Answer<TaskInfo>, Refusal> {
     let (id, epoch) = (task_id(&id)?, gate.epoch(&headers)?);
-    Ok(Answer(gate.shim.tasks.terminate(id, terminate, epoch).await?))
+    Ok(Answer(gate.told(gate.shim.tasks.terminate(id, terminate, epoch).await?)))
 }
 
 pub(super) async fn remove(

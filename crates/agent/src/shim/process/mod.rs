@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use rustix::process::Signal;
 
 use windlass_api::agent::{
-    SSH_PORT,
+    RUNNER_PORT, SSH_PORT,
     shim::{Port, PullProgress, TaskSpec},
 };
 use windlass_model::id::SubmissionId;
@@ -122,15 +122,19 @@ impl Process {
         }
     }
 
-    /// The SSH server's port, once the runner says it. None where none was asked for, or the task ended first.
+    /// The ports of the SSH server and, where it took any, of the HTTP API, once the runner says them. None where none was
+    /// asked for, or the task ended first.
     async fn ports(&self, dir: &TaskDir) -> Result<Vec<Port>, RuntimeError> {
-        if dir.runner_config().is_none_or(|config| config.ssh_listen.is_none()) {
+        let Some(config) = dir.runner_config().filter(|config| config.ssh_listen.is_some()) else {
             return Ok(Vec::new());
-        }
+        };
         let deadline = tokio::time::Instant::now() + PORT_PATIENCE;
         loop {
-            if let Some(host) = dir.ssh_port() {
-                return Ok(vec![Port { host, container: SSH_PORT }]);
+            let http = dir.http_port().filter(|_| config.has_any_http_port());
+            if let Some(host) = dir.ssh_port().filter(|_| http.is_some() || !config.has_any_http_port()) {
+                let ssh = Port { host, container: SSH_PORT };
+                let http = http.map(|host| Port { host, container: RUNNER_PORT });
+                return Ok([ssh].into_iter().chain(http).collect());
             }
             let held = held(dir).map_err(|source| failed("find the task's process", source))?;
             if held.is_none_or(|held| held.ended(Duration::ZERO).unwrap_or(false)) {

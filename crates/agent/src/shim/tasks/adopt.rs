@@ -77,6 +77,7 @@ pub(super) async fn open(
             graves: remembered.graves,
         }),
         ledger: Mutex::new(ledger),
+        late_readers: super::late_readers::LateReaders::default(),
         runtime,
         host,
         observer,

@@ -208,23 +208,26 @@ fn doors(settings: &Settings, spec: &TaskSpec, runtime: &str) -> Doors {
         (true, _) => (EVERYWHERE, SSH_PORT, false),
         // Its other nodes come to exactly this port.
         (false, _) if spec.cluster => (EVERYWHERE, SSH_PORT, false),
+        // It does not say whether there are other nodes, and expects what an sshd does. Nodes have the whole host.
+        (false, _) if foreign && spec.network_mode == NetworkMode::Host => (EVERYWHERE, SSH_PORT, true),
         // Plain processes share the host's ports with everybody: any free one.
         (false, "process") => (LOOPBACK, 0, false),
-        // It does not say whether there are other nodes, and expects what an sshd does.
-        (false, _) if foreign => (EVERYWHERE, SSH_PORT, true),
         (false, _) => (LOOPBACK, SSH_PORT, true),
     };
     // Whoever reaches that port is let in: on the host's network nobody from outside may.
     let http_address = if is_bridged { EVERYWHERE } else { LOOPBACK };
+    // Several blocks of a host are several runners, and plain processes have no network of their own.
+    let is_one_of_many = runtime == "process" && spec.network_mode == NetworkMode::Bridge;
+    let http_port = if is_one_of_many { 0 } else { RUNNER_PORT };
     Doors {
-        http: foreign.then(|| format!("{http_address}:{RUNNER_PORT}")),
+        http: foreign.then(|| format!("{http_address}:{http_port}")),
         ssh: format!("{address}:{port}"),
         any_port_if_taken,
     }
 }
 
 /// Whether a dstack server sent it: ours makes claims.
-fn is_foreign(settings: &Settings, spec: &TaskSpec) -> bool {
+pub(super) fn is_foreign(settings: &Settings, spec: &TaskSpec) -> bool {
     settings.compat_tcp && spec.claims.is_none()
 }
 
@@ -277,7 +280,7 @@ mod tests {
     #[test]
     fn a_runner_is_reached_from_where_it_must_be_and_from_nowhere_else() {
         use NetworkMode::{Bridge, Host};
-        let table: [Row; 9] = [
+        let table: [Row; 10] = [
             ("docker", Bridge, true, false, None, "0.0.0.0:10022", false),
             ("docker", Bridge, false, false, Some("0.0.0.0:10999"), "0.0.0.0:10022", false),
             ("docker", Host, true, false, None, "127.0.0.1:10022", true),
@@ -286,7 +289,8 @@ mod tests {
             ("process", Host, true, false, None, "127.0.0.1:0", false),
             ("process", Host, true, true, None, "0.0.0.0:10022", false),
             ("process", Bridge, true, false, None, "127.0.0.1:0", false),
-            ("process", Host, false, false, Some("127.0.0.1:10999"), "127.0.0.1:0", false),
+            ("process", Host, false, false, Some("127.0.0.1:10999"), "0.0.0.0:10022", true),
+            ("process", Bridge, false, false, Some("127.0.0.1:0"), "127.0.0.1:0", false),
         ];
         for (runtime, network_mode, is_ours, cluster, http, ssh, any_port_if_taken) in table {
             let claims = Claims { instance_id: InstanceId(uuid::Uuid::nil()), epoch: 1, expires_at: 1 };

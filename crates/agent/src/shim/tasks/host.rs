@@ -35,11 +35,21 @@ pub enum HostError {
 pub type Done<'a, T> = BoxFuture<'a, Result<T, HostError>>;
 
 pub trait Host: Send + Sync + 'static {
+    /// Whether the policy allows the task, in every respect, as things stand now.
+    fn allow<'a>(&'a self, _spec: &'a TaskSpec) -> Done<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// What policy grants now. Asked again at every preparation: policy may have changed since the submission.
     fn grant(&self, spec: &TaskSpec) -> Result<Grant, HostError>;
 
     /// Lets `spec.host_ssh_keys` in as `spec.host_ssh_user` for this task's life.
     fn add_keys<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()>;
+    /// Lets the same people in a little longer, to this port of the loopback alone: the task has ended, and they may
+    /// want its output. `remove_keys` ends it.
+    fn keep_keys<'a>(&'a self, _spec: &'a TaskSpec, _port: u16) -> Done<'a, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
     /// Takes away this task's keys and nobody else's.
     fn remove_keys<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()>;
 

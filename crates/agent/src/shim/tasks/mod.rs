@@ -13,6 +13,7 @@ mod ending;
 mod files;
 mod graves;
 mod host;
+mod late_readers;
 mod life;
 mod replay;
 mod task;
@@ -161,6 +162,7 @@ pub struct Tasks {
     journal: Journal,
     table: Mutex<Table>,
     ledger: Mutex<Ledger<String, SubmissionId>>,
+    late_readers: late_readers::LateReaders,
     lives: TaskTracker,
     closed: CancellationToken,
 }

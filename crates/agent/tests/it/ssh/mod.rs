@@ -3,6 +3,7 @@
 mod doors;
 mod files;
 mod forwards;
+mod late;
 mod people;
 mod sessions;
 

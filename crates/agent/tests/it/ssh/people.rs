@@ -60,23 +60,28 @@ impl Visit {
 
     /// Everything a tailer is sent, to its end.
     async fn tail(&self, query: &str) -> String {
-        let stream = tokio::net::TcpStream::connect(self.local).await.unwrap();
-        let url = format!("ws://localhost:{}/logs_ws{query}", self.local.port());
-        let (mut socket, _) = client_async(url, stream).await.unwrap();
-        let mut all = Vec::new();
-        while let Some(message) = tokio::time::timeout(WITHIN, socket.next()).await.unwrap() {
-            match message.unwrap() {
-                Message::Binary(bytes) => all.extend(bytes),
-                Message::Close(frame) => {
-                    assert_eq!(u16::from(frame.unwrap().code), 1000);
-                    return String::from_utf8(all).unwrap();
-                }
-                other @ (Message::Text(_) | Message::Frame(_)) => panic!("{other:?}"),
-                Message::Ping(_) | Message::Pong(_) => {}
-            }
-        }
-        panic!("the tail broke off after {} bytes", all.len())
+        tail(self.local, query).await
     }
+}
+
+/// Everything that a tailer at this end of a forwarded port is sent.
+pub(super) async fn tail(local: SocketAddr, query: &str) -> String {
+    let stream = tokio::net::TcpStream::connect(local).await.unwrap();
+    let url = format!("ws://localhost:{}/logs_ws{query}", local.port());
+    let (mut socket, _) = client_async(url, stream).await.unwrap();
+    let mut all = Vec::new();
+    while let Some(message) = tokio::time::timeout(WITHIN, socket.next()).await.unwrap() {
+        match message.unwrap() {
+            Message::Binary(bytes) => all.extend(bytes),
+            Message::Close(frame) => {
+                assert_eq!(u16::from(frame.unwrap().code), 1000);
+                return String::from_utf8(all).unwrap();
+            }
+            other @ (Message::Text(_) | Message::Frame(_)) => panic!("{other:?}"),
+            Message::Ping(_) | Message::Pong(_) => {}
+        }
+    }
+    panic!("the tail broke off after {} bytes", all.len())
 }
 
 #[tokio::test]
@@ -136,7 +141,7 @@ fn where_the_runner_listens_itself_the_port_is_forwarded() {
     });
     let target = format!("127.9.9.9:{RUNNER_PORT}");
     let compatible =
-        Visit::new(&target, |setting| setting.config.compat_http = Some("127.0.0.1:0".to_owned()));
+        Visit::new(&target, |setting| setting.config.compat_http = Some(format!("127.8.8.8:{RUNNER_PORT}")));
     let said = until("the port answers", || {
         let mut text = String::new();
         TcpStream::connect(compatible.local).unwrap().read_to_string(&mut text).ok()?;

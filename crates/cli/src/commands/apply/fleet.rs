@@ -13,7 +13,7 @@ use windlass_model::{config::fleet::Fleet as Config, plan::diff};
 
 use super::{Args, agreed, keys, plan, source::Source};
 use crate::{
-    commands::{instance_status, show_fleets},
+    commands::{instance_status, instance_trouble, show_fleets},
     context::Context,
     exit::Exit,
     output,
@@ -46,6 +46,9 @@ pub(super) async fn apply(
                 return finish(cx, args, fleet.clone()).await;
             }
             format!("Update fleet `{}`?", fleet.name)
+        }
+        (Some(fleet), Some(ApplyAction::Create) | None) if fleet.status == "terminating" => {
+            format!("Fleet `{}` is being deleted. Make it anew once it is gone?", fleet.name)
         }
         (Some(fleet), Some(ApplyAction::Create) | None) => {
             say_what_forbids(fleet, &planned);
@@ -132,9 +135,8 @@ async fn wait(cx: &Context, mut fleet: Fleet) -> Result<Fleet, Problem> {
     loop {
         for instance in &fleet.instances {
             let mut status = instance_status(instance);
-            if let Some(why) =
-                instance.termination_reason_message.as_ref().or(instance.termination_reason.as_ref())
-            {
+            let why = instance_trouble(instance);
+            if !why.is_empty() {
                 status = format!("{status}: {why}");
             }
             if told.insert(instance.id, status.clone()).as_ref() != Some(&status) {

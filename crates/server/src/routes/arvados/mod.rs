@@ -234,9 +234,10 @@ async fn requests(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Resul
                 return Ok(json!({ "uuid": null, "container_state": null, "scheduling_status": "" }));
             };
             let container = records::single(app, &asker.sight(), Kind::Containers, &uuid).await?;
+            let activity = &container["runtime_status"]["activity"];
+            let status = if activity.is_string() { activity } else { &container["scheduling_status"] };
             Ok(json!({
-                "uuid": uuid, "container_state": container["state"],
-                "scheduling_status": container["scheduling_status"],
+                "uuid": uuid, "container_state": container["state"], "scheduling_status": status,
             }))
         }
         _ => Err(unknown(call)),

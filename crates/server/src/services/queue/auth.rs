@@ -157,7 +157,7 @@ fn open(app: &App, token: &Token) -> Result<Made> {
 pub async fn inside(app: &App, asker: &Asker, uuid: &str) -> Result<Made> {
     let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
     let container = found.into_iter().next().ok_or_else(|| Error::Missing(uuid.to_owned()))?.doc;
-    let holds = match &asker.who {
+    let holds = match &asker.as_dispatcher() {
         Who::Dispatcher { token } => container.is_held() && container.locked_by_uuid.as_ref() == Some(token),
         Who::Executor { container: own, attempt } => *own == uuid && *attempt == container.attempt,
         Who::Admin | Who::User | Who::Inside { .. } => false,

@@ -123,6 +123,16 @@ impl Asker {
         }
     }
 
+    /// The same as one who takes containers: an admin does so with the token that they showed.
+    pub fn as_dispatcher(&self) -> Who {
+        match &self.who {
+            Who::Admin => Who::Dispatcher { token: self.token_uuid.clone() },
+            Who::User | Who::Dispatcher { .. } | Who::Executor { .. } | Who::Inside { .. } => {
+                self.who.clone()
+            }
+        }
+    }
+
     /// What of containers and logs they see.
     pub fn sight(&self) -> Sight {
         match &self.who {

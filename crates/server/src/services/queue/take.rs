@@ -29,11 +29,18 @@ pub async fn lock(app: &App, asker: &Asker, uuid: &str) -> Result<Taken> {
     again(|| try_lock(app, asker, uuid)).await
 }
 
+/// As whom the caller acts on a container. An admin may lock one, as at Arvados, and is then its holder by the token that
+/// they showed.
+fn acting(asker: &Asker, container: &Container) -> Who {
+    let holds = container.is_held() && container.locked_by_uuid.as_ref() == Some(&asker.token_uuid);
+    if holds { asker.as_dispatcher() } else { asker.who.clone() }
+}
+
 async fn try_lock(app: &App, asker: &Asker, uuid: &str) -> Result<Option<Taken>> {
     let before = alone(app, uuid).await?;
     let container = one(&before.world.containers, uuid)?;
     let now = app.db().now().await?;
-    let mut locked = match change::lock(&container, &asker.who, "") {
+    let mut locked = match change::lock(&container, &asker.as_dispatcher(), "") {
         Ok(locked) => locked,
         Err(refusal) => return replayed(app, asker, container, "lock", refusal).await.map(Some),
     };
@@ -72,13 +79,15 @@ pub async fn unlock(
     attempt: Option<u64>,
     release: bool,
 ) -> Result<Container> {
-    let rule = |container: &Container, now| change::unlock(container, &asker.who, attempt, release, now);
+    let rule = |container: &Container, now| {
+        change::unlock(container, &acting(asker, container), attempt, release, now)
+    };
     apply(app, asker, uuid, "unlock", &rule).await
 }
 
 pub async fn update(app: &App, asker: &Asker, uuid: &str, patch: &Map<String, Value>) -> Result<Container> {
     let what = patch.get("state").and_then(Value::as_str).unwrap_or("update").to_owned();
-    let rule = |container: &Container, now| change::update(container, &asker.who, patch, now);
+    let rule = |container: &Container, now| change::update(container, &acting(asker, container), patch, now);
     apply(app, asker, uuid, &what, &rule).await
 }
 
@@ -174,7 +183,8 @@ pub async fn say(
     let said = Value::Object(properties.clone());
     let (name, row) = log_row(app, uuid, &container.owner_uuid, event, &said)?;
     let text = |name: &str| properties.get(name).and_then(Value::as_str).unwrap_or_default();
-    let leaves = text("event") == "decided_not_to_run" && matches!(asker.who, Who::Dispatcher { .. });
+    let leaves =
+        text("event") == "decided_not_to_run" && matches!(asker.as_dispatcher(), Who::Dispatcher { .. });
     if event == "dispatch" && leaves && container.state == Status::Queued {
         let why = if text("reason").is_empty() { text("text") } else { text("reason") };
         let next = Container { scheduling_status: why.to_owned(), ..container.clone() };

@@ -14,7 +14,7 @@ pub(crate) mod submit;
 use std::collections::HashMap;
 
 use futures_util::future::try_join_all;
-use windlass_api::{Rendered, operation::Access, runs as wire};
+use windlass_api::{Rendered, error::Code, operation::Access, runs as wire};
 use windlass_model::{event::Entity, id::RunId};
 
 pub use self::{apply::apply, connect::connect, plan::plan};
@@ -26,7 +26,7 @@ use crate::{
     app::App,
     auth::{self, Caller, Scope},
     db::{
-        Page, Unit, jobs, projects,
+        Page, Unit, jobs, projects, repos,
         runs::{self, Line, Named, Query},
         users,
     },
@@ -36,6 +36,8 @@ use crate::{
 
 const LIST_MAX: i64 = 100;
 const SUBMISSIONS_MAX: i64 = 10;
+/// What runs without a repository have for one.
+const NO_REPO: &str = "none";
 const NAMES_MAX: usize = 1000;
 
 pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<Rendered<wire::Run>>> {
@@ -52,9 +54,16 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         None => None,
         Some(name) => match users::by_name(app.db(), name).await? {
             Some(user) => Some(user.id),
-            None => return Ok(Vec::new()),
+            None => return Err(Error::absent("User")),
         },
     };
+    if let (Some(repo), Some([project])) = (asked.repo_id.as_deref(), projects.as_deref())
+        && repo != NO_REPO
+        && repos::find(app.db(), *project, repo).await?.is_none()
+    {
+        let code = Code::RepoDoesNotExist;
+        return Err(Error::Refused { code, msg: format!("Repo {repo} does not exist") });
+    }
     let query = Query {
         projects,
         user,
@@ -128,7 +137,7 @@ pub async fn read(app: &App, scope: &Scope, asked: wire::ReadRequest) -> Result<
     let found = match (asked.id, &asked.run_name) {
         (Some(id), _) => runs::find(app.db(), RunId(id)).await?,
         (None, Some(name)) => runs::find_by_name(app.db(), scope.project.id, name).await?,
-        (None, None) => return Err(Error::field("run_name", "either `run_name` or `id` is needed")),
+        (None, None) => return Err(Error::refused("run_name or id must be specified")),
     };
     // The project of the row decides, not the one that the caller names.
     let found = found.filter(|run| run.run.project_id == scope.project.id);

@@ -71,6 +71,39 @@ async fn containers_run_on_this_machine_and_their_ends_are_told_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_container_leaves_in_its_output_path_is_kept_with_what_it_used() {
+    let mut ground = Ground::start("outputs").await;
+    let token = ground.token("token").await;
+    let outputs = ground.dir.join("outputs");
+    ground.dispatch_local(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
+    let uuid = ground.ask(&["sh", "-c", "mkdir out/below; echo result > out/below/file"], json!({})).await;
+    let record = ground.ended(&uuid).await;
+    assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
+    let kept = PathBuf::from(record["output"].as_str().unwrap());
+    assert_eq!(kept, outputs.join(format!("{uuid}.1")));
+    assert_eq!(std::fs::read_to_string(kept.join("below/file")).unwrap(), "result\n");
+    assert_eq!(record["log"], format!("containers/{uuid}/output"));
+    assert!(record["runtime_status"]["usage"]["wall_us"].as_u64().is_some_and(|us| us > 0), "{record}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_python_client_of_arvados_works_inside_a_container_of_a_server_without_tls() {
+    let home = std::env::var_os("WINDLASS_TEST_ARVADOS");
+    let python =
+        PathBuf::from(home.expect("WINDLASS_TEST_ARVADOS: `cargo xtask test` makes it")).join("bin/python");
+    let mut ground = Ground::start("inside").await;
+    let token = ground.token("token").await;
+    ground.dispatch(&token, "attempts");
+    let script = "import arvados; print(arvados.api('v1').containers().current().execute()['uuid'])";
+    let large = json!({ "runtime_constraints": { "vcpus": 1, "ram": 512 << 20 } });
+    let uuid = ground.ask(&[python.to_str().unwrap(), "-c", script], large).await;
+    let record = ground.ended(&uuid).await;
+    let told = String::from_utf8_lossy(&ground.output(&uuid, "stderr").await).into_owned();
+    assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record} {told}");
+    assert_eq!(ground.output(&uuid, "stdout").await, format!("{uuid}\n").into_bytes(), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dispatchers_and_executors_speak_with_a_server_by_its_certificate_alone() {
     let mut ground = Ground::start("tls").await;
     let token = ground.token("token").await;

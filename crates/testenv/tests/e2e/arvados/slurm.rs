@@ -369,9 +369,10 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
     for number in &cancelled {
         assert_eq!(field.reason(*number).await, "priority_zero");
     }
-    for number in lost.iter().chain([&crashed]) {
-        assert_eq!(field.reason(*number).await, "crashed");
+    for number in &lost {
+        assert_eq!(field.reason(*number).await, "node_lost");
     }
+    assert_eq!(field.reason(crashed).await, "crashed");
     let survived = field.states(&late).await.iter().filter(|state| *state == "Complete").count();
     assert!(survived >= 30, "only {survived} of 60 survived a controller that forgets the last seconds");
     assert_eq!(wrongs(&field.ground.history().await, &records), [""; 0]);
@@ -428,4 +429,53 @@ async fn the_end_of_any_job_is_knocked_at_the_dispatchers_door() {
     let said = cluster.say("sbatch", &["--parsable", "--mem=10", "--output=/dev/null", "--wrap=true"]);
     assert!(said.trim().parse::<u32>().is_ok(), "{said}");
     tokio::time::timeout(PATIENCE, hook.next()).await.expect("nobody knocked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slurm_says_why_a_container_waits_and_its_variables_reach_the_program() {
+    let cluster = Cluster::start(&[SIZE]);
+    let mut ground = Ground::start("reasons").await;
+    let token = ground.token("token").await;
+    ground.dispatch_slurm(&token, &cluster.config(), &["--tag", TAG]);
+    let go = ground.dir.join("go");
+    let whole = json!({ "runtime_constraints": { "vcpus": 4, "ram": 64 << 20 } });
+    let script = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
+    let first = ground.ask(&["sh", "-c", &script], whole.clone()).await;
+    ground.until(&first, "the first one runs", |record| record["state"] == "Running").await;
+    let second =
+        ground.ask(&["sh", "-c", "echo $SLURM_JOB_ID:$SLURM_CPUS_PER_TASK:$SLURM_CONF"], whole).await;
+    let told = |record: &serde_json::Value| {
+        record["runtime_status"]["activity"].as_str().is_some_and(|why| {
+            why.starts_with("waits in the scheduler: ")
+                && (why.contains("Resources") || why.contains("Priority"))
+        })
+    };
+    ground.until(&second, "Slurm's reason is shown", told).await;
+    std::fs::write(go, "").unwrap();
+    assert_eq!(ground.ended(&second).await["state"], "Complete");
+    let said = String::from_utf8(ground.output(&second, "stdout").await).unwrap();
+    let parts: Vec<&str> = said.trim().split(':').collect();
+    assert!(parts[0].parse::<u32>().is_ok() && parts[1] == "4" && parts[2].is_empty(), "{said}");
+    ground.kill_dispatchers();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_sbatch_refuses_is_kept_in_its_words_and_not_tried_again_at_once() {
+    let cluster = Cluster::start(&[SIZE]);
+    let closed = cluster.say("scontrol", &["update", "PartitionName=main", "State=INACTIVE"]);
+    let mut ground = Ground::start("refused").await;
+    let token = ground.token("token").await;
+    ground.dispatch_slurm(&token, &cluster.config(), &["--tag", TAG]);
+    let uuid = ground.ask(&["true"], json!({})).await;
+    let told = |record: &serde_json::Value| {
+        let why = record["scheduling_status"].as_str().unwrap_or_default();
+        why.starts_with("the scheduler refuses it: ") && why.contains("artition")
+    };
+    ground.until(&uuid, &format!("sbatch's words are shown ({closed})"), told).await;
+    let attempts = ground.until(&uuid, "they stay", told).await["attempt"].clone();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let record = ground.until(&uuid, "they stay", told).await;
+    assert_eq!((&record["state"], &record["attempt"]), (&json!("Queued"), &attempts), "{record}");
+    assert_eq!(ground.said(&uuid).await, ["decided_not_to_run"], "it is told once");
+    ground.kill_dispatchers();
 }

@@ -6,5 +6,6 @@ mod fleets;
 mod lists;
 mod person;
 mod python;
+mod replay;
 mod tasks;
 mod walk;

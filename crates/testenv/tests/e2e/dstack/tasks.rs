@@ -51,6 +51,17 @@ async fn dstack_follows_a_task_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn dstack_prints_the_output_of_a_task_that_is_done_before_it_attaches() {
+    let stage = Stage::new(Machines::Processes).await;
+    let person = Person::of_project(&stage);
+    let text = format!("type: task\nname: short\nimage: none\ncommands:\n  - echo over at once\n{SMALL}");
+    person.file("short.yml", &text);
+    let ran = person.run(&["apply", "-f", "short.yml", "-y"]);
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    assert!(ran.stdout.contains("over at once\n"), "{ran:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dstack_watches_and_replaces_what_runs() {
     let mut stage = Stage::new(Machines::Processes).await;
     let person = Person::of_project(&stage);

@@ -1,6 +1,6 @@
 //! How a life ends: what runs is stopped, what is held is given back once, the end is written down and told.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use tokio::{
@@ -18,6 +18,7 @@ use super::{
     super::{
         PauseAt, ending, files,
         host::HostError,
+        late_readers,
         task::{Ask, End, State},
     },
     Life, waits,
@@ -182,6 +183,7 @@ impl Life {
 
     /// The one way to the end.
     pub(super) async fn finish(&self, event: Event, end: End) {
+        let output = late_readers::open(&self.tasks, &self.task, &end).await;
         self.release().await;
         let seq = self.note(Kind::Terminated { end: end.clone() });
         self.settle(seq, END_TRIES_MAX).await;
@@ -196,6 +198,10 @@ impl Life {
             }
             state.end = Some(end);
             self.changed(&state);
+        }
+        if let Some(output) = output {
+            let (tasks, task) = (Arc::clone(&self.tasks), Arc::clone(&self.task));
+            self.tasks.spawn(late_readers::serve(tasks, task, output));
         }
         self.store().await;
     }

@@ -10,6 +10,7 @@ use std::{future::pending, sync::Arc, time::Duration};
 use futures_util::future::BoxFuture;
 use tokio::time::{sleep, timeout};
 
+use windlass_api::agent::SSH_PORT;
 use windlass_model::{
     causes::chain,
     ledger::Want,
@@ -228,6 +229,8 @@ impl Life {
         let (tasks, task) = (&self.tasks, &self.task);
         let failed = |error: HostError| Cut::Failed(ending::unprepared(&error));
         let found = self.status() > Status::Pulling || task.state.lock().container.starting.is_some();
+        // Whoever sent it: the policy may have changed, and a dstack server learns of a refusal by the end of its task.
+        tasks.host.allow(&task.spec).await.map_err(failed)?;
         let grant = tasks.host.grant(&task.spec).map_err(failed)?;
         let gpus = self.acquire_gpus()?;
         if !task.spec.host_ssh_keys.is_empty() {
@@ -348,6 +351,10 @@ impl Life {
             self.tasks.journal.append(self.task.id, state.epoch, Kind::ContainerStarting { boot })
         };
         self.settle(seq, usize::MAX).await;
+        if self.task.spec.cluster {
+            // Its other nodes come to exactly this port.
+            self.tasks.late_readers.give_up(SSH_PORT).await;
+        }
         let runtime = &self.tasks.runtime;
         let ports = match self.patiently("start the container", || runtime.start(prepared, handle)).await {
             // What ended at once has no ports to tell; how it ended says more than that.

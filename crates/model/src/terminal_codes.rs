@@ -1,6 +1,6 @@
 //! Takes terminal codes out of output, piece by piece.
 //!
-//! Only what a dstack server pulls is stripped; everybody else gets the bytes as they are. The state at any
+//! Only what dstack's servers and clients read is stripped; everybody else gets the bytes as they are. The state at any
 //! offset follows from the bytes just before it: ESC always begins anew and no code is longer than
 //! [`CODE_MAX`]. So a reader can start anywhere and repeat itself without remembering anything.
 

@@ -1,0 +1,86 @@
+//! What a program left for others: moved to where outputs are kept, before its own directory goes.
+
+use std::{
+    fs, io,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+};
+
+/// Whether there is anything in a directory.
+pub(super) fn has_any(dir: &Path) -> bool {
+    fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+/// Moves a directory with all that is in it. What an earlier try left at the target is replaced. Links are kept as they
+/// are and never followed: a program could have made one to anything.
+pub(super) fn keep(from: &Path, to: &Path) -> io::Result<()> {
+    if let Some(above) = to.parent() {
+        fs::create_dir_all(above)?;
+    }
+    match fs::remove_dir_all(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    match fs::rename(from, to) {
+        Ok(()) => Ok(()),
+        // A program that made nothing there has an empty output.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::create_dir_all(to),
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => copy(from, to),
+        Err(error) => Err(error),
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (kind, target) = (entry.file_type()?, to.join(entry.file_name()));
+        if kind.is_dir() {
+            copy(&entry.path(), &target)?;
+        } else if kind.is_symlink() {
+            symlink(fs::read_link(entry.path())?, target)?;
+        } else if kind.is_file() {
+            fs::copy(entry.path(), target)?;
+        }
+        // Sockets, pipes and devices mean nothing elsewhere.
+    }
+    let mode = fs::metadata(from)?.permissions().mode();
+    fs::set_permissions(to, fs::Permissions::from_mode(mode | 0o700))
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_testkit::temp_dir;
+
+    use super::*;
+
+    fn made(dir: &Path) {
+        fs::create_dir_all(dir.join("below")).unwrap();
+        fs::write(dir.join("below/file"), "kept").unwrap();
+        symlink("/etc/passwd", dir.join("link")).unwrap();
+    }
+
+    #[test]
+    fn everything_below_is_kept_and_links_stay_links() {
+        let scratch = temp_dir("output").unwrap();
+        for (name, move_it) in [("moved", keep as fn(&Path, &Path) -> io::Result<()>), ("copied", copy)] {
+            let (from, to) = (scratch.path().join("from"), scratch.path().join(name));
+            made(&from);
+            move_it(&from, &to).unwrap();
+            assert_eq!(fs::read_to_string(to.join("below/file")).unwrap(), "kept");
+            assert_eq!(fs::read_link(to.join("link")).unwrap(), Path::new("/etc/passwd"));
+            let _ = fs::remove_dir_all(&from);
+        }
+    }
+
+    #[test]
+    fn a_second_try_replaces_what_the_first_left_and_nothing_is_an_empty_output() {
+        let scratch = temp_dir("output").unwrap();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("kept/c.1"));
+        made(&from);
+        assert!(has_any(&from));
+        keep(&from, &to).unwrap();
+        keep(&from, &to).unwrap();
+        assert!(to.is_dir() && !has_any(&to));
+    }
+}

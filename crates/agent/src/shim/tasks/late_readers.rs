@@ -1,0 +1,229 @@
+//! The output of tasks that have ended, for people who attach late.
+//!
+//! dstack's client attaches to a run that is already done and reads its output over SSH. The SSH server of a task ends
+//! with the task, so the shim listens on that port in its place: until the output was read, a minute at most. It holds
+//! no device and no directory of the task, only the open files of its output. Whoever comes in may read that and
+//! nothing else: there is no session, no file and no forwarded port.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::Ipv4Addr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    net::TcpListener,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+
+use windlass_api::agent::{SSH_PORT, shim::Port};
+use windlass_model::{causes::chain, job::TerminationReason};
+
+use super::{
+    Keep, Tasks, files,
+    task::{End, Task},
+};
+use crate::{
+    confine::Beneath,
+    runner::{api, ssh},
+    spool::{Reader, Readers, Source, Stream, Watcher, http as spool},
+    taskdir::TaskDir,
+};
+
+/// How long somebody may come.
+const OPEN_FOR: Duration = Duration::from_secs(60);
+/// A client that has read everything closes its connection itself.
+const AFTER_READ: Duration = Duration::from_secs(2);
+/// The engine gives a port back a moment after the container has ended.
+const BIND_WITHIN: Duration = Duration::from_secs(5);
+const BIND_AGAIN: Duration = Duration::from_millis(50);
+/// Ports at a time; the oldest is closed for a newer one.
+const PORTS_MAX: usize = 64;
+
+/// The ports that are open now, oldest first.
+#[derive(Default)]
+pub(super) struct LateReaders {
+    open: Mutex<VecDeque<Open>>,
+    host_key: OnceLock<ssh::HostKey>,
+}
+
+#[derive(Clone)]
+struct Open {
+    port: u16,
+    stop: CancellationToken,
+    closed: CancellationToken,
+}
+
+impl LateReaders {
+    fn enter(&self, port: u16) -> Open {
+        let entered = Open { port, stop: CancellationToken::new(), closed: CancellationToken::new() };
+        let mut open = self.open.lock();
+        open.retain(|other| !other.closed.is_cancelled());
+        while open.len() >= PORTS_MAX {
+            if let Some(oldest) = open.pop_front() {
+                oldest.stop.cancel();
+            }
+        }
+        open.push_back(entered.clone());
+        entered
+    }
+
+    /// Closes a port that a task needs, and waits until it is free.
+    pub(super) async fn give_up(&self, port: u16) {
+        let there: Vec<Open> = self.open.lock().iter().filter(|open| open.port == port).cloned().collect();
+        for open in there {
+            open.stop.cancel();
+            open.closed.cancelled().await;
+        }
+    }
+
+    fn host_key(&self) -> Result<ssh::HostKey, ssh::KeyError> {
+        match self.host_key.get() {
+            Some(known) => Ok(known.clone()),
+            None => {
+                let made = ssh::HostKey::make()?;
+                Ok(self.host_key.get_or_init(|| made).clone())
+            }
+        }
+    }
+}
+
+/// The output of a task that has ended, and the port where people look for it.
+pub(super) struct Output {
+    reader: Reader,
+    port: u16,
+}
+
+/// Opens the output of a task that ends, while it is there. Nothing where nobody would come: only runs that are done
+/// are attached to, and a dstack server keeps the task until its output was read.
+pub(super) async fn open(tasks: &Tasks, task: &Task, end: &End) -> Option<Output> {
+    let is_done = end.reason == TerminationReason::DoneByRunner.as_str();
+    let is_kept = tasks.settings.keep == Keep::OnDisk && !files::is_foreign(&tasks.settings, &task.spec);
+    if !is_done || !is_kept || task.spec.container_ssh_keys.is_empty() {
+        return None;
+    }
+    let port = ssh_port(task.state.lock().ports.as_deref()?);
+    let dir = task.dir.clone();
+    let opened = tokio::task::spawn_blocking(move || open_reader(&dir)).await.ok()?;
+    opened.ok().map(|reader| Output { reader, port })
+}
+
+/// Both files are open when this returns: they can be read when their directory is gone.
+fn open_reader(dir: &TaskDir) -> io::Result<Reader> {
+    let reader = Reader::new(Arc::new(Beneath::open(&dir.run())?), Stream::Job);
+    reader.position()?;
+    Ok(reader)
+}
+
+/// On the host's own network it is the usual one where no other is named.
+fn ssh_port(ports: &[Port]) -> u16 {
+    ports.iter().find(|port| port.container == SSH_PORT).map_or(SSH_PORT, |port| port.host)
+}
+
+/// Lets people read the output, for a while.
+pub(super) async fn serve(tasks: Arc<Tasks>, task: Arc<Task>, output: Output) {
+    let open = tasks.late_readers.enter(output.port);
+    // Whichever way this ends, nobody waits for the port.
+    let _closed = open.closed.clone().drop_guard();
+    let Some(listener) = bind(&open).await else { return };
+    let host_key = match tasks.late_readers.host_key() {
+        Ok(host_key) => host_key,
+        Err(error) => return tracing::warn!(error = chain(&error), "failed to make a host key"),
+    };
+    if let Err(error) = tasks.host.keep_keys(&task.spec, output.port).await {
+        tracing::warn!(error = chain(&error), id = %task.id, "failed to keep the keys of an ended task");
+    }
+    let keys = ssh::AuthorizedKeys::new();
+    keys.add(&task.spec.container_ssh_keys.join("\n"));
+    let ended = CancellationToken::new();
+    ended.cancel();
+    let readers = Arc::<Readers>::default();
+    let source = Source::there(output.reader, Watcher::default(), ended);
+    let config = ssh::Config {
+        keys,
+        host_key,
+        sessions: None,
+        connections: ssh::Connections::new(),
+        runner: Some(api::for_people(spool::tail_of(source, Arc::clone(&readers)))),
+    };
+    let over = async {
+        let read = async {
+            readers.tailed().await;
+            sleep(AFTER_READ).await;
+        };
+        tokio::select! {
+            () = read => {}
+            () = sleep(OPEN_FOR) => {}
+            () = open.stop.cancelled() => {}
+        }
+        open.stop.cancel();
+    };
+    tokio::join!(ssh::serve(listener, config, open.stop.clone()), over);
+    if let Err(error) = tasks.host.remove_keys(&task.spec).await {
+        tracing::warn!(error = chain(&error), id = %task.id, "failed to remove the keys of an ended task");
+    }
+}
+
+/// On the loopback alone: people come through the host's own SSH server, or are on this machine.
+async fn bind(open: &Open) -> Option<TcpListener> {
+    let until = Instant::now() + BIND_WITHIN;
+    loop {
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, open.port)).await {
+            Ok(listener) => return Some(listener),
+            Err(error) if Instant::now() >= until => {
+                tracing::debug!(%error, port = open.port, "failed to listen in the place of an ended task");
+                return None;
+            }
+            Err(_) => {}
+        }
+        tokio::select! {
+            () = sleep(BIND_AGAIN) => {}
+            () = open.stop.cancelled() => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_oldest_port_is_closed_for_a_newer_one() {
+        let late = LateReaders::default();
+        let first = late.enter(1);
+        let rest: Vec<Open> = (2..=64).map(|port| late.enter(port)).collect();
+        assert!(!first.stop.is_cancelled());
+        // One that has closed makes room by itself.
+        rest[0].closed.cancel();
+        late.enter(65);
+        assert!(!first.stop.is_cancelled());
+        late.enter(66);
+        assert!(first.stop.is_cancelled() && !rest[1].stop.is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_port_that_a_task_needs_is_given_up_before_the_task_has_it() {
+        let late = Arc::new(LateReaders::default());
+        let (wanted, other) = (late.enter(SSH_PORT), late.enter(7));
+        let given = tokio::spawn({
+            let late = Arc::clone(&late);
+            async move { late.give_up(SSH_PORT).await }
+        });
+        wanted.stop.cancelled().await;
+        assert!(!given.is_finished(), "it is not closed yet");
+        wanted.closed.cancel();
+        given.await.unwrap();
+        assert!(!other.stop.is_cancelled());
+    }
+
+    #[test]
+    fn people_look_where_the_task_had_its_ssh_server() {
+        assert_eq!(ssh_port(&[]), SSH_PORT);
+        let ports = [Port { host: 1, container: 8000 }, Port { host: 4242, container: SSH_PORT }];
+        assert_eq!(ssh_port(&ports), 4242);
+    }
+}

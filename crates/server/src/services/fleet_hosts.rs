@@ -1,0 +1,85 @@
+//! Hosts of an SSH fleet, as far as they are checked when the fleet is applied: their keys, and whose they are.
+
+use serde_json::Value;
+use windlass_model::{
+    causes::chain,
+    config::fleet::{Host, ProxyJump, SshConfig, SshKey},
+    id::{FleetId, ProjectId},
+};
+use windlass_tunnel::Key;
+
+use crate::{
+    app::App,
+    db::{fleets, instances},
+    error::{Error, Result},
+    job_orders::shown::Login,
+};
+
+const SSH_PORT: i64 = 22;
+
+/// Refuses private keys that nobody could log in with.
+pub(super) fn check_keys(ssh: &SshConfig) -> Result<()> {
+    let of_jump = |jump: Option<&ProxyJump>| {
+        jump.map_or(Ok(()), |jump| check_key(&jump.hostname, jump.ssh_key.as_ref()))
+    };
+    check_key("the fleet", ssh.ssh_key.as_ref())?;
+    of_jump(ssh.proxy_jump.as_ref())?;
+    for host in ssh.hosts.iter().filter_map(Host::params) {
+        check_key(&host.hostname, host.ssh_key.as_ref())?;
+        of_jump(host.proxy_jump.as_ref())?;
+    }
+    Ok(())
+}
+
+fn check_key(whose: &str, key: Option<&SshKey>) -> Result<()> {
+    let Some(private) = key.and_then(|key| key.private.as_deref()) else { return Ok(()) };
+    Key::parse(private).map(|_| ()).map_err(|error| {
+        Error::refused(format!(
+            "invalid SSH key of {whose}: {}; expected an RSA, ECDSA or Ed25519 private key without a passphrase",
+            chain(&error)
+        ))
+    })
+}
+
+/// Refuses hosts of another fleet: two masters would start two jobs on one GPU.
+pub(super) async fn refuse_taken(
+    app: &App,
+    project: ProjectId,
+    ssh: &SshConfig,
+    own: Option<FleetId>,
+) -> Result<()> {
+    let names = ssh.hosts.iter().map(Host::hostname);
+    for taken in instances::ssh_hosts(app.db(), names).await? {
+        let Some(fleet) = taken.fleet_id.filter(|fleet| Some(*fleet) != own) else { continue };
+        let Some(fleet) = fleets::find(app.db(), fleet).await? else { continue };
+        let stored: Value = serde_json::from_str(&fleet.spec)?;
+        let Some(login) = Login::of(&taken, Some(&stored)) else { continue };
+        let through = login.proxy.as_ref().and_then(|proxy| proxy["hostname"].as_str());
+        let is_it = |host: &&Host| {
+            taken.hostname.as_deref() == Some(host.hostname())
+                && (port(ssh, host), jump(ssh, host)) == (i64::from(login.port), through)
+        };
+        let Some(host) = ssh.hosts.iter().find(is_it) else { continue };
+        let whose = match fleet.project_id == project {
+            true => format!("fleet `{}`", fleet.name),
+            false => "a fleet of another project".to_owned(),
+        };
+        let hint = match fleet.termination_asked_at {
+            Some(_) => "which is being deleted; apply again once it is gone",
+            None => "remove it there first",
+        };
+        return Err(Error::refused(format!("host `{}` belongs to {whose}: {hint}", host.hostname())));
+    }
+    Ok(())
+}
+
+fn port(ssh: &SshConfig, host: &Host) -> i64 {
+    let own = host.params().and_then(|own| own.port);
+    own.or(ssh.port).map_or(SSH_PORT, |port| port.0)
+}
+
+/// The host before it: what is called alike behind two of them is not the same.
+fn jump<'a>(ssh: &'a SshConfig, host: &'a Host) -> Option<&'a str> {
+    let own = host.params().and_then(|own| own.proxy_jump.as_ref());
+    own.or(ssh.proxy_jump.as_ref()).map(|jump| jump.hostname.as_str())
+}
