@@ -10,7 +10,7 @@ use windlass_model::config::{
     self,
     env::EnvValue,
     error::{Code, Diagnosis},
-    resolve,
+    resolve, unsupported,
 };
 
 use crate::{
@@ -106,6 +106,11 @@ fn resolved(
     mut parsed: config::Parsed,
     env: &[(String, String)],
 ) -> Result<(&'static str, Vec<String>), Vec<Diagnosis>> {
+    let context = unsupported::Context { node: Some(&parsed.node), ..unsupported::Context::default() };
+    let review = unsupported::review(&parsed.configuration, context);
+    if !review.refusals.is_empty() {
+        return Err(review.refusals);
+    }
     let configuration = &mut parsed.configuration;
     let kind = configuration.kind();
     let mut unset = Vec::new();

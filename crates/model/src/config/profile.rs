@@ -327,7 +327,7 @@ table! {
         pub idle_duration: Idle = Idle(None),
         /// Labels for billing and search.
         pub tags: Option<Tags> = None,
-        /// Options of single backends.
+        /// Options of single backends; they have no effect, and give a warning.
         pub backend_options: Option<AllBackendOptions> = None,
     }
 }
@@ -349,7 +349,7 @@ table! {
         pub stop_criteria: Option<StopCriteria> = None,
         /// Starts the run at these times.
         pub schedule: Option<Schedule> = None,
-        /// Fleets to run in.
+        /// Fleets to run in, of the same project.
         pub fleets: Option<Vec<Reference>> = None,
         /// Only these hosts.
         pub instances: Option<Instances> = None,

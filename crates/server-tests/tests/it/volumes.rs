@@ -194,6 +194,7 @@ fn turning(db: &Db, shelf: &Shelf) -> Turning {
         lost_after: windlass_model::decide::jobs_running::UNREACHABLE_GRACE,
         retry_delay: windlass_model::retry::DELAY,
         job_limits: windlass_model::decide::managed_jobs::slots::Limits::of_machine(2, 4096),
+        limits: windlass_server::limits::Limits::default(),
     };
     let mut engine = Engine::new(Arc::new(db.clone()), Hints::new());
     pipelines::install(&hands, &mut Only { engine: &mut engine, pipeline: "volumes" });

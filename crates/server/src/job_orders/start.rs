@@ -20,9 +20,6 @@ use crate::{
     pass_error::PassError,
 };
 
-/// Bytes of output an hour.
-pub(super) const LOG_QUOTA_HOUR: u64 = 50 << 20;
-
 pub(super) struct Inputs<'a> {
     pub(super) run: &'a Run,
     pub(super) job: &'a Job,
@@ -37,6 +34,8 @@ pub(super) struct Inputs<'a> {
     pub(super) addresses: &'a BTreeMap<(u32, u32), String>,
     pub(super) key: Option<SshKey>,
     pub(super) repo_credentials: Option<RepoCredentials>,
+    /// Bytes of output an hour; `None`: any number.
+    pub(super) log_quota_hour: Option<u64>,
 }
 
 /// The parts of a run specification that a runner knows.
@@ -77,7 +76,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<Submit, PassError> {
         // They are in the variables that name them, and nowhere else.
         secrets: BTreeMap::new(),
         repo_credentials: inputs.repo_credentials.clone(),
-        log_quota_hour: Some(LOG_QUOTA_HOUR),
+        log_quota_hour: inputs.log_quota_hour,
         run_spec: Some(run_spec),
     })
 }

@@ -25,8 +25,9 @@ use crate::{
     app::App,
     db::{Db, Written},
     job_metrics::sampler,
-    logs::{archive::Archive, retention},
+    logs::{archive::Archive, retention as log_retention},
     market::Market,
+    retention,
     run_shape::Shapes,
     secrets::Keyring,
 };
@@ -46,6 +47,8 @@ pub struct Hands {
     pub retry_delay: Span,
     /// How many managed jobs may launch and live at once.
     pub job_limits: Limits,
+    /// What users can meet.
+    pub limits: crate::limits::Limits,
 }
 
 /// Whatever pipelines are put into: the engine, or the simulation's watch over it.
@@ -86,6 +89,7 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
         lost_after: app.settings().lost_after,
         retry_delay: app.settings().retry_delay,
         job_limits: app.settings().job_limits,
+        limits: app.settings().limits.clone(),
     };
     // Replicas that were started together must not fetch in step.
     let seed = getrandom::u64()?;
@@ -98,7 +102,8 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
     hints.spawn(tell(app.db().clone(), app.hints().clone()));
     hints.spawn(greet(app.db().clone(), app.hints().clone()));
     hints.spawn(sampler::run(app.db().clone(), Arc::clone(&hands.agents)));
-    hints.spawn(retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
+    hints.spawn(log_retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
+    hints.spawn(retention::run(app.clone()));
     Ok(Running { engine, db: app.db().clone(), _hints: hints })
 }
 

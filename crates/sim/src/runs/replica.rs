@@ -113,6 +113,7 @@ impl Replica {
             lost_after: UNREACHABLE_GRACE,
             retry_delay: retry::DELAY,
             job_limits: JOB_LIMITS,
+            limits: windlass_server::limits::Limits::default(),
         };
         let mut engine = Engine::new(Arc::new(db), Hints::new());
         let eye = Eye {

@@ -119,6 +119,7 @@ fn engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
         lost_after: app.settings().lost_after,
         retry_delay: app.settings().retry_delay,
         job_limits: app.settings().job_limits,
+        limits: app.settings().limits.clone(),
     };
     let mut engine = Engine::new(Arc::new(db), Hints::new());
     pipelines::install(&hands, &mut OnlyInstances(&mut engine));
