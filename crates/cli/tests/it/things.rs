@@ -324,7 +324,8 @@ fn backends_that_the_server_does_not_have_are_refused() {
         "door.yml",
         "type: gateway\nname: door\nbackend: aws\nregion: eu-west-1\ndomain: example.org\n",
     );
-    for file in ["far.yml", "door.yml"] {
+    stage.file("disk.yml", "type: volume\nname: disk\nbackend: aws\nregion: eu-west-1\nsize: 10GB\n");
+    for file in ["far.yml", "door.yml", "disk.yml"] {
         let refused = stage.windlass(&["apply", "-f", file, "-y"]);
         assert_ne!(refused.code, Some(0));
         refused.says("this server has no backend `aws`; it has `");

@@ -343,9 +343,9 @@ table! {
         pub creation_policy: Option<CreationPolicy> = None,
         /// Stops runs that do not use their GPUs.
         pub utilization_policy: Option<UtilizationPolicy> = None,
-        /// The order in which nodes start.
+        /// The order in which the nodes of a task start.
         pub startup_order: Option<StartupOrder> = None,
-        /// When a run with several nodes is done.
+        /// When a task with several nodes is done.
         pub stop_criteria: Option<StopCriteria> = None,
         /// Starts the run at these times.
         pub schedule: Option<Schedule> = None,

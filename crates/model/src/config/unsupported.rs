@@ -15,6 +15,9 @@ use super::{
     yaml::Node,
 };
 
+/// The local port of a service that nobody chose.
+const LOCAL_PORT: u16 = 80;
+
 /// Where a configuration is to be used, as far as that is known.
 #[derive(Clone, Copy, Default)]
 pub struct Context<'a> {
@@ -40,10 +43,25 @@ pub fn review(configuration: &Configuration, context: Context<'_>) -> Review {
         Configuration::Task(task) => found.run(&task.run, &task.profile),
         Configuration::Service(service) => {
             found.run(&service.run, &service.profile);
+            found.single_nodes(&service.profile);
             found.service(service);
         }
-        Configuration::DevEnvironment(dev) => found.run(&dev.run, &dev.profile),
-        Configuration::Fleet(fleet) => found.provisioning(&fleet.provisioning),
+        Configuration::DevEnvironment(dev) => {
+            found.run(&dev.run, &dev.profile);
+            found.single_nodes(&dev.profile);
+            if dev.version.is_some() {
+                let message = "`version` has no effect: the IDE brings what it needs when it connects";
+                found.warn("version", message);
+            }
+        }
+        Configuration::Fleet(fleet) => {
+            found.provisioning(&fleet.provisioning);
+            if fleet.provisioning.retry.is_some() {
+                let message =
+                    "`retry` of a fleet has no effect: instances that it lacks are always tried again";
+                found.warn("retry", message);
+            }
+        }
         Configuration::Gateway(gateway) => found.gateway(gateway),
         Configuration::Volume(_) => {}
     }
@@ -102,6 +120,18 @@ impl Findings<'_> {
         self.provisioning(&properties.provisioning);
     }
 
+    /// Only tasks have nodes that could wait for each other.
+    fn single_nodes(&mut self, own: &Properties) {
+        let properties = self.context.properties.unwrap_or(own);
+        let set = [
+            ("startup_order", properties.startup_order.is_some()),
+            ("stop_criteria", properties.stop_criteria.is_some()),
+        ];
+        for (key, _) in set.into_iter().filter(|(_, is_set)| *is_set) {
+            self.warn(key, &format!("`{key}` has no effect: only tasks have several nodes"));
+        }
+    }
+
     fn provisioning(&mut self, provisioning: &Provisioning) {
         if provisioning.backend_options.as_ref().is_some_and(|options| !options.0.is_empty()) {
             let message =
@@ -126,6 +156,11 @@ impl Findings<'_> {
     }
 
     fn service(&mut self, service: &Service) {
+        // Clients send 80 where nobody chose.
+        if service.port.0.local_port.is_some_and(|port| port != LOCAL_PORT) {
+            let message = "the local part of `port` has no effect: a service is reached at its URL";
+            self.warn("port", message);
+        }
         if let Some(GatewayChoice::Named(gateway)) = &service.gateway {
             self.reference("gateway", "gateway", gateway);
         }

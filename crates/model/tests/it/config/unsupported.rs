@@ -89,6 +89,23 @@ fn what_has_no_effect_gives_one_warning() {
             format!("{GATEWAY}certificate: null\npublic_ip: false\n"),
             "6: public_ip: `public_ip` has no effect",
         ),
+        ("type: fleet\nnodes: 1\nretry: true\n".to_owned(), "3: retry: `retry` of a fleet has no effect"),
+        (
+            format!("{SERVICE}commands: [x]\nstartup_order: master-first\n"),
+            "4: startup_order: `startup_order` has no effect",
+        ),
+        (
+            "type: dev-environment\nstop_criteria: master-done\n".to_owned(),
+            "2: stop_criteria: `stop_criteria` has no effect",
+        ),
+        (
+            "type: dev-environment\nide: vscode\nversion: 1.80.0\n".to_owned(),
+            "3: version: `version` has no effect",
+        ),
+        (
+            "type: service\ncommands: [x]\nport: 8080:80\n".to_owned(),
+            "3: port: the local part of `port` has no effect",
+        ),
     ] {
         let said = warning(&text);
         assert!(said.starts_with(part), "{said}");
