@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    decode::{Ctx, Decode, word},
+    decode::{Ctx, Decode, scalar, word},
     error::{Code, Diagnosis},
     name::{Name, Tags},
     table::{deserialize_by_decoding, schema_literal, table},
@@ -244,6 +244,12 @@ impl Decode for Volume {
             cx.missing(node, "backend", "missing field `backend`");
             return None;
         };
+        if scalar(backend).is_some_and(|word| word.text == "remote") {
+            let message = "hosts over SSH have no volumes yet";
+            let hint = "mount a directory of the host: `volumes: [/srv/data:/data]`";
+            return cx
+                .fail(Diagnosis::new(Code::Unsupported, backend.span, message).at("backend").hint(hint));
+        }
         let find = |word: &str| BACKENDS.iter().copied().find(|known| *known == word);
         match cx.under("backend", |cx| word(backend, cx, &BACKENDS, find))? {
             "aws" => decode_as(node, cx).map(Self::Aws),
