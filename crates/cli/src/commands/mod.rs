@@ -72,7 +72,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Init(args) => init::run(&args),
         Command::Jobs(args) => jobs::run(&args),
         Command::Login(args) => login::run(&args),
-        Command::Server(args) => server::run(args),
+        Command::Server(args) => server::run(*args),
         Command::Dev(args) => dev::run(&args),
     };
     let exit = done.unwrap_or_else(|problem| {
