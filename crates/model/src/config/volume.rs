@@ -246,7 +246,7 @@ impl Decode for Volume {
         };
         if scalar(backend).is_some_and(|word| word.text == "remote") {
             let message = "hosts over SSH have no volumes yet";
-            let hint = "mount a directory of the host: `volumes: [/srv/data:/data]`";
+            let hint = "mount a directory of the host: `volumes: [/mnt/data:/data]`";
             return cx
                 .fail(Diagnosis::new(Code::Unsupported, backend.span, message).at("backend").hint(hint));
         }
