@@ -38,4 +38,7 @@ pub struct Info {
     /// Of windlass itself; `server_version` is that of the interface, which other clients compare with theirs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windlass_version: Option<String>,
+    /// Largest file that it takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload_bytes_max: Option<u64>,
 }

@@ -4,6 +4,8 @@
 //! or dies, and the next server finds them by the directory below its data directory. Whose it is, the enrolment there
 //! says: a second instance is refused while the first exists; one of a server whose database is gone makes place.
 
+mod volumes;
+
 use std::{
     ffi::OsStr,
     path::{Path, PathBuf},
@@ -31,6 +33,7 @@ use crate::{
     gpus_of,
     program::{Program, ProgramError},
     shim_process::{Home, Owner, StartWith},
+    volumes::Volumes,
 };
 
 pub const NAME: &str = "local";
@@ -401,5 +404,9 @@ impl Backend for Local {
 
     fn delete<'a>(&'a self, order: &'a Order, machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
         Box::pin(self.taken_back(order, machine))
+    }
+
+    fn volumes(&self) -> Option<&dyn Volumes> {
+        Some(self)
     }
 }

@@ -35,6 +35,8 @@ use crate::{
     program::{Program, ProgramError, Stamp, is_older, tail},
 };
 
+/// Where the agent keeps volumes that are directories.
+pub(crate) const VOLUMES: &str = "volumes";
 const SOCKET: &str = "shim.sock";
 const ENROLMENT: &str = "enrolment.json";
 const LOCK: &str = "lock";
@@ -413,12 +415,30 @@ impl Home {
         Ok(())
     }
 
-    /// Takes the directory away. The shim must have been stopped.
+    /// Takes the directory away, but for volumes that hold something: those are deleted one by one, by their names.
+    /// The shim must have been stopped.
     pub fn remove(&self) -> Result<(), ShimProcessError> {
-        match fs::remove_dir_all(&self.0) {
+        match self.remove_all_but_volumes() {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove")(error)),
             Ok(()) | Err(_) => Ok(()),
         }
+    }
+
+    fn remove_all_but_volumes(&self) -> io::Result<()> {
+        let volumes = self.0.join(VOLUMES);
+        // Only an empty directory can be removed this way.
+        if fs::remove_dir(&volumes).is_ok() || !volumes.exists() {
+            return fs::remove_dir_all(&self.0);
+        }
+        for entry in fs::read_dir(&self.0)? {
+            let entry = entry?;
+            match entry.file_type()?.is_dir() {
+                true if entry.file_name() == VOLUMES => {}
+                true => fs::remove_dir_all(entry.path())?,
+                false => fs::remove_file(entry.path())?,
+            }
+        }
+        Ok(())
     }
 }
 

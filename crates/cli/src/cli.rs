@@ -94,7 +94,7 @@ pub(crate) enum Command {
     /// List the servers that were logged in to, and choose one
     Context(contexts::Args),
     /// Run the server
-    Server(server::Args),
+    Server(Box<server::Args>),
     /// Run a server for development: in the foreground, and gone when it ends
     Dev(dev::Args),
     /// Check this machine and the way to the server, and say how to mend what is wrong

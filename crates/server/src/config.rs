@@ -15,13 +15,14 @@ use windlass_model::{
         units::parse_duration,
         yaml::{self, Value},
     },
-    decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::Limits},
+    decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::Limits as JobLimits},
     retry,
     time::Span,
 };
 
 use crate::{
     db::{DatabaseUrl, DbError},
+    limits::{self, Limits},
     logs::{
         place::{Place, PlaceError},
         retention,
@@ -30,12 +31,11 @@ use crate::{
     tls::Tls,
 };
 
-/// Largest JSON body, unless told otherwise.
-const BODY_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// Largest uploaded file, unless told otherwise.
-const UPLOAD_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// Projects one user may own, unless told otherwise.
-const OWNED_PROJECTS_MAX: i64 = 10;
+/// What `config.yml` may hold, beside limits.
+const KNOWN: &str = "host, port, database_url, admin_token, key_file, no_local, agent, local_runtime, \
+                     docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
+                     retry_delay, lock_timeout, \
+                     jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key";
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,10 +48,8 @@ pub enum SettingsError {
     Runtime { word: String },
     #[error("understand the database url")]
     Database(#[from] DbError),
-    #[error(
-        "understand how long to keep logs, `{text}`: want days like `30d`, or `off` to keep them for ever"
-    )]
-    KeepLogs { text: String },
+    #[error("invalid `{name}` value `{text}`: expected {expected}")]
+    Limit { name: &'static str, text: String, expected: &'static str },
     #[error("understand after which silence jobs are lost, `{text}`: want a time like `2m`, 5 s at least")]
     LostAfter { text: String },
     #[error("invalid retry delay `{text}`: expected a time from `1s` to `1h`")]
@@ -73,7 +71,7 @@ pub enum SettingsError {
     #[error("understand `{}`: {problem}", path.display())]
     Content { path: PathBuf, problem: Diagnosis },
     #[error("understand `{key}` in `{}`: {want}", path.display())]
-    Key { path: PathBuf, key: String, want: &'static str },
+    Key { path: PathBuf, key: String, want: String },
 }
 
 /// Where a server listens that nobody told where to.
@@ -111,6 +109,7 @@ pub struct Given {
     pub tls_port: Option<u16>,
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
+    pub limits: limits::Given,
 }
 
 impl Given {
@@ -123,7 +122,11 @@ impl Given {
         };
         let tree =
             yaml::read(&text).map_err(|problem| SettingsError::Content { path: path.to_owned(), problem })?;
-        let wrong = |key: &str, want| SettingsError::Key { path: path.to_owned(), key: key.to_owned(), want };
+        let wrong = |key: &str, want: &str| SettingsError::Key {
+            path: path.to_owned(),
+            key: key.to_owned(),
+            want: want.to_owned(),
+        };
         let entries = match tree.value {
             Value::Null => return Ok(Self::default()),
             Value::Map(entries) => entries,
@@ -172,12 +175,13 @@ impl Given {
                 }
                 "tls_cert" => given.tls_cert = Some(word.text.into()),
                 "tls_key" => given.tls_key = Some(word.text.into()),
-                unknown => {
-                    let want = "no such setting; known: host, port, database_url, admin_token, key_file, no_local, \
-                                agent, local_runtime, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
-                                retry_delay, lock_timeout, jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key";
-                    return Err(wrong(unknown, want));
-                }
+                other => match given.limits.named(other) {
+                    Some(limit) => *limit = Some(word.text),
+                    None => {
+                        let want = format!("no such setting; known: {KNOWN}, {}", limits::NAMES.join(", "));
+                        return Err(wrong(other, &want));
+                    }
+                },
             }
         }
         Ok(given)
@@ -211,6 +215,7 @@ impl Given {
             tls_port: self.tls_port.or(other.tls_port),
             tls_cert: self.tls_cert.or(other.tls_cert),
             tls_key: self.tls_key.or(other.tls_key),
+            limits: self.limits.or(other.limits),
         }
     }
 }
@@ -246,12 +251,11 @@ pub struct Settings {
     /// How long the rows of a replica that died stay locked.
     pub lock_timeout: Duration,
     /// How many managed jobs may launch and live at once, over all replicas.
-    pub job_limits: Limits,
+    pub job_limits: JobLimits,
     /// A second door for those who want what is said encrypted.
     pub tls: Option<Tls>,
-    pub body_bytes_max: usize,
-    pub upload_bytes_max: usize,
-    pub owned_projects_max: i64,
+    /// What users can meet, and how long things are kept.
+    pub limits: Limits,
     pub paces: Paces,
     /// A client must have sent its head by then; also how long an idle connection is kept.
     pub head_timeout: Duration,
@@ -296,11 +300,7 @@ impl Settings {
             Some(word) => Some(Runtime::parse(&word).ok_or(SettingsError::Runtime { word })?),
             None => None,
         };
-        let keep_logs = match given.keep_logs.as_deref() {
-            None => Some(retention::KEEP),
-            Some("off") => None,
-            Some(text) => Some(days(text).ok_or_else(|| SettingsError::KeepLogs { text: text.to_owned() })?),
-        };
+        let keep_logs = limits::keep("keep_logs", given.keep_logs, Some(retention::KEEP))?;
         let lost_after = match given.lost_after.as_deref() {
             None => UNREACHABLE_GRACE,
             Some(text) => silence(text).ok_or_else(|| SettingsError::LostAfter { text: text.to_owned() })?,
@@ -323,7 +323,7 @@ impl Settings {
             _ => return Err(SettingsError::Tls),
         };
         Ok(Self {
-            job_limits: Limits {
+            job_limits: JobLimits {
                 max_launching: given.jobs_launching_max.unwrap_or(usual.max_launching).max(1),
                 max_alive: given.jobs_alive_max.unwrap_or(usual.max_alive).max(1),
             },
@@ -349,9 +349,7 @@ impl Settings {
                 docker: given.docker_image,
             },
             pipelines: true,
-            body_bytes_max: BODY_BYTES_MAX,
-            upload_bytes_max: UPLOAD_BYTES_MAX,
-            owned_projects_max: OWNED_PROJECTS_MAX,
+            limits: Limits::new(given.limits)?,
             paces: Paces::default(),
             head_timeout: HEAD_TIMEOUT,
             body_timeout: BODY_TIMEOUT,
@@ -360,18 +358,12 @@ impl Settings {
 }
 
 /// What this machine bears, as far as it says what it is.
-fn machine_limits() -> Limits {
+fn machine_limits() -> JobLimits {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib = total.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default();
-    Limits::of_machine(u32::try_from(cores).unwrap_or(u32::MAX), kib / 1024)
-}
-
-/// `30d`.
-fn days(text: &str) -> Option<Span> {
-    let days: u16 = text.strip_suffix('d')?.parse().ok()?;
-    (days > 0).then(|| Span::days(days.into()))
+    JobLimits::of_machine(u32::try_from(cores).unwrap_or(u32::MAX), kib / 1024)
 }
 
 /// `2m`, and no less than agents need to be found again after a hiccup.
@@ -414,6 +406,10 @@ mod tests {
         std::fs::write(&file, "port: 8080\nhost: 0.0.0.0\n").unwrap();
         let given = Given { port: Some(1), data_dir: Some(dir.path().to_owned()), ..Given::default() };
         assert_eq!(Settings::new(given, None).unwrap().address.to_string(), "0.0.0.0:1");
+        std::fs::write(&file, "upload_max: 1MB\nkeep_events: off\n").unwrap();
+        let limits = Settings::new(Given { data_dir: Some(dir.path().to_owned()), ..Given::default() }, None);
+        let limits = limits.unwrap().limits;
+        assert_eq!((limits.upload_bytes, limits.keep.events), (1 << 20, None));
         std::fs::write(&file, "prot: 8080\n").unwrap();
         let problem = Given::from_file(&file).unwrap_err().to_string();
         assert!(problem.contains("`prot`"), "{problem}");

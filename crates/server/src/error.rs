@@ -3,7 +3,7 @@
 use windlass_api::error::{Code, Violation};
 
 use crate::{
-    db::DbError, job_orders::node_key::NodeKeyError, logs::LogError, secrets::KeyError,
+    db::DbError, job_orders::node_key::NodeKeyError, limits::setting, logs::LogError, secrets::KeyError,
     ssh_keys::KeyPairError,
 };
 
@@ -30,8 +30,8 @@ pub enum Error {
     #[error("{msg}")]
     Conflict { msg: &'static str },
     /// The body is longer than allowed: 413.
-    #[error("the body is larger than {limit} bytes")]
-    TooLarge { limit: usize },
+    #[error("the body is larger than {limit} bytes; {}", setting(name))]
+    TooLarge { limit: usize, name: &'static str },
     /// The client took too long to send its body: 408.
     #[error("the request took too long to arrive")]
     Slow,

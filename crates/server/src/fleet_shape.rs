@@ -213,14 +213,26 @@ mod tests {
     fn what_a_fleet_asks_of_new_instances_is_read() {
         let shape = shape(serde_json::json!({"type": "fleet", "nodes": "1..4", "blocks": "auto",
             "backends": ["aws"], "regions": ["eu"], "max_price": 2.5, "spot_policy": "spot",
+            "availability_zones": ["eu-1"], "instance_types": ["large"], "reservation": "ours",
             "resources": {"gpu": "H100"}, "tags": {"team": "a", "cost": "b"}}));
         assert_eq!(shape.limits().backends.as_deref(), Some(&["aws".to_owned()][..]));
         assert_eq!((shape.limits().spot, shape.limits().max_price), (Some(true), Some(Price::dollars(2.5))));
+        let limits = shape.limits();
+        assert_eq!(limits.regions.as_deref(), Some(&["eu".to_owned()][..]));
+        assert_eq!(limits.zones.as_deref(), Some(&["eu-1".to_owned()][..]));
+        assert_eq!(limits.instance_types.as_deref(), Some(&["large".to_owned()][..]));
+        assert_eq!(limits.reservation.as_deref(), Some("ours"));
         assert!(shape.limits().resources.is_some() && shape.creates() && !shape.is_ssh());
         assert_eq!(shape.blocks(), Blocks::Auto);
         let run = BTreeMap::from([("cost".to_owned(), "run".to_owned())]);
         assert_eq!(shape.tags(Some(&run))["cost"], "run");
         assert_eq!(shape.tags(Some(&run))["team"], "a");
+        let cluster = self::shape(serde_json::json!({"type": "fleet", "nodes": "0..1", "backend": "slurm",
+            "dispatcher": "main", "partition": "gpu"}));
+        let limits = cluster.limits();
+        assert_eq!(limits.backends.as_deref(), Some(&["slurm".to_owned()][..]));
+        assert_eq!(limits.regions.as_deref(), Some(&["main".to_owned()][..]));
+        assert_eq!(limits.zones.as_deref(), Some(&["gpu".to_owned()][..]));
     }
 
     #[test]

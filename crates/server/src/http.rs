@@ -29,6 +29,7 @@ use crate::{
     auth::{self, Caller, Scope},
     db::DbError,
     error::{Error, Result},
+    limits,
     services::{Beats, Upload},
 };
 
@@ -395,7 +396,7 @@ impl Arrived {
     async fn read<O: Operation>(self, app: &App) -> Result<O::Request> {
         match O::BODY {
             Kind::Json => {
-                let limit = app.settings().body_bytes_max;
+                let limit = app.settings().limits.request_bytes;
                 let body = collect(self.request.into_body(), limit, app.settings().body_timeout).await?;
                 decode(if body.is_empty() || &body[..] == b"null" { b"{}" } else { &body })
             }
@@ -405,7 +406,7 @@ impl Arrived {
 
     async fn read_file<O: Operation>(self, app: &App) -> Result<(O::Request, Upload)> {
         let parsed = query(&self.request)?;
-        let limit = app.settings().upload_bytes_max;
+        let limit = app.settings().limits.upload_bytes;
         let (parts, body) = self.request.into_parts();
         let body = Body::new(Limited::new(body, limit.saturating_add(FRAME_BYTES_MAX)));
         let reading = file(Request::from_parts(parts, body), limit);
@@ -419,7 +420,9 @@ pub(crate) async fn collect(body: Body, limit: usize, within: Duration) -> Resul
     match timeout(within, reading).await {
         Err(_) => Err(Error::Slow),
         Ok(Ok(whole)) => Ok(whole.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Error::TooLarge { limit }),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(Error::TooLarge { limit, name: limits::REQUEST_MAX })
+        }
         Ok(Err(_)) => Err(broken("the body did not arrive whole")),
     }
 }
@@ -437,7 +440,7 @@ async fn file(request: Request, limit: usize) -> Result<Upload> {
         let mut content = Vec::new();
         while let Some(chunk) = part.chunk().await.map_err(|error| too_large_or_broken(&error, limit))? {
             if content.len() + chunk.len() > limit {
-                return Err(Error::TooLarge { limit });
+                return Err(Error::TooLarge { limit, name: limits::UPLOAD_MAX });
             }
             content.extend_from_slice(&chunk);
         }
@@ -448,7 +451,7 @@ async fn file(request: Request, limit: usize) -> Result<Upload> {
 
 fn too_large_or_broken(error: &axum::extract::multipart::MultipartError, limit: usize) -> Error {
     if error.status() == StatusCode::PAYLOAD_TOO_LARGE {
-        Error::TooLarge { limit }
+        Error::TooLarge { limit, name: limits::UPLOAD_MAX }
     } else {
         broken("the file did not arrive whole")
     }

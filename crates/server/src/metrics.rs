@@ -23,6 +23,11 @@ struct Asked {
     operation: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Deleted {
+    kind: &'static str,
+}
+
 /// A series of the pipelines: name, kind, help, and how it is read.
 type Series = (&'static str, &'static str, &'static str, fn(&Snapshot) -> f64);
 
@@ -50,6 +55,7 @@ pub struct Metrics {
     answers: Family<Answer, Counter>,
     seconds: Family<Asked, Histogram, fn() -> Histogram>,
     connections: Gauge,
+    deleted: Family<Deleted, Counter>,
     /// The pipelines, once they turn.
     pipelines: OnceLock<Monitor>,
 }
@@ -67,12 +73,19 @@ impl Metrics {
         registry.register("http_requests", "Requests answered", answers.clone());
         registry.register("http_request_seconds", "Time to answer", seconds.clone());
         registry.register("http_connections", "Open connections", connections.clone());
-        Self { registry, answers, seconds, connections, pipelines: OnceLock::new() }
+        let deleted = Family::<Deleted, Counter>::default();
+        registry.register("deleted", "Old events, runs and uploads that were deleted", deleted.clone());
+        Self { registry, answers, seconds, connections, deleted, pipelines: OnceLock::new() }
     }
 
     pub fn answered(&self, operation: &'static str, status: u16, took: Duration) {
         self.answers.get_or_create(&Answer { operation, status: status.into() }).inc();
         self.seconds.get_or_create(&Asked { operation }).observe(took.as_secs_f64());
+    }
+
+    /// So many of a kind were too old to be kept.
+    pub fn deleted(&self, kind: &'static str, number: usize) {
+        self.deleted.get_or_create(&Deleted { kind }).inc_by(number as u64);
     }
 
     /// Where the status of the pipelines is read. The first one stays.

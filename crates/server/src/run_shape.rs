@@ -110,6 +110,11 @@ impl RunShape {
         &self.configuration
     }
 
+    /// Its own properties, and those of its profile where it says nothing.
+    pub(crate) fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
     pub fn retry(&self) -> Option<&Policy> {
         self.retry.as_ref()
     }

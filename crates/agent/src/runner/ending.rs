@@ -97,8 +97,9 @@ pub fn ending(cause: Cause, exit: Option<ExitStatus>, oom: bool) -> Ending {
             told(State::Terminated, "max_duration_exceeded", message)
         }
         Cause::LogQuota { bytes } => {
-            let message =
-                format!("the output passed {bytes} bytes an hour; what came after that was not kept");
+            let message = format!(
+                "the output passed {bytes} bytes an hour (the server's setting `log_rate_max`); what came after that was not kept"
+            );
             told(State::Failed, "log_quota_exceeded", message)
         }
         Cause::NotKept { why, no_disk } => {

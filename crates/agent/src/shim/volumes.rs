@@ -6,7 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    os::unix::fs::{FileTypeExt, MetadataExt},
+    os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -75,8 +75,11 @@ impl Volumes {
     pub fn attach(&self, task: SubmissionId, volume: &Volume) -> Result<PathBuf, VolumeError> {
         let place = self.place(volume)?;
         let mut wanted = self.wanted.lock();
-        fs::create_dir_all(&place).map_err(failed(format!("make {}", place.display())))?;
-        if volume.backend != LOCAL {
+        let cannot_make = |error| failed(format!("make {}", place.display()))(error);
+        if volume.backend == LOCAL {
+            make_shared(&self.root, &place).map_err(cannot_make)?;
+        } else {
+            fs::create_dir_all(&place).map_err(cannot_make)?;
             mount(volume, &place)?;
         }
         wanted.entry(place.clone()).or_default().insert(task);
@@ -118,6 +121,17 @@ impl Volumes {
         }
         Ok(())
     }
+}
+
+/// Tasks of any user may write there; who has no task with it does not get that far.
+fn make_shared(root: &Path, place: &Path) -> io::Result<()> {
+    if place.is_dir() {
+        return Ok(());
+    }
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(root)?;
+    fs::DirBuilder::new().recursive(true).create(place)?;
+    // Not by the mode above: the mask of this process would take some of it away.
+    fs::set_permissions(place, fs::Permissions::from_mode(0o777))
 }
 
 fn failed(what: String) -> impl FnOnce(io::Error) -> VolumeError {
@@ -325,6 +339,8 @@ mod tests {
         let volumes = Volumes::new(home.path());
         let (one, two) = (SubmissionId(uuid::Uuid::from_u128(1)), SubmissionId(uuid::Uuid::from_u128(2)));
         let place = volumes.attach(one, &volume(LOCAL, "data", "v1")).unwrap();
+        assert_eq!(fs::metadata(&place).unwrap().mode() & 0o777, 0o777, "whoever the task runs as");
+        assert_eq!(fs::metadata(home.path().join("volumes")).unwrap().mode() & 0o777, 0o700);
         fs::write(place.join("kept"), "x").unwrap();
         assert_eq!(volumes.attach(two, &volume(LOCAL, "data", "v1")).unwrap(), place);
         assert_ne!(volumes.attach(two, &volume(LOCAL, "data", "v2")).unwrap(), place);

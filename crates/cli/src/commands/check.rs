@@ -15,7 +15,7 @@ use windlass_model::{
         self,
         env::EnvValue,
         error::{Code, Diagnosis},
-        resolve,
+        resolve, unsupported,
     },
     sky::{self, Given, Kind, Secret},
 };
@@ -184,6 +184,11 @@ fn task_file(source: &str, args: &Args) -> Result<Valid, Vec<Diagnosis>> {
 /// What `apply` would do with references and variables. A variable that is taken from the environment need
 /// not be set where a file is only checked.
 fn resolved(mut parsed: config::Parsed, env: &[(String, String)]) -> Result<Valid, Vec<Diagnosis>> {
+    let context = unsupported::Context { node: Some(&parsed.node), ..unsupported::Context::default() };
+    let review = unsupported::review(&parsed.configuration, context);
+    if !review.refusals.is_empty() {
+        return Err(review.refusals);
+    }
     let configuration = &mut parsed.configuration;
     let kind = configuration.kind();
     let mut unset = Vec::new();

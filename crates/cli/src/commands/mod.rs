@@ -85,7 +85,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::Login(args) => login::run(&args),
         Command::Logout(args) => contexts::logout(&args),
         Command::Context(args) => contexts::run(&args),
-        Command::Server(args) => server::run(args),
+        Command::Server(args) => server::run(*args),
         Command::Dev(args) => dev::run(&args),
     };
     let exit = done.unwrap_or_else(|problem| {

@@ -1,6 +1,7 @@
 //! `windlass server`: the control plane, until it is told to stop.
 
 mod copies;
+mod limits;
 
 use std::{
     ffi::OsString,
@@ -140,6 +141,8 @@ pub(crate) struct Args {
     pub(crate) log_format: LogFormat,
     #[command(flatten)]
     pub(crate) output: Output,
+    #[command(flatten)]
+    pub(crate) limits: limits::Flags,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -321,6 +324,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         tls_port: args.tls_port,
         tls_cert: args.tls_cert,
         tls_key: args.tls_key,
+        limits: args.limits.into(),
     };
     Ok(Settings::new(given, Home::path().as_deref())?)
 }

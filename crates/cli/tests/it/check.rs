@@ -105,6 +105,17 @@ fn variables_are_used_and_those_that_are_not_set_are_named_but_no_error() {
 }
 
 #[test]
+fn what_is_valid_elsewhere_and_not_done_here_is_told_with_its_line() {
+    let dir = Dir::new();
+    dir.file("elsewhere.yml", "type: task\ncommands: [echo hi]\ndstack: true\n");
+    let ran = check(dir.path(), &["elsewhere.yml"]);
+    assert_eq!(ran.code, Some(1));
+    for part in ["error[C017]: `dstack: true` is not supported", " --> elsewhere.yml:3:1", "hint: "] {
+        assert!(ran.stderr.contains(part), "{part}\n---\n{}", ran.stderr);
+    }
+}
+
+#[test]
 fn misuse_exits_2() {
     let dir = Dir::new();
     assert_eq!(check(dir.path(), &[]).code, Some(2));

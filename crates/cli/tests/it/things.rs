@@ -337,12 +337,26 @@ fn backends_that_the_server_does_not_have_are_refused() {
         "door.yml",
         "type: gateway\nname: door\nbackend: aws\nregion: eu-west-1\ndomain: example.org\n",
     );
-    for file in ["far.yml", "door.yml"] {
+    stage.file("disk.yml", "type: volume\nname: disk\nbackend: aws\nregion: eu-west-1\nsize: 10GB\n");
+    for file in ["far.yml", "door.yml", "disk.yml"] {
         let refused = stage.windlass(&["apply", "-f", file, "-y"]);
         assert_ne!(refused.code, Some(0));
         refused.says("this server has no backend `aws`; it has `");
     }
     assert_eq!(stage.windlass(&["fleet", "get", "far"]).code, Some(1));
+}
+
+#[test]
+fn a_field_without_effect_is_told_and_something_of_another_project_is_refused() {
+    let stage = Stage::new();
+    stage.file("home.yml", "type: task\nname: home\ncommands: [echo hi]\nhome_dir: /home/me\n");
+    let applied = stage.windlass(&["apply", "-f", "home.yml", "-y", "-d"]);
+    applied.says("warning: home.yml:4: `home_dir` has no effect");
+    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout.trim(), "home");
+    stage.file("far.yml", "type: task\nname: far\ncommands: [echo hi]\nfleets: [other/local]\n");
+    let refused = stage.windlass(&["apply", "-f", "far.yml", "-y", "-d"]);
+    assert_ne!(refused.code, Some(0));
+    refused.says("`other/local` is a fleet of another project; only those of `main` can be used");
 }
 
 #[test]

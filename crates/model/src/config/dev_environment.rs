@@ -25,7 +25,7 @@ table! {
     pub struct DevEnvironment {
         /// The IDE to prepare for.
         pub ide: Option<Ide> = None,
-        /// The version of the IDE; `version@commit` for windsurf.
+        /// The version of the IDE; `version@commit` for windsurf. Without effect, and gives a warning.
         pub version: Option<String> = None,
         /// Commands to run before it is ready.
         pub init: Vec<String> = vec![],

@@ -95,17 +95,17 @@ table! {
         pub name: Option<Name> = None,
         /// Makes it the default of the project; the first one becomes it anyway.
         pub default: Option<bool> = None,
-        /// Where its host comes from.
+        /// Whose machine it is on: `local` or `remote`.
         pub backend: BackendType,
-        /// The region of its host.
+        /// Where its machine is; shown in lists.
         pub region: String,
-        /// The type of its host.
+        /// Not supported: refused when the gateway is applied.
         pub instance_type: Option<Word> = None,
         /// Services appear at `<run>.<domain>`.
         pub domain: Option<String> = None,
-        /// Whether its host has a public address.
+        /// Without effect but for the rule that lets-encrypt needs it; false gives a warning.
         pub public_ip: bool = true,
-        /// A load balancer of the cloud in front of it (aws, gcp).
+        /// Not supported: refused when the gateway is applied.
         pub load_balancer: Option<LoadBalancer> = None,
         /// Where certificates come from; null is no HTTPS.
         pub certificate: Option<Certificate> = Some(Certificate::LetsEncrypt),

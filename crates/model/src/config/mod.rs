@@ -30,6 +30,7 @@ mod table;
 pub mod task;
 pub mod traffic;
 pub mod units;
+pub mod unsupported;
 pub mod volume;
 pub mod within;
 pub mod yaml;

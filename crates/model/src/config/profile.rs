@@ -346,7 +346,7 @@ table! {
         pub idle_duration: Idle = Idle(None),
         /// Labels for billing and search.
         pub tags: Option<Tags> = None,
-        /// Options of single backends.
+        /// Options of single backends; they have no effect, and give a warning.
         pub backend_options: Option<AllBackendOptions> = None,
     }
 }
@@ -362,13 +362,13 @@ table! {
         pub creation_policy: Option<CreationPolicy> = None,
         /// Stops runs that do not use their GPUs.
         pub utilization_policy: Option<UtilizationPolicy> = None,
-        /// The order in which nodes start.
+        /// The order in which the nodes of a task start.
         pub startup_order: Option<StartupOrder> = None,
-        /// When a run with several nodes is done.
+        /// When a task with several nodes is done.
         pub stop_criteria: Option<StopCriteria> = None,
         /// Starts the run at these times.
         pub schedule: Option<Schedule> = None,
-        /// Fleets to run in.
+        /// Fleets to run in, of the same project.
         pub fleets: Option<Vec<Reference>> = None,
         /// Only these hosts.
         pub instances: Option<Instances> = None,

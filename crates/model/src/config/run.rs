@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{plan::runs_in::NO_IMAGE, resources::ResourcesSpec};
 
-/// Home of the user that images usually run as; the wire wants a value here, nobody reads it.
-const HOME_DIR: &str = "/root";
+/// Home of the user that images usually run as: clients send it, and no job is told.
+pub(crate) const HOME_DIR: &str = "/root";
 
 table! {
     /// Credentials for a registry of images.
@@ -106,9 +106,9 @@ table! {
         pub repos: Vec<Repo> = vec![],
         /// Local files and directories to copy.
         pub files: Vec<FileMapping> = vec![],
-        /// Makes the server reachable inside the job.
+        /// Not supported: true is refused when the run is applied.
         pub dstack: bool = false,
-        /// Deprecated; has no effect.
+        /// Deprecated; has no effect, and another value gives a warning.
         pub home_dir: String = HOME_DIR.to_owned(),
         /// Deprecated: commands before `init` of a dev environment.
         pub setup: Vec<String> = vec![],

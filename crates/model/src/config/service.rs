@@ -58,7 +58,7 @@ table! {
         pub docker: Option<bool> = None,
         /// Full access to the host's devices.
         pub privileged: Option<bool> = None,
-        /// Makes this group the router.
+        /// Not supported: refused when the service is applied.
         pub router: Option<Router> = None,
     }
     check = Self::check;
@@ -88,7 +88,7 @@ table! {
         pub port: ServicePort,
         /// What to run, joined with `&&`.
         pub commands: Vec<String> = vec![],
-        /// The gateway: a name, false for none, true for the default one.
+        /// The gateway: a name of the same project's, false for none, true for the default one.
         pub gateway: Option<GatewayChoice> = None,
         /// Removes the path prefix of the server's own proxy.
         pub strip_prefix: bool = true,

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    decode::{Ctx, Decode, word},
+    decode::{Ctx, Decode, scalar, word},
     error::{Code, Diagnosis},
     name::{Name, Tags},
     table::{deserialize_by_decoding, schema_literal, table},
@@ -84,6 +84,14 @@ impl PlainVolume {
 }
 
 table! {
+    /// A directory of the server's own machine.
+    pub struct LocalVolume {}
+    flatten {
+        pub shared: Shared,
+    }
+}
+
+table! {
     /// Properties of every volume.
     pub struct Shared {
         /// The name; generated when absent.
@@ -124,12 +132,15 @@ pub enum Volume {
     Kubernetes(KubernetesVolume),
     Daytona(PlainVolume),
     Lium(PlainVolume),
+    /// A directory of the server's own machine, kept by its agent.
+    Local(LocalVolume),
     /// Of the scripted cloud, for trials.
     Mock(AwsVolume),
 }
 
 /// Backends that hold volumes.
-pub const BACKENDS: [&str; 7] = ["aws", "gcp", "runpod", "kubernetes", "daytona", "lium", "mock"];
+pub const BACKENDS: [&str; 8] = ["aws", "gcp", "runpod", "kubernetes", "daytona", "lium", "local", "mock"];
+const LOCAL: &str = "local";
 
 impl Volume {
     pub const fn backend(&self) -> &'static str {
@@ -140,6 +151,7 @@ impl Volume {
             Self::Kubernetes(_) => "kubernetes",
             Self::Daytona(_) => "daytona",
             Self::Lium(_) => "lium",
+            Self::Local(_) => LOCAL,
             Self::Mock(_) => "mock",
         }
     }
@@ -151,6 +163,7 @@ impl Volume {
             }
             Self::Kubernetes(volume) => &volume.shared,
             Self::Daytona(volume) | Self::Lium(volume) => &volume.shared,
+            Self::Local(volume) => &volume.shared,
         }
     }
 
@@ -161,6 +174,8 @@ impl Volume {
                 &volume.region
             }
             Self::Kubernetes(volume) => &volume.region,
+            // The region of that machine, as it offers itself.
+            Self::Local(_) => LOCAL,
             Self::Daytona(_) | Self::Lium(_) => "",
         }
     }
@@ -170,7 +185,7 @@ impl Volume {
             Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
                 volume.availability_zone.as_deref()
             }
-            Self::Kubernetes(_) | Self::Daytona(_) | Self::Lium(_) => None,
+            Self::Kubernetes(_) | Self::Daytona(_) | Self::Lium(_) | Self::Local(_) => None,
         }
     }
 
@@ -180,7 +195,7 @@ impl Volume {
                 volume.size.map(|size| size.0)
             }
             Self::Kubernetes(volume) => volume.size.map(|size| size.0),
-            Self::Daytona(_) | Self::Lium(_) => None,
+            Self::Daytona(_) | Self::Lium(_) | Self::Local(_) => None,
         }
     }
 
@@ -192,6 +207,7 @@ impl Volume {
             }
             Self::Kubernetes(volume) => volume.claim_name.as_deref(),
             Self::Daytona(volume) | Self::Lium(volume) => volume.volume_id.as_deref(),
+            Self::Local(_) => None,
         }
     }
 
@@ -208,6 +224,7 @@ impl Volume {
             }
             Self::Kubernetes(volume) => volume.claim_name.is_some(),
             Self::Daytona(volume) | Self::Lium(volume) => volume.volume_id.is_some(),
+            Self::Local(_) => false,
         }
     }
 }
@@ -227,6 +244,12 @@ impl Decode for Volume {
             cx.missing(node, "backend", "missing field `backend`");
             return None;
         };
+        if scalar(backend).is_some_and(|word| word.text == "remote") {
+            let message = "hosts over SSH have no volumes yet";
+            let hint = "mount a directory of the host: `volumes: [/mnt/data:/data]`";
+            return cx
+                .fail(Diagnosis::new(Code::Unsupported, backend.span, message).at("backend").hint(hint));
+        }
         let find = |word: &str| BACKENDS.iter().copied().find(|known| *known == word);
         match cx.under("backend", |cx| word(backend, cx, &BACKENDS, find))? {
             "aws" => decode_as(node, cx).map(Self::Aws),
@@ -234,6 +257,7 @@ impl Decode for Volume {
             "runpod" => decode_as(node, cx).map(Self::Runpod),
             "kubernetes" => decode_as(node, cx).map(Self::Kubernetes),
             "daytona" => decode_as(node, cx).map(Self::Daytona),
+            LOCAL => decode_as(node, cx).map(Self::Local),
             "mock" => decode_as(node, cx).map(Self::Mock),
             _ => decode_as(node, cx).map(Self::Lium),
         }
@@ -253,6 +277,7 @@ impl Serialize for Volume {
             }
             Self::Kubernetes(volume) => volume.write_fields(&mut map)?,
             Self::Daytona(volume) | Self::Lium(volume) => volume.write_fields(&mut map)?,
+            Self::Local(volume) => volume.write_fields(&mut map)?,
         }
         map.end()
     }
@@ -285,6 +310,7 @@ schema_literal! {
             variant::<AwsVolume>(generator, &["aws", "gcp", "runpod", "mock"]),
             variant::<KubernetesVolume>(generator, &["kubernetes"]),
             variant::<PlainVolume>(generator, &["daytona", "lium"]),
+            variant::<LocalVolume>(generator, &[LOCAL]),
         ],
     };
 }

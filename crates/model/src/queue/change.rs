@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Container, Refusal, Who, invalid, overlay};
+use super::{Container, Refusal, Who, invalid, overlay, request::first_status};
 use crate::{
     container::{Actor, Event, LOCKS_MAX, Status, may, step},
     machine::Step,
@@ -86,7 +86,7 @@ pub fn unlock(
         lock_count: if release { container.lock_count.saturating_sub(1) } else { container.lock_count },
         locked_by_uuid: None,
         auth_uuid: None,
-        runtime_status: Map::new(),
+        runtime_status: first_status(&container.work),
         ..container.clone()
     };
     if is_spent {
@@ -215,7 +215,7 @@ fn move_to(
     match state {
         Status::Queued => {
             (next.locked_by_uuid, next.auth_uuid) = (None, None);
-            next.runtime_status = Map::new();
+            next.runtime_status = first_status(&container.work);
             if container.lock_count >= LOCKS_MAX {
                 next.state = Status::Cancelled;
                 next.finished_at = Some(now);

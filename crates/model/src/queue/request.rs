@@ -75,6 +75,23 @@ const MOUNTS: [&str; 6] = ["collection", "tmp", "keep", "file", "json", "text"];
 /// How often one request may be given a new container.
 const CONTAINERS_MAX: u32 = 100;
 
+/// Every field that a client may set, as a path.
+pub fn known_fields() -> Vec<String> {
+    fn below(above: &str, fields: &[(&str, Form)], all: &mut Vec<String>) {
+        for (name, form) in fields {
+            let path = format!("{above}.{name}");
+            if let Form::Fields(inner) = form {
+                below(&path, inner, all);
+            }
+            all.push(path);
+        }
+    }
+    let mut all: Vec<String> = OPEN.iter().map(|&name| name.to_owned()).collect();
+    below("runtime_constraints", &CONSTRAINTS, &mut all);
+    below("scheduling_parameters", &SCHEDULING, &mut all);
+    all
+}
+
 /// The request after this write. One that becomes Committed has been checked, and has no container yet.
 pub fn update(request: &Request, patch: &Map<String, Value>) -> Result<Request, Refusal> {
     let mut patch = patch.clone();
@@ -128,6 +145,15 @@ pub fn check(work: &Work) -> Result<(), Refusal> {
     if work.container_image.is_empty() {
         wrong.push("container_image must not be empty".to_owned());
     }
+    if work.service || !work.published_ports.is_empty() {
+        wrong.push(
+            "service and published_ports are not supported: no way leads to a container's ports".to_owned(),
+        );
+    }
+    let stack = work.runtime_constraints.get("gpu").and_then(|gpu| gpu.get("stack")).and_then(Value::as_str);
+    if stack.is_some_and(|stack| !matches!(stack, "" | "cuda" | "rocm")) {
+        wrong.push("runtime_constraints.gpu.stack must be cuda or rocm".to_owned());
+    }
     if !work.mounts.contains_key(&work.output_path) {
         wrong.push(format!("output_path `{}` must be one of the mounts", work.output_path));
     }
@@ -138,6 +164,40 @@ pub fn check(work: &Work) -> Result<(), Refusal> {
         }
     }
     if wrong.is_empty() { Ok(()) } else { invalid(wrong.join("; ")) }
+}
+
+/// What a new container says of itself: a warning about everything in it that has no effect here.
+pub(super) fn first_status(work: &Work) -> Map<String, Value> {
+    let told = without_effect(work);
+    let warning = (!told.is_empty()).then(|| ("warning".to_owned(), told.join("; ").into()));
+    warning.into_iter().collect()
+}
+
+fn without_effect(work: &Work) -> Vec<String> {
+    let constraints = Value::Object(work.runtime_constraints.clone());
+    let is_text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+    let is_size = |value: &Value| value.as_u64().is_some_and(|size| size > 0);
+    let cached = "what is mounted is copied, and nothing is cached";
+    let drivers = "versions of drivers are not compared";
+    let supervisor = work.scheduling_parameters.get("supervisor").and_then(Value::as_bool);
+    let found = [
+        ("runtime_constraints.keep_cache_ram", is_size(&constraints["keep_cache_ram"]), cached),
+        ("runtime_constraints.keep_cache_disk", is_size(&constraints["keep_cache_disk"]), cached),
+        ("runtime_constraints.gpu.driver_version", is_text(&constraints["gpu"]["driver_version"]), drivers),
+        ("runtime_constraints.cuda.driver_version", is_text(&constraints["cuda"]["driver_version"]), drivers),
+        (
+            "runtime_constraints.gpu.stack",
+            is_text(&constraints["gpu"]["stack"]) && constraints["gpu"]["stack"] != "cuda",
+            "makers of GPUs are not compared; `scheduling_parameters.gpu_type` names a model",
+        ),
+        (
+            "scheduling_parameters.supervisor",
+            supervisor == Some(true),
+            "no node is set apart for supervisors",
+        ),
+    ];
+    let found = found.into_iter().filter(|(_, is_set, _)| *is_set);
+    found.map(|(path, _, why)| format!("{path} has no effect: {why}")).collect()
 }
 
 /// A word means nothing but itself to any scheduler.
@@ -264,6 +324,49 @@ mod tests {
         });
         patch["scheduling_parameters"] = json!({ "max_run_time": 0, "preemptible": null, "partitions": [] });
         write(&fresh(), &patch).unwrap();
+    }
+
+    #[test]
+    fn what_has_no_effect_is_the_first_warning_of_the_container() {
+        let mut patch = complete();
+        patch["runtime_constraints"]["keep_cache_ram"] = json!(1 << 20);
+        patch["runtime_constraints"]["gpu"] =
+            json!({ "stack": "rocm", "device_count": 1, "driver_version": "6.1" });
+        patch["scheduling_parameters"] = json!({ "supervisor": true });
+        let asked = write(&fresh(), &patch).unwrap();
+        let made = super::super::Container::new("c".into(), asked.work, "u", Timestamp(1));
+        let warning = made.runtime_status["warning"].as_str().unwrap();
+        for part in ["keep_cache_ram", "gpu.driver_version", "gpu.stack", "supervisor"] {
+            assert!(warning.contains(part), "{warning}");
+        }
+        let plain = write(&fresh(), &complete()).unwrap();
+        let plain = super::super::Container::new("c".into(), plain.work, "u", Timestamp(1));
+        assert!(plain.runtime_status.is_empty());
+    }
+
+    #[test]
+    fn ports_of_containers_and_unknown_stacks_are_refused() {
+        for (name, value, part) in [
+            ("service", json!(true), "published_ports"),
+            ("published_ports", json!({ "80": {} }), "published_ports"),
+        ] {
+            let mut patch = complete();
+            patch[name] = value;
+            let Err(Refusal::Invalid(why)) = write(&fresh(), &patch) else { panic!("{name} was taken") };
+            assert!(why.contains(part), "{why}");
+        }
+        let mut patch = complete();
+        patch["runtime_constraints"]["gpu"] = json!({ "stack": "tpu", "device_count": 1 });
+        let Err(Refusal::Invalid(why)) = write(&fresh(), &patch) else { panic!("taken") };
+        assert!(why.contains("gpu.stack"), "{why}");
+    }
+
+    #[test]
+    fn a_request_is_neither_given_away_nor_put_under_another_container() {
+        for name in ["owner_uuid", "requesting_container_uuid"] {
+            let refused = write(&fresh(), &json!({ name: "somebody" }));
+            assert!(matches!(refused, Err(Refusal::Denied(_))), "{name}: {refused:?}");
+        }
     }
 
     #[test]

@@ -18,12 +18,13 @@ use crate::{
         mounts::{FileMapping, Mount, VolumeMount},
         scalar::Meaning,
         units::{OneOrMany, parse_duration},
+        unsupported,
         yaml::{Entry, Node, Value},
     },
     managed_job::plan::{Body, Candidate, Deadline, Recovery, Script, Task, WORKDIR, Workdir},
 };
 
-const KEYS: [&str; 21] = [
+pub(super) const KEYS: [&str; 21] = [
     "name",
     "run",
     "setup",
@@ -46,6 +47,9 @@ const KEYS: [&str; 21] = [
     "outputs",
     "api_server_access",
 ];
+
+pub(super) const WORKDIR_KEYS: [&str; 2] = ["url", "ref"];
+pub(super) const DEADLINE_KEYS: [&str; 3] = ["within", "work", "changeover"];
 
 /// Fields of a managed job that may stand in a task of `windlass apply`.
 const OURS: [&str; 3] = ["depends_on", "deadline", "job_recovery"];
@@ -292,7 +296,7 @@ fn workdir(node: &Node, vars: &BTreeMap<String, String>, cx: &mut Ctx) -> Option
         if !is_map(&value) {
             return text(&value, cx).map(|path| Some(Workdir::Local(path.to_owned())));
         }
-        check_keys(&value, &["url", "ref"], cx);
+        check_keys(&value, &WORKDIR_KEYS, cx);
         let url: Option<Option<String>> = optional_field(&value, "url", cx, || None);
         let reference: Option<Option<String>> = optional_field(&value, "ref", cx, || None);
         match url? {
@@ -407,7 +411,7 @@ fn deadline(
     let Some(value) = node.field("deadline") else { return Some(None) };
     let found = cx.under("deadline", |cx| {
         let (within, work, changeover) = if is_map(value) {
-            check_keys(value, &["within", "work", "changeover"], cx);
+            check_keys(value, &DEADLINE_KEYS, cx);
             let within: Option<Option<Duration>> = optional_field(value, "within", cx, || None);
             let work: Option<Option<Duration>> = optional_field(value, "work", cx, || None);
             let changeover: Option<Option<Duration>> = optional_field(value, "changeover", cx, || None);
@@ -459,6 +463,11 @@ fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) ->
     let depends_on = depends_on(node, cx);
     let deadline = deadline(node, None, cx, notes);
     let mut task = task?;
+    let whole = config::Configuration::Task(Box::new(task.clone()));
+    let context = unsupported::Context { node: Some(node), ..unsupported::Context::default() };
+    for warning in unsupported::review(&whole, context).warnings {
+        notes.warn(warning.span, warning.path, warning.message);
+    }
     for (name, value) in &given.envs {
         task.run.env.set(name, value);
     }

@@ -18,7 +18,8 @@ pub(super) struct Header {
     pub(super) group: Option<Node>,
 }
 
-const GROUP_KEYS: [&str; 5] = ["name", "execution", "primary_tasks", "termination_delay", "inter_connection"];
+pub(super) const GROUP_KEYS: [&str; 5] =
+    ["name", "execution", "primary_tasks", "termination_delay", "inter_connection"];
 
 /// Letters, digits, dashes and underscores: these names become host names.
 fn is_group_word(name: &str) -> bool {

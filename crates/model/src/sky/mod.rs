@@ -179,6 +179,19 @@ pub fn is_task_file(text: &str) -> bool {
     }
 }
 
+/// Every field that a file may have, as a path; fields of the header of a group begin with `group.`.
+pub fn known_fields() -> Vec<String> {
+    let parts: [(&str, &[&str]); 6] = [
+        ("group.", &header::GROUP_KEYS),
+        ("", &fields::KEYS),
+        ("workdir.", &fields::WORKDIR_KEYS),
+        ("deadline.", &fields::DEADLINE_KEYS),
+        ("resources.", &resources::KEYS),
+        ("resources.job_recovery.", &recovery::KEYS),
+    ];
+    parts.iter().flat_map(|(above, keys)| keys.iter().map(move |key| format!("{above}{key}"))).collect()
+}
+
 type Read = (Kind, Plan, Vec<TaskSecrets>);
 
 fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut Notes) -> Option<Read> {

@@ -14,6 +14,9 @@ use crate::{
 /// The exit code of nodes that were killed because a sibling failed.
 const SIBLING_KILLED: u8 = 137;
 
+pub(super) const KEYS: [&str; 5] =
+    ["strategy", "max_restarts_on_errors", "recover_on_exit_codes", "max_launch_tries", "max_launch_wait"];
+
 /// What is said about recovery; `None`: nothing.
 pub(super) type Known = Option<Recovery>;
 
@@ -28,14 +31,7 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut Notes) -> Option<Rec
     if !is_map(node) {
         return Some(Recovery { strategy: Strategy::decode(node, cx)?, ..Recovery::default() });
     }
-    let keys = [
-        "strategy",
-        "max_restarts_on_errors",
-        "recover_on_exit_codes",
-        "max_launch_tries",
-        "max_launch_wait",
-    ];
-    check_keys(node, &keys, cx);
+    check_keys(node, &KEYS, cx);
     let strategy: Option<Option<Strategy>> = optional_field(node, "strategy", cx, || None);
     let restarts: Option<Option<u32>> = optional_field(node, "max_restarts_on_errors", cx, || None);
     let codes: Option<Option<Codes>> = optional_field(node, "recover_on_exit_codes", cx, || None);

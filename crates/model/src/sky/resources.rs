@@ -35,7 +35,7 @@ const TOLERATED: [(&str, &str); 12] = [
     ("priority_class", "use `priority`"),
 ];
 
-const KEYS: [&str; 27] = [
+pub(super) const KEYS: [&str; 27] = [
     "cpus",
     "memory",
     "accelerators",

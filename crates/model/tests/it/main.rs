@@ -4,6 +4,7 @@
 
 mod config;
 mod diff;
+mod fields;
 mod fleets_and_instances;
 mod fuzz;
 mod gpus;

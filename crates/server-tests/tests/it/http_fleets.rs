@@ -1,10 +1,10 @@
 //! Fleets, instances, volumes and gateways over HTTP.
 
 use serde_json::{Value, json};
-use windlass_server::params;
+use windlass_server::{config::Given, params};
 
 use crate::{
-    http::{ADMIN, Ground, on_both},
+    http::{ADMIN, Ground, TestServer, on_both},
     wire,
 };
 
@@ -207,11 +207,9 @@ async fn who_may_not_manage_ssh_fleets_is_refused(ground: &Ground) {
 }
 
 async fn volumes_are_created_read_and_asked_to_end(ground: &Ground) {
-    let server = ground.start().await;
+    let server = TestServer::start_with(Given { no_local: Some(false), ..ground.given() }).await;
     let base = "/api/project/main/volumes";
-    let configuration =
-        json!({ "type": "volume", "name": "data", "backend": "aws", "region": "eu-west-1", "size": 100.0 });
-    let body = json!({ "configuration": configuration });
+    let body = json!({ "configuration": { "type": "volume", "name": "data", "backend": "local" } });
     let volume = server.admin(&format!("{base}/create"), body.clone()).await;
     wire::volume(&volume);
     assert_eq!(
@@ -226,6 +224,11 @@ async fn volumes_are_created_read_and_asked_to_end(ground: &Ground) {
     let sql = "SELECT count(*) FROM volumes WHERE delete_asked_at IS NOT NULL";
     assert_eq!(server.app.db().query_opt(sql, vec![]).await.unwrap().unwrap().int(0).unwrap(), 1);
     server.refused(ADMIN, &format!("{base}/get"), json!({ "name": "none" }), "resource_not_exists").await;
+    let far =
+        json!({ "type": "volume", "name": "far", "backend": "aws", "region": "eu-west-1", "size": 100.0 });
+    let body = json!({ "configuration": far });
+    let said = server.refused(ADMIN, &format!("{base}/create"), body, "error").await;
+    assert!(said.contains("this server has no backend `aws`"), "{said}");
     let task = json!({ "configuration": { "type": "task", "commands": ["true"] } });
     assert_eq!(server.post(ADMIN, &format!("{base}/create"), &task.to_string()).await.0, 422);
     server.stop().await;

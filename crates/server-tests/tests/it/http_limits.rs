@@ -167,3 +167,46 @@ async fn thousands_of_idle_connections_harm_nobody() {
     server.admin("/api/users/get_my_user", json!({})).await;
     server.stop().await;
 }
+
+#[tokio::test]
+async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
+    let ground = Ground::sqlite();
+    let mut given = Given { port: Some(0), ..ground.given() };
+    for (name, value) in [
+        ("upload_max", "1KB"),
+        ("request_max", "4KB"),
+        ("projects_max", "1"),
+        ("run_jobs_max", "2"),
+        ("fleet_hosts_max", "1"),
+        ("secret_max", "3"),
+    ] {
+        *given.limits.named(name).unwrap() = Some(value.to_owned());
+    }
+    let server =
+        TestServer::start_as(Settings { pipelines: false, ..Settings::new(given, None).unwrap() }).await;
+    let file = vec![7_u8; 1025];
+    let name = crate::http_secrets::sha256(&file);
+    let (status, body) = server.upload(ADMIN, "/api/files/upload_archive", &name, &file).await;
+    assert_eq!((status, body.to_string().contains("`upload_max` (`--upload-max`)")), (413, true), "{body}");
+    let (status, body) = server.post(ADMIN, "/api/users/list", &format!("\"{}\"", "x".repeat(5000))).await;
+    assert_eq!((status, body.to_string().contains("`request_max`")), (413, true), "{body}");
+    let mira = server.user("mira").await;
+    let project = |name: &str| json!({ "project_name": name });
+    server.ok(&mira, "/api/projects/create", project("first")).await;
+    let said = server.refused(&mira, "/api/projects/create", project("second"), "error").await;
+    assert!(said.contains("`projects_max`"), "{said}");
+    let spec =
+        json!({ "run_name": "wide", "configuration": { "type": "task", "commands": ["x"], "nodes": 3 } });
+    let body = json!({ "plan": { "run_spec": spec }, "force": false });
+    let said = server.refused(ADMIN, "/api/project/main/runs/apply", body, "error").await;
+    assert!(said.contains("starts with 3 jobs") && said.contains("`run_jobs_max`"), "{said}");
+    let secret = json!({ "name": "key", "value": "long" });
+    let said = server.refused(ADMIN, "/api/project/main/secrets/create_or_update", secret, "error").await;
+    assert!(said.contains("`secret_max`"), "{said}");
+    let ssh = json!({ "user": "u", "identity_file": "f", "hosts": ["10.0.0.1", "10.0.0.2"] });
+    let fleet = json!({ "configuration": { "type": "fleet", "name": "own", "ssh_config": ssh }, "profile": { "name": "x" } });
+    let body = json!({ "plan": { "spec": fleet } });
+    let said = server.refused(ADMIN, "/api/project/main/fleets/apply", body, "error").await;
+    assert!(said.contains("`fleet_hosts_max`"), "{said}");
+    server.stop().await;
+}

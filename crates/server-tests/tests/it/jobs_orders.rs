@@ -118,7 +118,7 @@ async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &Ground) 
     let of_run = submit.run_spec.as_ref().unwrap();
     assert_eq!((of_run.run_name.as_deref(), of_run.repo_id.as_deref()), (Some("told"), Some("r1")));
     assert_eq!(submit.job_submission.id, run["latest_job_submission"]["id"].as_str().unwrap());
-    assert_eq!(submit.log_quota_hour, Some(52_428_800));
+    assert_eq!(submit.log_quota_hour, Some(52_428_800), "the setting `log_rate_max`");
     assert!(submit.secrets.is_empty() && job.ssh_key.is_none());
     let creds = submit.repo_credentials.as_ref().unwrap();
     assert_eq!(

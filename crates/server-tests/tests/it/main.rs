@@ -49,6 +49,7 @@ mod openapi;
 mod pipelines;
 mod postgres;
 mod real_s3;
+mod retention;
 mod scripted_hosts;
 #[path = "../../../tunnel/tests/it/sshd.rs"]
 #[expect(dead_code, reason = "the tests of the tunnel use more of it")]

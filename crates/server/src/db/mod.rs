@@ -40,6 +40,7 @@ pub mod queue_tokens;
 mod record;
 pub mod replicas;
 pub mod repos;
+pub mod retention;
 pub mod runs;
 pub mod sealed;
 pub mod secrets;
@@ -343,6 +344,7 @@ pub fn statements() -> Vec<&'static str> {
         replicas::statements(),
         queue_tokens::statements(),
         repos::statements(),
+        retention::statements(),
         runs::statements(),
         secrets::statements(),
         volumes::statements(),

@@ -7,7 +7,7 @@ use windlass_model::{
 };
 
 use super::{
-    Change, Db, DbError, Expect, Val,
+    Change, Db, DbError, Expect, Unit, Val,
     record::{record, statements},
 };
 use crate::params;
@@ -35,12 +35,19 @@ statements! {
                  WHERE project_id = $1 AND name = $2 \
                  ON CONFLICT (repo_id, user_id) DO UPDATE SET sealed = excluded.sealed";
     CREDS = "SELECT sealed FROM repo_creds WHERE repo_id = $1 AND user_id = $2";
-    PUT_CODE = "INSERT INTO codes (id, repo_id, hash, blob, created_at) VALUES ($1, $2, $3, $4, now_us()) \
-                ON CONFLICT (repo_id, hash) DO NOTHING";
+    PUT_CODE = "INSERT INTO codes (id, repo_id, hash, blob, created_at, used_at) \
+                VALUES ($1, $2, $3, $4, now_us(), now_us()) \
+                ON CONFLICT (repo_id, hash) DO UPDATE SET used_at = excluded.used_at";
+    USE_CODE = "UPDATE codes SET used_at = now_us() WHERE hash = $3 \
+                AND repo_id IN (SELECT id FROM repos WHERE project_id = $1 AND name = $2)";
     CODE = "SELECT blob FROM codes WHERE repo_id = $1 AND hash = $2";
-    PUT_ARCHIVE = "INSERT INTO archives (id, user_id, hash, blob, created_at) VALUES ($1, $2, $3, $4, now_us()) \
-                   ON CONFLICT (user_id, hash) DO UPDATE SET hash = excluded.hash RETURNING id";
-    FIND_ARCHIVE = "SELECT id FROM archives WHERE user_id = $1 AND hash = $2";
+    PUT_ARCHIVE = "INSERT INTO archives (id, user_id, hash, blob, created_at, used_at) \
+                   VALUES ($1, $2, $3, $4, now_us(), now_us()) \
+                   ON CONFLICT (user_id, hash) DO UPDATE SET used_at = excluded.used_at RETURNING id";
+    /// Who finds it will name it in a run: it counts as used now.
+    FIND_ARCHIVE = "UPDATE archives SET used_at = now_us() WHERE user_id = $1 AND hash = $2 RETURNING id";
+    USE_ARCHIVES = "UPDATE archives SET used_at = now_us() \
+                    WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     COUNT_ARCHIVES = "SELECT count(*) FROM archives WHERE user_id = $1 \
                       AND id IN (SELECT value FROM json_each(CAST($2 AS TEXT)))";
     ARCHIVE = "SELECT user_id, hash, blob FROM archives WHERE id = $1";
@@ -88,7 +95,19 @@ pub fn put_archive(id: Uuid, user: UserId, hash: &str, blob: Vec<u8>) -> Change 
 }
 
 pub async fn find_archive(db: &Db, user: UserId, hash: &str) -> Result<Option<Uuid>, DbError> {
-    db.query_opt(FIND_ARCHIVE.as_str(), params![user, hash]).await?.map(|row| row.uuid(0)).transpose()
+    let unit = Unit::new().query(FIND_ARCHIVE.as_str(), params![user, hash]);
+    let (_, rows) = db.write(unit).await?.done()?;
+    rows.first().and_then(|rows| rows.first()).map(|row| row.uuid(0)).transpose()
+}
+
+/// A new run names these, so that they are kept with it.
+pub fn use_archives(ids: &[Uuid]) -> Change {
+    exec(&USE_ARCHIVES, params![Val::list(ids)], Expect::Any)
+}
+
+/// The same for the difference of that hash, of a repo by its name.
+pub fn use_code(project: ProjectId, repo: &str, hash: &str) -> Change {
+    exec(&USE_CODE, params![project, repo, hash], Expect::Any)
 }
 
 /// Whether all of these are archives of this user.

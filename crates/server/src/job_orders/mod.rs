@@ -145,6 +145,7 @@ pub async fn start(hands: &Hands, loaded: &Loaded) -> Result<Start, OrderError> 
         addresses: &addresses,
         key,
         repo_credentials,
+        log_quota_hour: hands.limits.log_bytes_hour,
     })?;
     let mut archives = Vec::new();
     for file in &submit.job_spec.file_archives {

@@ -22,8 +22,6 @@ use crate::{
 
 /// The variable that tells a service where to listen.
 const PORT: &str = "PORT";
-/// Bytes of output an hour.
-pub(super) const LOG_QUOTA_HOUR: u64 = 50 << 20;
 
 pub(super) struct Inputs<'a> {
     pub(super) run: &'a Run,
@@ -39,6 +37,8 @@ pub(super) struct Inputs<'a> {
     pub(super) addresses: &'a BTreeMap<(u32, u32), String>,
     pub(super) key: Option<SshKey>,
     pub(super) repo_credentials: Option<RepoCredentials>,
+    /// Bytes of output an hour; `None`: any number.
+    pub(super) log_quota_hour: Option<u64>,
 }
 
 /// The parts of a run specification that a runner knows.
@@ -79,7 +79,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<Submit, PassError> {
         // They are in the variables that name them, and nowhere else.
         secrets: BTreeMap::new(),
         repo_credentials: inputs.repo_credentials.clone(),
-        log_quota_hour: Some(LOG_QUOTA_HOUR),
+        log_quota_hour: inputs.log_quota_hour,
         run_spec: Some(run_spec),
     })
 }

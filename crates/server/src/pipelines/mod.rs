@@ -26,8 +26,9 @@ use crate::{
     app::App,
     db::{Db, Written},
     job_metrics::sampler,
-    logs::{archive::Archive, retention},
+    logs::{archive::Archive, retention as log_retention},
     market::Market,
+    retention,
     run_shape::Shapes,
     secrets::Keyring,
 };
@@ -49,6 +50,8 @@ pub struct Hands {
     pub job_limits: Limits,
     /// Of runs that name no image.
     pub images: DefaultImages,
+    /// What users can meet.
+    pub limits: crate::limits::Limits,
 }
 
 /// Whatever pipelines are put into: the engine, or the simulation's watch over it.
@@ -90,6 +93,7 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
         retry_delay: app.settings().retry_delay,
         job_limits: app.settings().job_limits,
         images: app.settings().images.clone(),
+        limits: app.settings().limits.clone(),
     };
     // Replicas that were started together must not fetch in step.
     let seed = getrandom::u64()?;
@@ -102,7 +106,8 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
     hints.spawn(tell(app.db().clone(), app.hints().clone()));
     hints.spawn(greet(app.db().clone(), app.hints().clone()));
     hints.spawn(sampler::run(app.db().clone(), Arc::clone(&hands.agents)));
-    hints.spawn(retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
+    hints.spawn(log_retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
+    hints.spawn(retention::run(app.clone()));
     Ok(Running { engine, db: app.db().clone(), _hints: hints })
 }
 

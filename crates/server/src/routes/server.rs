@@ -50,10 +50,11 @@ async fn pipelines(app: App, _: Caller, _: Nothing) -> Result<Vec<Pipeline>> {
     Ok(app.metrics().pipelines().into_iter().map(one).collect())
 }
 
-async fn info(_: App, _: Nothing) -> Result<Info> {
+async fn info(app: App, _: Nothing) -> Result<Info> {
     Ok(Info {
         server_version: Some(API_VERSION.into()),
         windlass_version: Some(env!("CARGO_PKG_VERSION").into()),
+        upload_bytes_max: Some(app.settings().limits.upload_bytes as u64),
     })
 }
 

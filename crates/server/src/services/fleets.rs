@@ -35,12 +35,12 @@ use crate::{
     error::{Error, Result},
     events::{About, actor, note, record},
     fleet_shape::FleetShape,
+    limits::{self, setting},
     secrets::Belongs,
 };
 
 const LIST_MAX: i64 = 100;
 const NAMES_TRIED: u8 = 10;
-const HOSTS_MAX: usize = 1000;
 /// Offers that one answer shows.
 const OFFERS_MAX: usize = 50;
 
@@ -150,7 +150,9 @@ impl Spec {
     }
 
     fn backends(&self) -> impl Iterator<Item = &str> {
-        self.open["configuration"]["backends"].as_array().into_iter().flatten().filter_map(Value::as_str)
+        let configuration = &self.open["configuration"];
+        let listed = configuration["backends"].as_array().into_iter().flatten();
+        listed.chain([&configuration["backend"]]).filter_map(Value::as_str)
     }
 
     fn hosts(&self) -> &[Host] {
@@ -226,8 +228,10 @@ pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Resu
     if spec.ssh_config.is_some() && !scope.may_manage_ssh_fleets() {
         return Err(Error::denied());
     }
-    if spec.hosts().len() > HOSTS_MAX {
-        return Err(Error::refused("too many hosts"));
+    let (hosts, most) = (spec.hosts().len(), app.settings().limits.fleet_hosts);
+    if hosts > most {
+        let more = setting(limits::FLEET_HOSTS_MAX);
+        return Err(Error::refused(format!("the fleet has {hosts} hosts, and may have {most}; {more}")));
     }
     let found = match spec.name() {
         Some(name) => {

@@ -5,13 +5,16 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use windlass_api::{Document, gateways as wire, runs::ApplyAction};
 use windlass_model::{
-    config::Configuration,
+    config::{Configuration, unsupported},
     event::{Because, Entity, Event},
     gateway,
     id::GatewayId,
 };
 
-use super::{gateway_nodes, names, runs::refused};
+use super::{
+    gateway_nodes, names,
+    runs::{check_supported, refused},
+};
 use crate::{
     app::App,
     auth::{Scope, Token},
@@ -91,7 +94,9 @@ fn shown(scope: &Scope, default: Option<GatewayId>, row: Gateway, nodes: &[Node]
 
 fn parse(document: &Document) -> Result<Value> {
     let value = document.value()?;
-    match Configuration::from_json(&value).map_err(|problems| refused(&problems))? {
+    let parsed = Configuration::from_json(&value).map_err(|problems| refused(&problems))?;
+    check_supported(&unsupported::review(&parsed, unsupported::Context::default()))?;
+    match parsed {
         Configuration::Gateway(_) => Ok(value),
         Configuration::Task(_)
         | Configuration::Service(_)

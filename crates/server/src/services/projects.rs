@@ -19,6 +19,7 @@ use crate::{
     },
     error::{Error, Result},
     events::{About, note},
+    limits::{self, setting},
 };
 
 const LIST_MAX: i64 = 2000;
@@ -130,8 +131,10 @@ async fn again(app: &App, name: &str, user: UserId) -> Result<wire::Project> {
 
 pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> Result<wire::Project> {
     let owned = projects::owned_count(app.db(), caller.user.id).await?;
-    if !caller.user.admin && owned >= app.settings().owned_projects_max {
-        return Err(Error::refused("you own as many projects as you may"));
+    let most = app.settings().limits.projects;
+    if !caller.user.admin && owned >= most {
+        let more = setting(limits::PROJECTS_MAX);
+        return Err(Error::refused(format!("you own {owned} projects, and may own {most}; {more}")));
     }
     let (name, templates) = (&asked.project_name, asked.templates_repo.as_deref());
     add(app, caller.user.id, name, asked.is_public, templates).await?;

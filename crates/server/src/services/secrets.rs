@@ -16,10 +16,10 @@ use crate::{
     },
     error::{Error, Result},
     events::{About, note},
+    limits::{self, setting},
     secrets::{Belongs, KeyError},
 };
 
-const VALUE_CHARS_MAX: usize = 5000;
 /// Two people set one secret at the same time: one of them tries again.
 const TRIES_MAX: usize = 5;
 
@@ -58,8 +58,10 @@ pub fn open(app: &App, secret: &Secret) -> Result<String> {
 pub async fn set(app: &App, scope: &Scope, asked: wire::SetRequest) -> Result<wire::Secret> {
     may(scope)?;
     names::secret(&asked.name)?;
-    if asked.value.chars().count() > VALUE_CHARS_MAX {
-        return Err(Error::refused(format!("secret value is longer than {VALUE_CHARS_MAX} characters")));
+    let most = app.settings().limits.secret_chars;
+    if asked.value.chars().count() > most {
+        let more = setting(limits::SECRET_MAX);
+        return Err(Error::refused(format!("secret value is longer than {most} characters; {more}")));
     }
     for _ in 0..TRIES_MAX {
         if let Some(id) = try_set(app, scope, &asked).await? {

@@ -121,9 +121,10 @@ async fn attachments(app: &App, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, V
 pub async fn create(app: &App, scope: &Scope, asked: &wire::CreateRequest) -> Result<wire::Volume> {
     let mut configuration = asked.configuration.value()?;
     let parsed = Configuration::from_json(&configuration).map_err(|problems| refused(&problems))?;
-    if !matches!(parsed, Configuration::Volume(_)) {
+    let Configuration::Volume(wanted) = parsed else {
         return Err(Error::field("configuration", "the configuration is not a volume"));
-    }
+    };
+    app.check_backends([wanted.backend()])?;
     let generated = configuration["name"].is_null();
     for attempt in 0..NAMES_TRIED {
         if generated {

@@ -66,9 +66,13 @@ async fn a_dev_environment_that_nobody_uses_is_ended() {
 
 #[tokio::test]
 async fn a_job_that_writes_without_end_is_ended_by_its_quota() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let settings = [("WINDLASS_SERVER_LOG_RATE_MAX", "1MB")];
+    let mut stage = Stage::with_settings(Machines::Processes, &settings).await;
     let run = stage.ends(&task("flood", &["yes windlass"])).await;
-    assert_eq!(submission_of(&run)["termination_reason"], "log_quota_exceeded", "{run:#}");
+    let job = submission_of(&run);
+    assert_eq!(job["termination_reason"], "log_quota_exceeded", "{run:#}");
+    let told = job["termination_reason_message"].as_str().unwrap_or_default();
+    assert!(told.contains("1048576 bytes") && told.contains("`log_rate_max`"), "{job:#}");
 }
 
 #[tokio::test]

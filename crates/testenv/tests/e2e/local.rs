@@ -219,3 +219,32 @@ async fn a_job_gets_the_python_that_it_asks_for_or_is_told_that_there_is_none() 
     assert_eq!(run["status"], "done", "{run:#}\n{}", stage.log(&run).await);
     assert!(stage.log(&run).await.starts_with(&format!("False {version}")), "{}", stage.log(&run).await);
 }
+
+#[tokio::test]
+async fn a_volume_of_this_machine_keeps_what_a_run_wrote_and_goes_when_it_is_deleted() {
+    let mut stage = Stage::new(Machines::Processes).await;
+    let volume = json!({"configuration": {"type": "volume", "name": "data", "backend": "local"}});
+    stage.project("volumes/create", &volume).await;
+    while stage.project("volumes/get", &json!({"name": "data"})).await["status"] != "active" {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    let directories = |stage: &Stage| {
+        let volumes = stage.home().join("server/local/volumes");
+        std::fs::read_dir(volumes).map(|entries| entries.count()).unwrap_or_default()
+    };
+    let path = stage.home().join("mounted");
+    let (write, read) =
+        (format!("echo kept > {}/note", path.display()), format!("cat {}/note", path.display()));
+    let mut writer = task("writer", &[write.as_str()]);
+    writer["volumes"] = json!([format!("data:{}", path.display())]);
+    let run = stage.ends(&writer).await;
+    assert_eq!(run["status"], "done", "{run:#}");
+    assert!(!path.join("note").exists(), "the volume is mounted for the job alone");
+    let mut reader = task("reader", &[read.as_str()]);
+    reader["volumes"] = writer["volumes"].clone();
+    let run = stage.ends(&reader).await;
+    assert_eq!(stage.log(&run).await, "kept\n", "{run:#}");
+    assert_eq!(directories(&stage), 1);
+    stage.project("volumes/delete", &json!({"names": ["data"]})).await;
+    stage.eventually("the directory is deleted", || directories(&stage) == 0);
+}

@@ -13,7 +13,7 @@ use ignore::WalkBuilder;
 use tar::{Builder, EntryType, Header};
 use windlass_api::{
     files::{Archive, HashRequest},
-    operations::{ReadArchive, UploadArchive},
+    operations::{ReadArchive, ReadServerInfo, UploadArchive},
     server::Nothing,
 };
 
@@ -24,8 +24,8 @@ use crate::{
     problem::{Code, Problem},
 };
 
-/// What a server takes unless its operator allows more.
-pub(super) const BYTES_MAX: u64 = 2 << 20;
+/// What a server takes that does not say what it takes.
+const BYTES_MAX: u64 = 2 << 20;
 const ENTRIES_MAX: usize = 100_000;
 const IGNORE_FILE: &str = ".dstackignore";
 /// How many of the largest files an error names.
@@ -37,12 +37,22 @@ pub(super) struct Brought {
     pub(super) path: String,
 }
 
+/// The largest file that the server takes.
+pub(crate) async fn bytes_max(cx: &Context) -> Result<u64, Problem> {
+    let info = cx.call::<ReadServerInfo>(&Nothing {}).await?;
+    Ok(info.upload_bytes_max.unwrap_or(BYTES_MAX))
+}
+
 pub(super) async fn upload(cx: &Context, source: &Source) -> Result<Vec<Brought>, Problem> {
     let mut all = Vec::new();
     let files = source.configuration.run().map(|run| run.files.as_slice()).unwrap_or_default();
+    if files.is_empty() {
+        return Ok(all);
+    }
+    let bytes_max = bytes_max(cx).await?;
     for file in files {
         let from = local_path(&source.dir, &file.local_path)?;
-        let content = one(&from)
+        let content = one(&from, bytes_max)
             .map_err(|problem| problem.hint(format!("it is named in `files` of {}", source.file)))?;
         let archive = send(cx, &content).await?;
         all.push(Brought { id: archive.id.to_string(), path: file.path.clone() });
@@ -52,7 +62,8 @@ pub(super) async fn upload(cx: &Context, source: &Source) -> Result<Vec<Brought>
 
 /// Brings a file or a directory to the server.
 pub(crate) async fn bring(cx: &Context, path: &Path) -> Result<uuid::Uuid, Problem> {
-    Ok(send(cx, &one(path)?).await?.id)
+    let bytes_max = bytes_max(cx).await?;
+    Ok(send(cx, &one(path, bytes_max)?).await?.id)
 }
 
 /// Sends an archive, unless the server has it.
@@ -81,7 +92,7 @@ pub(crate) fn local_path(dir: &Path, path: &str) -> Result<PathBuf, Problem> {
 }
 
 /// A file or a directory, under its own name.
-fn one(path: &Path) -> Result<Vec<u8>, Problem> {
+fn one(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Problem> {
     let failed = |error: std::io::Error| Problem::caused(&format!("read `{}`", path.display()), &error);
     let whole = path.canonicalize().map_err(failed)?;
     let Some(name) = whole.file_name() else {
@@ -89,15 +100,15 @@ fn one(path: &Path) -> Result<Vec<u8>, Problem> {
     };
     let top = PathBuf::from(name);
     if whole.is_dir() {
-        return tar_of(&whole, &top);
+        return tar_of(&whole, &top, bytes_max);
     }
-    let mut tar = Tar::new(path);
+    let mut tar = Tar::new(path, bytes_max);
     tar.add(&whole, &top)?;
     tar.finish()
 }
 
 /// The content of a directory, below `top`.
-pub(super) fn tar_of(root: &Path, top: &Path) -> Result<Vec<u8>, Problem> {
+pub(super) fn tar_of(root: &Path, top: &Path, bytes_max: u64) -> Result<Vec<u8>, Problem> {
     let walk = WalkBuilder::new(root)
         .hidden(false)
         .parents(true)
@@ -109,7 +120,7 @@ pub(super) fn tar_of(root: &Path, top: &Path) -> Result<Vec<u8>, Problem> {
         .filter_entry(|entry| entry.file_name() != ".git")
         .sort_by_file_path(std::cmp::Ord::cmp)
         .build();
-    let mut tar = Tar::new(root);
+    let mut tar = Tar::new(root, bytes_max);
     for entry in walk {
         let entry = entry.map_err(|error| Problem::caused(&format!("read `{}`", root.display()), &error))?;
         let below = entry.path().strip_prefix(root).unwrap_or(entry.path());
@@ -125,15 +136,16 @@ struct Tar {
     builder: Builder<Vec<u8>>,
     root: PathBuf,
     bytes: u64,
+    bytes_max: u64,
     entries: usize,
     largest: Vec<(u64, PathBuf)>,
 }
 
 impl Tar {
-    fn new(root: &Path) -> Self {
+    fn new(root: &Path, bytes_max: u64) -> Self {
         let mut builder = Builder::new(Vec::new());
         builder.follow_symlinks(false);
-        Self { builder, root: root.to_owned(), bytes: 0, entries: 0, largest: Vec::new() }
+        Self { builder, root: root.to_owned(), bytes: 0, bytes_max, entries: 0, largest: Vec::new() }
     }
 
     fn add(&mut self, path: &Path, name: &Path) -> Result<(), Problem> {
@@ -165,7 +177,7 @@ impl Tar {
             return Ok(());
         }
         self.count(data.len(), path);
-        if self.bytes > BYTES_MAX {
+        if self.bytes > self.bytes_max {
             // Not read any more; the walk goes on to name the largest.
             return Ok(());
         }
@@ -186,7 +198,7 @@ impl Tar {
         let root = self.root.display().to_string();
         let content =
             self.builder.into_inner().map_err(|error| Problem::caused(&format!("pack `{root}`"), &error))?;
-        if self.bytes > BYTES_MAX || content.len() as u64 > BYTES_MAX {
+        if self.bytes > self.bytes_max || content.len() as u64 > self.bytes_max {
             let largest: Vec<String> = self
                 .largest
                 .iter()
@@ -198,12 +210,15 @@ impl Tar {
             return Err(Problem::new(format!("send `{root}`"))
                 .code(Code::TooLarge)
                 .why(format!(
-                    "{} KiB are more than the {} KiB that a server takes; largest: {}",
+                    "{} KiB are more than the {} KiB that the server takes; largest: {}",
                     self.bytes / 1024,
-                    BYTES_MAX / 1024,
+                    self.bytes_max / 1024,
                     largest.join(", ")
                 ))
-                .hint(format!("leave files out with {IGNORE_FILE}, or put large data on a volume")));
+                .hint(format!(
+                    "leave files out with {IGNORE_FILE}, put large data on a volume, or have the server take more \
+                     (its setting `upload_max`)"
+                )));
         }
         Ok(content)
     }
@@ -216,6 +231,8 @@ mod tests {
     use tempfile::TempDir;
 
     use super::{local_path, tar_of};
+
+    const MIB: u64 = 1 << 20;
 
     fn dir(files: &[(&str, &str)]) -> TempDir {
         let root = tempfile::tempdir().unwrap();
@@ -244,7 +261,7 @@ mod tests {
             (".env", "x"),
             ("src/main.py", "x"),
         ]);
-        let found = names(&tar_of(dir.path(), Path::new("top")).unwrap());
+        let found = names(&tar_of(dir.path(), Path::new("top"), MIB).unwrap());
         assert_eq!(
             found,
             ["top/", "top/.dstackignore", "top/.env", "top/.gitignore", "top/src", "top/src/main.py"]
@@ -255,14 +272,20 @@ mod tests {
     fn the_same_files_are_the_same_bytes() {
         let files = [("b", "2"), ("a", "1")];
         let (one, two) = (dir(&files), dir(&files));
-        assert_eq!(tar_of(one.path(), Path::new("")).unwrap(), tar_of(two.path(), Path::new("")).unwrap());
+        let packed = |dir: &TempDir| tar_of(dir.path(), Path::new(""), MIB).unwrap();
+        assert_eq!(packed(&one), packed(&two));
     }
 
     #[test]
     fn too_much_is_refused_and_the_largest_file_is_named() {
         let dir = dir(&[("small", "x"), ("large", &"x".repeat(3 << 20))]);
-        let said = tar_of(dir.path(), Path::new("")).unwrap_err().text();
-        assert!(said.contains("large (3072 KiB)") && said.contains(".dstackignore"), "{said}");
+        let said = tar_of(dir.path(), Path::new(""), MIB).unwrap_err().text();
+        for part in
+            ["large (3072 KiB)", ".dstackignore", "the 1024 KiB that the server takes", "`upload_max`"]
+        {
+            assert!(said.contains(part), "{said}");
+        }
+        tar_of(dir.path(), Path::new(""), 4 * MIB).unwrap();
     }
 
     #[test]

@@ -14,11 +14,12 @@ use windlass_model::config::mounts::RepoSpec;
 
 use super::{
     Args,
-    archive::{BYTES_MAX, local_path, tar_of},
+    archive::{bytes_max, local_path, tar_of},
     keys,
     source::Source,
 };
 use crate::{
+    context::Context,
     local::sha256,
     output,
     problem::{self, Problem},
@@ -35,11 +36,14 @@ pub(super) struct Code {
     pub(super) hash: String,
 }
 
-pub(super) fn find(args: &Args, source: &Source) -> Result<Option<Code>, Problem> {
+pub(super) async fn find(cx: &Context, args: &Args, source: &Source) -> Result<Option<Code>, Problem> {
     let repos = source.configuration.run().map(|run| run.repos.as_slice()).unwrap_or_default();
     let Some(repo) = repos.first() else { return Ok(None) };
     match (&repo.0.local_path, &repo.0.url) {
-        (Some(path), _) => local(args, &local_path(&source.dir, path)?).map(Some),
+        (Some(path), _) => {
+            let bytes_max = bytes_max(cx).await?;
+            local(args, &local_path(&source.dir, path)?, bytes_max).map(Some)
+        }
         (None, Some(url)) if !is_reachable(url) => Err(Problem::new(format!("clone the repository `{url}`"))
             .code(problem::Code::Repository)
             .why("hosts clone over https, ssh and git only")
@@ -95,18 +99,20 @@ fn name_of(url: &str) -> String {
     if name.is_empty() { "repo".to_owned() } else { name.to_owned() }
 }
 
-fn local(args: &Args, path: &Path) -> Result<Code, Problem> {
+fn local(args: &Args, path: &Path, bytes_max: u64) -> Result<Code, Problem> {
     let whole = path
         .canonicalize()
         .map_err(|error| Problem::caused(&format!("find the repository `{}`", path.display()), &error))?;
-    let Some(git) = Git::at(&whole)? else { return directory(&whole, "it is no git repository") };
-    let Some(remote) = git.remote()? else { return directory(&whole, "it has no remote to clone from") };
+    let Some(git) = Git::at(&whole)? else { return directory(&whole, "it is no git repository", bytes_max) };
+    let Some(remote) = git.remote()? else {
+        return directory(&whole, "it has no remote to clone from", bytes_max);
+    };
     let url = git.text(&["remote", "get-url", &remote])?;
     if !is_reachable(&url) {
-        return directory(&whole, &format!("hosts cannot clone from its remote `{url}`"));
+        return directory(&whole, &format!("hosts cannot clone from its remote `{url}`"), bytes_max);
     }
     let Some(base) = git.base(&remote)? else {
-        return directory(&whole, "no commit of it is known to be at its remote");
+        return directory(&whole, "no commit of it is known to be at its remote", bytes_max);
     };
     let data = json!({
         "repo_type": "remote",
@@ -117,13 +123,13 @@ fn local(args: &Args, path: &Path) -> Result<Code, Problem> {
         "repo_config_email": git.maybe(&["config", "user.email"])?,
     });
     let diff = git.diff(&base)?;
-    if diff.len() as u64 > BYTES_MAX {
+    if diff.len() as u64 > bytes_max {
         return Err(Problem::new("send the changes of the repository")
             .code(problem::Code::TooLarge)
             .why(format!(
-                "{} KiB are more than the {} KiB that a server takes",
+                "{} KiB are more than the {} KiB that the server takes",
                 diff.len() / 1024,
-                BYTES_MAX / 1024
+                bytes_max / 1024
             ))
             .hint("commit and push them, or leave large files out with .gitignore"));
     }
@@ -131,9 +137,9 @@ fn local(args: &Args, path: &Path) -> Result<Code, Problem> {
 }
 
 /// All of a directory, as a tar.
-fn directory(path: &Path, why: &str) -> Result<Code, Problem> {
+fn directory(path: &Path, why: &str, bytes_max: u64) -> Result<Code, Problem> {
     output::say(&format!("Sending the files of {}: {why}.", path.display()));
-    let content = tar_of(path, Path::new(""))?;
+    let content = tar_of(path, Path::new(""), bytes_max)?;
     let info = json!({ "repo_type": "virtual" });
     let init = repos::InitRequest {
         repo_id: format!("local-{}", &sha256(path.as_os_str().as_encoded_bytes())[..8]),

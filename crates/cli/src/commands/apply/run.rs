@@ -29,7 +29,7 @@ use crate::{
 const FIRST: ssh::Place = ssh::Place { replica: 0, job: 0 };
 
 pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<Exit, Problem> {
-    let code = git::find(args, source)?;
+    let code = git::find(cx, args, source).await?;
     secrets::check(cx, &source.configuration).await?;
     let archives = archive::upload(cx, source).await?;
     if let Some(code) = &code {

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use windlass_model::config::{
     self, Configuration,
     env::{Env, EnvValue, is_env_name},
+    error::Diagnosis,
     name::{Name, is_resource_name},
-    resolve,
+    resolve, unsupported,
 };
 
 use super::Args;
@@ -97,10 +98,21 @@ fn text(path: &Path, stdin: bool) -> Result<String, Problem> {
 }
 
 fn parse(file: &str, text: &str) -> Result<Configuration, Problem> {
-    config::parse(text).map(|parsed| parsed.configuration).map_err(|problems| {
-        output::say(output::printable(&config::render(&problems, file, text)).trim_end());
+    let told = |problems: &[Diagnosis]| {
+        output::say(output::printable(&config::render(problems, file, text)).trim_end());
         Problem::told()
-    })
+    };
+    let parsed = config::parse(text).map_err(|problems| told(&problems))?;
+    let context = unsupported::Context { node: Some(&parsed.node), ..unsupported::Context::default() };
+    let review = unsupported::review(&parsed.configuration, context);
+    if !review.refusals.is_empty() {
+        return Err(told(&review.refusals));
+    }
+    for warning in &review.warnings {
+        let line = warning.span.start.line;
+        output::say(&output::printable(&format!("warning: {file}:{line}: {}", warning.message)));
+    }
+    Ok(parsed.configuration)
 }
 
 fn rename(configuration: &mut Configuration, name: &str) -> Result<(), Problem> {
@@ -186,6 +198,9 @@ fn profile(args: &Args) -> Result<Value, Problem> {
             None => profile.default,
         });
         if let Some(profile) = found {
+            for warning in unsupported::review_profile(&profile.properties).warnings {
+                output::say(&output::printable(&format!("warning: {file}: {}", warning.message)));
+            }
             return serde_json::to_value(profile)
                 .map_err(|error| Problem::caused("write the profile", &error));
         }

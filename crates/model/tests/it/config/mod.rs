@@ -9,6 +9,7 @@ mod render;
 mod rules;
 mod schema;
 mod syntax;
+mod unsupported;
 mod within;
 
 use windlass_model::config::{self, Configuration};

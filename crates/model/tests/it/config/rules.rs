@@ -288,6 +288,9 @@ fn a_volume_is_new_or_exists() {
     refused(&with("backend: gcp\nvolume_id: v\nauto_cleanup_duration: 1d"), &["C016 auto_cleanup_duration"]);
     refused("type: volume\nbackend: daytona\nsize: 1GB", &["C011 size"]);
     accept("type: volume\nbackend: lium\nauto_cleanup_duration: off");
+    accept("type: volume\nbackend: local\nname: data\nauto_cleanup_duration: 1d");
+    refused("type: volume\nbackend: local\nsize: 1GB", &["C011 size"]);
+    refused("type: volume\nbackend: remote", &["C017 backend"]);
     let volume = accept("type: volume\nbackend: kubernetes\nclaim_name: c");
     assert!(matches!(&volume, Configuration::Volume(volume) if volume.is_external()));
     let expected = json!({"type": "volume", "backend": "kubernetes", "region": "", "claim_name": "c", "access_modes": ["ReadWriteOnce"], "read_only": false});

@@ -5,6 +5,7 @@ use windlass_model::{
         Configuration,
         derive::{self, Inherited, Inputs},
         profile::SpotPolicy,
+        units::Offable,
     },
     sky::{HOSTS_FILE, Identity, RunSpec, Site, task_id},
     time::Timestamp,
@@ -90,6 +91,14 @@ fn a_run_carries_what_the_task_asks_for() {
     let (_, task) = spec(text, 0, 1, &named);
     assert_eq!(task.profile.provisioning.spot_policy, Some(SpotPolicy::OnDemand));
     assert_eq!(task.profile.fleets.as_ref().unwrap()[0].name, "aws");
+}
+
+#[test]
+fn labels_and_the_longest_duration_are_those_of_the_run() {
+    let text = "resources: {labels: {team: a}}\nmax_duration: 2h\nrun: a\n";
+    let (_, task) = spec(text, 0, 0, &Site::default());
+    assert_eq!(task.profile.provisioning.tags.unwrap().0["team"], "a");
+    assert_eq!(task.profile.max_duration, Offable::Seconds(7200));
 }
 
 #[test]

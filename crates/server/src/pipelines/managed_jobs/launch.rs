@@ -63,6 +63,7 @@ pub(super) fn unit(
         managed_job: Some(job.id),
         places: placing.map_err(PassError::document)?,
         published: None,
+        jobs_max: hands.limits.run_jobs,
     };
     match submit::unit(&hands.db, &hands.keys, by, &spec, None) {
         Ok((_, unit)) => Ok(Ok(unit)),

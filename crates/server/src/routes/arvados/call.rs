@@ -121,7 +121,7 @@ impl Call {
     pub(super) async fn read(app: &App, request: Request) -> Result<Self> {
         let (head, body) = request.into_parts();
         let settings = app.settings();
-        let raw = crate::http::collect(body, settings.body_bytes_max, settings.body_timeout).await?;
+        let raw = crate::http::collect(body, settings.limits.request_bytes, settings.body_timeout).await?;
         let mut params: BTreeMap<String, String> =
             pairs(head.uri.query().unwrap_or_default()).into_iter().collect();
         let mut json = Map::new();

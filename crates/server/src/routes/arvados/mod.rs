@@ -81,8 +81,8 @@ fn refusal(error: &Error, id: &str) -> Response {
             tracing::warn!(request = %id, %error, "answer a request to the container queue");
             (StatusCode::SERVICE_UNAVAILABLE, "the database cannot be reached now".to_owned())
         }
-        Error::Inner(crate::error::Error::TooLarge { limit }) => {
-            (StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {limit} bytes"))
+        Error::Inner(inner @ crate::error::Error::TooLarge { .. }) => {
+            (StatusCode::PAYLOAD_TOO_LARGE, inner.to_string())
         }
         Error::Inner(crate::error::Error::Fast) => (StatusCode::TOO_MANY_REQUESTS, error.to_string()),
         Error::Inner(inner) => {

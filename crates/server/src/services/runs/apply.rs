@@ -216,6 +216,7 @@ async fn new_run(app: &App, scope: &Scope, spec: &Spec, hash: &str) -> Result<(R
         managed_job: None,
         places: None,
         published,
+        jobs_max: app.settings().limits.run_jobs,
     };
     submit::unit(app.db(), app.keys(), asked, spec, next_slot(app, spec).await?)
 }

@@ -20,7 +20,7 @@ use windlass_model::{event::Entity, id::RunId};
 pub use self::{apply::apply, connect::connect, plan::plan};
 pub(crate) use self::{
     shelf::Shelf,
-    spec::{Spec, refused},
+    spec::{Spec, check_supported, refused},
 };
 use crate::{
     app::App,

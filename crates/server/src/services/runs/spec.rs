@@ -3,7 +3,12 @@
 use serde_json::{Value, json};
 use windlass_api::{Document, error::Code};
 use windlass_model::config::{
-    Configuration, derive::DefaultImages, effective::effective_run_spec, job_spec::JobSpec,
+    Configuration,
+    derive::DefaultImages,
+    effective::effective_run_spec,
+    error::Diagnosis,
+    job_spec::JobSpec,
+    unsupported::{self, Review},
 };
 
 use crate::{
@@ -95,8 +100,16 @@ impl Spec {
         Some(json!({ "url": url, "model": model, "options": {} }))
     }
 
+    /// What of it windlass does not do, its profile included.
+    fn review(&self, project: &str) -> Review {
+        let properties = Some(self.shape.properties());
+        let context = unsupported::Context { project: Some(project), properties, node: None };
+        unsupported::review(self.shape.configuration(), context)
+    }
+
     /// What the spec points to must exist and belong to the caller or the project.
     pub(crate) async fn check_references(&self, app: &App, scope: &Scope) -> Result<()> {
+        check_supported(&self.review(&scope.project.name))?;
         let kind = self.value["repo_data"]["repo_type"].as_str().unwrap_or("virtual");
         if kind != "virtual" {
             let id = self.repo_id().unwrap_or_default();
@@ -159,8 +172,21 @@ fn no_shape(error: ShapeError) -> Error {
     }
 }
 
+/// What cannot be had is refused, with the way out; what has no effect is left to clients to say.
+pub(crate) fn check_supported(review: &Review) -> Result<()> {
+    let told: Vec<String> = review
+        .refusals
+        .iter()
+        .map(|one| match &one.hint {
+            Some(hint) => format!("{one}; hint: {hint}"),
+            None => one.to_string(),
+        })
+        .collect();
+    if told.is_empty() { Ok(()) } else { Err(Error::refused(told.join("; "))) }
+}
+
 /// All that is wrong, in one message: clients show exactly one.
-pub(crate) fn refused(problems: &[windlass_model::config::error::Diagnosis]) -> Error {
+pub(crate) fn refused(problems: &[Diagnosis]) -> Error {
     let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
     Error::refused(format!("invalid configuration: {}", all.join("; ")))
 }

@@ -13,19 +13,19 @@ use windlass_model::{
 use super::Spec;
 use crate::{
     db::{
-        Db, Unit,
+        Change, Db, Unit,
         events::{self, Place, Target},
         gateways,
         jobs::{self, NewJob},
+        repos,
         runs::{self, NewRun},
     },
     error::{Error, Result},
     job_orders::node_key::NodeKey,
+    limits::{self, setting},
     secrets::Keyring,
     services::publishing::Published,
 };
-
-const JOBS_MAX: usize = 1000;
 
 /// Who wants a run, where, and why.
 pub(crate) struct Asked<'a> {
@@ -41,6 +41,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) places: Option<String>,
     /// Where a gateway publishes it.
     pub(crate) published: Option<Published>,
+    /// How many jobs it may start with.
+    pub(crate) jobs_max: usize,
 }
 
 /// Everything that makes the run true. `next` is its first slot, where it has a schedule.
@@ -54,8 +56,11 @@ pub(crate) fn unit(
     let name = spec.name().unwrap_or_default();
     let id = RunId(db.new_id()?);
     let specs = if next.is_some() { Vec::new() } else { spec.jobs()? };
-    if specs.len() > JOBS_MAX {
-        return Err(Error::refused(format!("a run may start with at most {JOBS_MAX} jobs")));
+    if specs.len() > asked.jobs_max {
+        let (jobs, most, more) = (specs.len(), asked.jobs_max, setting(limits::RUN_JOBS_MAX));
+        return Err(Error::refused(format!(
+            "the run starts with {jobs} jobs, and may start with {most}; {more}"
+        )));
     }
     // Scheduled, or a service at zero: nothing runs until its time comes.
     let status = if specs.is_empty() { run::Status::Pending } else { run::Status::Submitted };
@@ -98,6 +103,7 @@ pub(crate) fn unit(
     if let Some(at) = &asked.published {
         unit = unit.and(gateways::take_domain(&at.domain, id));
     }
+    unit = unit.and(used(project, spec));
     for (job, sealed) in submissions(db, keys, project, spec, id, &specs)? {
         let mut created =
             Event::created::<job::Job>(job.id.0, job::Status::Submitted, because("Job submitted"));
@@ -106,6 +112,15 @@ pub(crate) fn unit(
         unit = unit.and([jobs::insert(NewJob { secrets_sealed: sealed, ..job })]).and(told);
     }
     Ok((id, unit))
+}
+
+/// What it brought along is kept with it.
+fn used(project: ProjectId, spec: &Spec) -> Vec<Change> {
+    let archives: Vec<uuid::Uuid> = spec.shape.file_archives().iter().map(|archive| archive.id).collect();
+    let code = spec.value["repo_code_hash"].as_str().zip(spec.repo_id());
+    let code = code.map(|(hash, repo)| repos::use_code(project, repo, hash));
+    let archives = (!archives.is_empty()).then(|| repos::use_archives(&archives));
+    code.into_iter().chain(archives).collect()
 }
 
 /// The first submission of each job. Jobs of one replica reach each other with a key of their own,

@@ -113,10 +113,5 @@ async fn dstack_plans_what_could_be() {
         let done = person.answering("n\n", &args);
         story.add(&args, &done);
     }
-    // No machine of this test is in a cloud, so the volume fails and says so; one that was never made can go.
-    person.file("volume.yml", "type: volume\nname: data\nbackend: aws\nregion: eu-west-1\nsize: 10GB\n");
-    story.run(&["apply", "-f", "volume.yml", "-y"]);
-    story.run(&["volume", "-v"]);
-    story.run(&["volume", "delete", "data", "-y"]);
     story.end();
 }

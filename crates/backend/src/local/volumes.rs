@@ -1,0 +1,116 @@
+//! Volumes of this machine: directories below the home of its agent, which outlive runs, agents and fleets.
+//!
+//! The agent makes the directory when a task first wants it, and mounts it into the task. Nothing has to be attached,
+//! so nothing has to be detached either. Deleting the volume deletes the directory.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest as _, Sha256};
+
+use super::{Local, NAME};
+use crate::{
+    Answer, BackendError, Machine,
+    shim_process::VOLUMES,
+    volumes::{Attached, Attachment, Made, VolumeOrder, Volumes},
+};
+
+/// Where the agent has it: two projects may give the same name to two volumes.
+fn directory(home: &Path, name: &str, id: &str) -> PathBuf {
+    let tag = hex::encode(Sha256::digest(format!("{NAME}\0{id}")));
+    home.join(VOLUMES).join(format!("{name}-{}", tag.chars().take(8).collect::<String>()))
+}
+
+fn made(order: &VolumeOrder) -> Made {
+    Made { id: order.volume.to_string(), size_gb: None, zone: None, price: None, ready: true }
+}
+
+impl Volumes for Local {
+    fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Made> {
+        Box::pin(async move { Ok(made(order)) })
+    }
+
+    fn look<'a>(&'a self, order: &'a VolumeOrder, _id: &'a str) -> Answer<'a, Option<Made>> {
+        Box::pin(async move { Ok(Some(made(order))) })
+    }
+
+    fn remove<'a>(&'a self, order: &'a VolumeOrder, id: &'a str) -> Answer<'a, ()> {
+        Box::pin(async move {
+            let directory = directory(self.home().dir(), &order.name, id);
+            match tokio::fs::remove_dir_all(&directory).await {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(BackendError::Unavailable {
+                    what: "delete the volume",
+                    said: format!("{}: {error}", directory.display()),
+                }),
+                Ok(()) | Err(_) => Ok(()),
+            }
+        })
+    }
+
+    fn attach<'a>(&'a self, _id: &'a str, _machine: &'a Machine) -> Answer<'a, Attached> {
+        Box::pin(async { Ok(Attached::Yes(Attachment::default())) })
+    }
+
+    fn detach<'a>(&'a self, _id: &'a str, _machine: &'a Machine, _force: bool) -> Answer<'a, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// The agent lets a volume go with the task; no backend holds it.
+    fn attached<'a>(&'a self, _id: &'a str, _machine: &'a Machine) -> Answer<'a, Attached> {
+        Box::pin(async { Ok(Attached::No) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use windlass_model::id::VolumeId;
+
+    use super::*;
+    use crate::local::Settings;
+
+    #[tokio::test]
+    async fn a_volume_of_this_machine_is_a_directory_that_goes_when_it_is_deleted() {
+        let home = windlass_testkit::temp_dir("local-volumes").unwrap();
+        let local = Local::new(Settings { home: home.path().to_owned(), ..Settings::default() });
+        let order = |number| VolumeOrder {
+            volume: VolumeId(uuid::Uuid::from_u128(number)),
+            name: "data".to_owned(),
+            region: NAME.to_owned(),
+            zone: None,
+            size_gb: None,
+            external: None,
+        };
+        let (one, two) = (local.make(&order(1)).await.unwrap(), local.make(&order(2)).await.unwrap());
+        assert!(one.ready && one.id != two.id);
+        let place = |id: &str| directory(home.path(), "data", id);
+        for id in [&one.id, &two.id] {
+            fs::create_dir_all(place(id)).unwrap();
+            fs::write(place(id).join("kept"), id).unwrap();
+        }
+        local.remove(&order(1), &one.id).await.unwrap();
+        local.remove(&order(1), &one.id).await.unwrap();
+        assert!(!place(&one.id).exists());
+        assert!(place(&two.id).join("kept").exists(), "one of the same name in another project stays");
+    }
+
+    #[test]
+    fn an_agent_that_is_taken_away_leaves_the_volumes() {
+        let dir = windlass_testkit::temp_dir("local-volumes").unwrap();
+        let home = crate::shim_process::Home::new(&dir.path().join("agent"));
+        fs::create_dir_all(home.dir().join("tasks/one")).unwrap();
+        fs::create_dir_all(home.dir().join(VOLUMES).join("data-1")).unwrap();
+        fs::write(home.dir().join("enrolment.json"), "{}").unwrap();
+        home.remove().unwrap();
+        let left: Vec<_> =
+            fs::read_dir(home.dir()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+        assert_eq!(left, [VOLUMES]);
+        fs::remove_dir(home.dir().join(VOLUMES).join("data-1")).unwrap();
+        home.remove().unwrap();
+        assert!(!home.dir().exists(), "nothing is left where there is no volume");
+        home.remove().unwrap();
+    }
+}

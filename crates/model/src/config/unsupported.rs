@@ -1,0 +1,207 @@
+//! What a configuration asks for and windlass does not do.
+//!
+//! Such a file is not wrong: it is valid elsewhere. What cannot be had is a refusal, and what is left out without
+//! harm is a warning that clients show before they ask whether to go on. Nothing is dropped without a word.
+
+use super::{
+    Configuration,
+    error::{Code, Diagnosis, Span},
+    gateway::{Certificate, Gateway},
+    name::Reference,
+    profile::{InstanceSelector, Properties, Provisioning},
+    run::{self, Run},
+    service::Service,
+    traffic::{GatewayChoice, Model},
+    yaml::Node,
+};
+
+/// The local port of a service that nobody chose.
+const LOCAL_PORT: u16 = 80;
+
+/// Where a configuration is to be used, as far as that is known.
+#[derive(Clone, Copy, Default)]
+pub struct Context<'a> {
+    /// The tree that it was read from, for lines.
+    pub node: Option<&'a Node>,
+    /// The project that it is applied in.
+    pub project: Option<&'a str>,
+    /// The properties of a run with those of its profile; its own when absent.
+    pub properties: Option<&'a Properties>,
+}
+
+/// What cannot be had, and what has no effect.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Review {
+    pub refusals: Vec<Diagnosis>,
+    pub warnings: Vec<Diagnosis>,
+}
+
+/// Looks for everything that would otherwise be dropped.
+pub fn review(configuration: &Configuration, context: Context<'_>) -> Review {
+    let mut found = Findings { context, review: Review::default() };
+    match configuration {
+        Configuration::Task(task) => found.run(&task.run, &task.profile),
+        Configuration::Service(service) => {
+            found.run(&service.run, &service.profile);
+            found.single_nodes(&service.profile);
+            found.service(service);
+        }
+        Configuration::DevEnvironment(dev) => {
+            found.run(&dev.run, &dev.profile);
+            found.single_nodes(&dev.profile);
+            if dev.version.is_some() {
+                let message = "`version` has no effect: the IDE brings what it needs when it connects";
+                found.warn("version", message);
+            }
+        }
+        Configuration::Fleet(fleet) => {
+            found.provisioning(&fleet.provisioning);
+            if fleet.provisioning.retry.is_some() {
+                let message =
+                    "`retry` of a fleet has no effect: instances that it lacks are always tried again";
+                found.warn("retry", message);
+            }
+        }
+        Configuration::Gateway(gateway) => found.gateway(gateway),
+        Configuration::Volume(_) => {}
+    }
+    found.review
+}
+
+/// The same for a profile, before a run takes it over.
+pub fn review_profile(properties: &Properties) -> Review {
+    let mut found = Findings { context: Context::default(), review: Review::default() };
+    found.provisioning(&properties.provisioning);
+    found.review
+}
+
+struct Findings<'a> {
+    context: Context<'a>,
+    review: Review,
+}
+
+impl Findings<'_> {
+    fn diagnosis(&self, path: &str, message: &str) -> Diagnosis {
+        let key = path.split(['.', '[']).next().unwrap_or(path);
+        let span = self.context.node.map_or(Span::NONE, |node| node.key_span(key));
+        Diagnosis::new(Code::Unsupported, span, message).at(path)
+    }
+
+    fn refuse(&mut self, path: &str, message: &str, hint: &str) {
+        let refusal = self.diagnosis(path, message).hint(hint);
+        self.review.refusals.push(refusal);
+    }
+
+    fn warn(&mut self, path: &str, message: &str) {
+        let warning = self.diagnosis(path, message);
+        self.review.warnings.push(warning);
+    }
+
+    fn run(&mut self, run: &Run, own: &Properties) {
+        if run.dstack {
+            let message = "`dstack: true` is not supported: a job does not get a way into the server";
+            self.refuse("dstack", message, "put a token of a user into a secret, and name it in `env`");
+        }
+        if run.home_dir != run::HOME_DIR {
+            self.warn("home_dir", "`home_dir` has no effect: a job has the home of its user");
+        }
+        let properties = self.context.properties.unwrap_or(own);
+        for (index, fleet) in properties.fleets.iter().flatten().enumerate() {
+            self.reference(&format!("fleets[{index}]"), "fleet", fleet);
+        }
+        for (index, selector) in properties.instances.iter().flat_map(|list| &list.0).enumerate() {
+            match selector {
+                InstanceSelector::Member { fleet, .. } => {
+                    self.reference(&format!("instances[{index}].fleet"), "fleet", fleet);
+                }
+                InstanceSelector::Name { .. } | InstanceSelector::Hostname { .. } => {}
+            }
+        }
+        self.provisioning(&properties.provisioning);
+    }
+
+    /// Only tasks have nodes that could wait for each other.
+    fn single_nodes(&mut self, own: &Properties) {
+        let properties = self.context.properties.unwrap_or(own);
+        let set = [
+            ("startup_order", properties.startup_order.is_some()),
+            ("stop_criteria", properties.stop_criteria.is_some()),
+        ];
+        for (key, _) in set.into_iter().filter(|(_, is_set)| *is_set) {
+            self.warn(key, &format!("`{key}` has no effect: only tasks have several nodes"));
+        }
+    }
+
+    fn provisioning(&mut self, provisioning: &Provisioning) {
+        if provisioning.backend_options.as_ref().is_some_and(|options| !options.0.is_empty()) {
+            let message =
+                "`backend_options` has no effect: they are for vastai, which windlass does not rent from";
+            self.warn("backend_options", message);
+        }
+    }
+
+    /// Something of another project is never taken for something of this one.
+    fn reference(&mut self, path: &str, what: &str, reference: &Reference) {
+        let (Some(named), Some(own)) = (&reference.project, self.context.project) else { return };
+        if named != own {
+            let message = format!(
+                "`{named}/{}` is a {what} of another project; only those of `{own}` can be used",
+                reference.name
+            );
+            let hint = format!(
+                "leave `{named}/` out for the {what} of `{own}`, or apply it with `--project {named}`"
+            );
+            self.refuse(path, &message, &hint);
+        }
+    }
+
+    fn service(&mut self, service: &Service) {
+        // Clients send 80 where nobody chose.
+        if service.port.0.local_port.is_some_and(|port| port != LOCAL_PORT) {
+            let message = "the local part of `port` has no effect: a service is reached at its URL";
+            self.warn("port", message);
+        }
+        if let Some(GatewayChoice::Named(gateway)) = &service.gateway {
+            self.reference("gateway", "gateway", gateway);
+        }
+        if let Some(Model::Tgi { .. }) = &service.model {
+            let message = "`format: tgi` is not supported: the model endpoint speaks OpenAI's protocol alone";
+            self.refuse("model.format", message, "use `format: openai`; TGI answers it below `/v1`");
+        }
+        for (index, group) in service.groups.iter().flatten().enumerate() {
+            if group.router.is_some() {
+                let message = "`router` is not supported: requests go to the replicas of all groups alike";
+                let hint = "run the router as a service, and the workers as another one that it calls";
+                self.refuse(&format!("groups[{index}].router"), message, hint);
+            }
+        }
+    }
+
+    fn gateway(&mut self, gateway: &Gateway) {
+        const SERVED: &str = "start `windlass gateway serve` on a machine that you have";
+        if gateway.instance_type.is_some() {
+            let message = "`instance_type` is not supported: no machine is rented for a gateway";
+            self.refuse("instance_type", message, SERVED);
+        }
+        if gateway.load_balancer.is_some() {
+            let message = "`load_balancer` is not supported: no load balancer is rented for a gateway";
+            self.refuse("load_balancer", message, SERVED);
+        }
+        if !gateway.public_ip {
+            self.warn("public_ip", "`public_ip` has no effect: a gateway has the addresses of its machine");
+        }
+        let of_cloud = match &gateway.certificate {
+            Some(Certificate::Acm { .. }) => Some("acm"),
+            Some(Certificate::GcpCm { .. }) => Some("gcp-cm"),
+            Some(Certificate::LetsEncrypt | Certificate::Files { .. }) | None => None,
+        };
+        if let Some(kind) = of_cloud {
+            let message = format!(
+                "a certificate of type `{kind}` is not supported: it cannot be used outside of its cloud"
+            );
+            let hint =
+                "use `type: lets-encrypt`, `type: files`, or `certificate: null` behind a proxy of your own";
+            self.refuse("certificate.type", &message, hint);
+        }
+    }
+}

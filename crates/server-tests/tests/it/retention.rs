@@ -1,0 +1,196 @@
+//! What is no longer kept is deleted, and what must stay stays.
+
+use serde_json::{Value, json};
+use windlass_model::{
+    id::{RunId, SubmissionId},
+    time::Span,
+};
+use windlass_server::{
+    db::{Db, Unit, Val, jobs},
+    limits::{Keep, Limits},
+    logs::{Log, Store, Stream},
+    params,
+    retention::{Deleted, round},
+};
+
+use crate::http::{ADMIN, Ground, TestServer, on_both};
+
+on_both! {
+    old_events_go_unless_what_they_tell_of_goes_on
+    finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay
+    uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
+    what_is_kept_for_ever_stays
+}
+
+const NEVER: Keep = Keep { events: None, runs: None, uploads: None };
+
+async fn write(db: &Db, sql: &'static str, params: Vec<Val>) {
+    db.write(Unit::new().exec(sql, params)).await.unwrap().done().unwrap();
+}
+
+async fn count(db: &Db, sql: &'static str) -> i64 {
+    db.query_opt(sql, vec![]).await.unwrap().unwrap().int(0).unwrap()
+}
+
+/// Submits a run; the answer is the run and its job.
+async fn submit(server: &TestServer, name: &str, more: Value) -> (RunId, SubmissionId) {
+    let mut spec =
+        json!({ "run_name": name, "configuration": { "type": "task", "commands": ["true"], "image": "a" } });
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let body = json!({ "plan": { "run_spec": spec }, "force": false });
+    let run = server.admin("/api/project/main/runs/apply", body).await;
+    let job = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
+    (RunId(run["id"].as_str().unwrap().parse().unwrap()), SubmissionId(job))
+}
+
+/// Ends a run so many days ago.
+async fn end(db: &Db, run: RunId, days: i64) {
+    let ago = Span::days(days).0;
+    let sql =
+        "UPDATE jobs SET status = 'done', finished = TRUE, finished_at = now_us() - $2 WHERE run_id = $1";
+    write(db, sql, params![run, ago]).await;
+    let sql = "UPDATE runs SET status = 'done', finished = TRUE, finished_at = now_us() - $2 WHERE id = $1";
+    write(db, sql, params![run, ago]).await;
+}
+
+async fn old_events_go_unless_what_they_tell_of_goes_on(ground: &Ground) {
+    let server = ground.start().await;
+    let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
+    let (over, _) = submit(&server, "over", json!({})).await;
+    let (active, job) = submit(&server, "active", json!({})).await;
+    end(&db, over, 40).await;
+    write(&db, "UPDATE events SET recorded_at = recorded_at - $1", params![Span::days(31).0]).await;
+    // A young event, so that the newest of all is not one of these.
+    let (_, _) = submit(&server, "young", json!({})).await;
+    let keep = Keep { events: Some(Span::days(30)), ..NEVER };
+    let deleted = round(&db, &logs, keep).await.unwrap();
+    assert!(deleted.events > 0 && deleted.runs == 0 && deleted.uploads == 0, "{deleted:?}");
+    let of = async |id: Val| {
+        let sql = "SELECT count(*) FROM events WHERE entity_id = $1";
+        db.query_opt(sql, vec![id]).await.unwrap().unwrap().int(0).unwrap()
+    };
+    assert_eq!(of(over.into()).await, 0);
+    assert!(of(active.into()).await > 0 && of(job.into()).await > 0, "a run that goes on keeps its story");
+    let stray = "SELECT count(*) FROM event_targets t WHERE NOT EXISTS (SELECT 1 FROM events e WHERE e.id = t.event_id)";
+    assert_eq!(count(&db, stray).await, 0);
+    assert_eq!(round(&db, &logs, keep).await.unwrap(), Deleted::default(), "once");
+    server.stop().await;
+}
+
+async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(ground: &Ground) {
+    let server = ground.start().await;
+    let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
+    let text = "run: sleep 1\n";
+    let launched = server.admin("/api/project/main/jobs/launch", json!({ "text": text })).await;
+    let managed = launched["jobs"][0]["id"].as_str().unwrap().to_owned();
+    let mut all = Vec::new();
+    // Name, and how many days ago it ended.
+    for (name, ended) in [("old", Some(91)), ("young", Some(89)), ("active", None), ("attempt", Some(91))] {
+        let (run, job) = submit(&server, name, json!({})).await;
+        let project = jobs::find(&db, job).await.unwrap().unwrap().project_id;
+        let log = Log { project, run, submission: job, stream: Stream::Job };
+        logs.append(&log, 0, 0, b"dear").await.unwrap();
+        let sql = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
+                   VALUES ($1, now_us(), 0, 0, 0, 0, '[]')";
+        write(&db, sql, params![job]).await;
+        if let Some(days) = ended {
+            end(&db, run, days).await;
+        }
+        all.push((name, run, log));
+    }
+    let attempt = all[3].1;
+    write(&db, "UPDATE runs SET managed_job_id = $2 WHERE id = $1", params![attempt, managed.as_str()]).await;
+    let keep = Keep { runs: Some(Span::days(90)), ..NEVER };
+    assert_eq!(round(&db, &logs, keep).await.unwrap(), Deleted { runs: 1, ..Deleted::default() });
+    for (name, run, log) in &all {
+        let here = db.query_opt("SELECT 1 FROM runs WHERE id = $1", params![*run]).await.unwrap().is_some();
+        let metrics =
+            db.query_opt("SELECT 1 FROM job_metrics WHERE job_id = $1", params![log.submission]).await;
+        let log = logs.end(log).await.unwrap();
+        let expected = *name != "old";
+        assert_eq!((here, metrics.unwrap().is_some(), log > 0), (expected, expected, expected), "{name}");
+    }
+    assert_eq!(count(&db, "SELECT count(*) FROM jobs").await, 3);
+    // The attempts of a managed job go when it is over itself; its record stays.
+    write(
+        &db,
+        "UPDATE managed_jobs SET finished = TRUE, finished_at = now_us(), status = 'SUCCEEDED'",
+        vec![],
+    )
+    .await;
+    assert_eq!(round(&db, &logs, keep).await.unwrap().runs, 1);
+    assert_eq!(count(&db, "SELECT count(*) FROM managed_jobs").await, 1);
+    assert_eq!(count(&db, "SELECT count(*) FROM runs").await, 2);
+    server.stop().await;
+}
+
+async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay(ground: &Ground) {
+    let server = ground.start().await;
+    let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
+    let mut ids = Vec::new();
+    for text in ["alone", "of a run", "of a job", "young"] {
+        let name = crate::http_secrets::sha256(text.as_bytes());
+        let (status, archive) =
+            server.upload(ADMIN, "/api/files/upload_archive", &name, text.as_bytes()).await;
+        assert_eq!(status, 200, "{archive}");
+        ids.push(archive["id"].as_str().unwrap().to_owned());
+    }
+    let init = json!({ "repo_id": "repo", "repo_info": { "repo_type": "virtual" } });
+    server.admin("/api/project/main/repos/init", init).await;
+    let mut hashes = Vec::new();
+    for text in ["code alone", "code of a run"] {
+        let name = crate::http_secrets::sha256(text.as_bytes());
+        let path = "/api/project/main/repos/upload_code?repo_id=repo";
+        assert_eq!(server.upload(ADMIN, path, &name, text.as_bytes()).await.0, 200);
+        hashes.push(name);
+    }
+    let brought = json!({
+        "repo_id": "repo", "repo_data": { "repo_type": "virtual" }, "repo_code_hash": hashes[1],
+        "file_archives": [{ "id": ids[1], "path": "x" }],
+    });
+    let (run, _) = submit(&server, "kept", brought).await;
+    let files = json!([{ "task": 0, "archive_id": ids[2], "path": "x" }]);
+    server.admin("/api/project/main/jobs/launch", json!({ "text": "run: sleep 1\n", "files": files })).await;
+    let age = Span::days(8).0;
+    for sql in [
+        "UPDATE archives SET created_at = created_at - $1, used_at = used_at - $1",
+        "UPDATE codes SET created_at = created_at - $1, used_at = used_at - $1",
+        "UPDATE runs SET submitted_at = submitted_at - $1",
+    ] {
+        write(&db, sql, params![age]).await;
+    }
+    // Whoever asks whether it is there is about to use it.
+    let hash = crate::http_secrets::sha256(b"young");
+    server.admin("/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
+    let keep = Keep { uploads: Some(Span::days(7)), ..NEVER };
+    assert_eq!(round(&db, &logs, keep).await.unwrap(), Deleted { uploads: 2, ..Deleted::default() });
+    let left = async |id: &str| {
+        let sql = "SELECT 1 FROM archives WHERE id = $1";
+        db.query_opt(sql, params![id]).await.unwrap().is_some()
+    };
+    assert_eq!(
+        [left(&ids[0]).await, left(&ids[1]).await, left(&ids[2]).await, left(&ids[3]).await],
+        [false, true, true, true]
+    );
+    assert_eq!(count(&db, "SELECT count(*) FROM codes").await, 1);
+    // A run that ended and is kept keeps what it names; one that is gone does not.
+    end(&db, run, 1).await;
+    assert_eq!(round(&db, &logs, keep).await.unwrap(), Deleted::default());
+    write(&db, "DELETE FROM jobs", vec![]).await;
+    write(&db, "DELETE FROM runs", vec![]).await;
+    assert_eq!(round(&db, &logs, keep).await.unwrap().uploads, 2, "its archive and its code");
+    server.stop().await;
+}
+
+async fn what_is_kept_for_ever_stays(ground: &Ground) {
+    let server = ground.start().await;
+    let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
+    let (run, _) = submit(&server, "ancient", json!({})).await;
+    end(&db, run, 10_000).await;
+    write(&db, "UPDATE events SET recorded_at = 0", vec![]).await;
+    assert_eq!(round(&db, &logs, NEVER).await.unwrap(), Deleted::default());
+    let deleted = round(&db, &logs, Limits::default().keep).await.unwrap();
+    assert!(deleted.runs == 1 && deleted.events > 0, "{deleted:?}");
+    assert_eq!(count(&db, "SELECT count(*) FROM events").await, 1, "the newest stays");
+    server.stop().await;
+}

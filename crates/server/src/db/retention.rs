@@ -1,0 +1,138 @@
+//! What is old enough to go, over several tables: found by one statement and deleted by others, a few rows at a time.
+//!
+//! What is finished never begins again, so nothing can come back to life between the two.
+
+use uuid::Uuid;
+use windlass_model::{
+    id::{ProjectId, RunId},
+    time::Span,
+};
+
+use super::{
+    Db, DbError, Unit, Val,
+    record::{record, statements},
+};
+use crate::params;
+
+record! {
+    /// A run that ended long ago.
+    pub struct OldRun {
+        pub id: RunId,
+        pub project_id: ProjectId,
+    }
+}
+
+statements! {
+    /// An event stays while what it tells of goes on. The newest one stays in any case: the clock of SQLite starts there.
+    OLD_EVENTS = "SELECT e.id FROM events e WHERE e.recorded_at < now_us() - $1 \
+        AND e.seq < (SELECT max(n.seq) FROM events n) \
+        AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.id = e.entity_id AND NOT r.finished) \
+        AND NOT EXISTS (SELECT 1 FROM jobs j JOIN runs r ON r.id = j.run_id \
+                        WHERE j.id = e.entity_id AND NOT r.finished) \
+        AND NOT EXISTS (SELECT 1 FROM managed_jobs m WHERE m.id = e.entity_id AND NOT m.finished) \
+        AND NOT EXISTS (SELECT 1 FROM instances i WHERE i.id = e.entity_id AND NOT i.finished) \
+        AND NOT EXISTS (SELECT 1 FROM fleets f WHERE f.id = e.entity_id AND NOT f.deleted) \
+        AND NOT EXISTS (SELECT 1 FROM volumes v WHERE v.id = e.entity_id AND NOT v.deleted) \
+        AND NOT EXISTS (SELECT 1 FROM gateways g WHERE g.id = e.entity_id AND NOT g.deleted) \
+        ORDER BY e.recorded_at, e.id LIMIT $2";
+    DELETE_TARGETS = "DELETE FROM event_targets WHERE event_id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    DELETE_EVENTS = "DELETE FROM events WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    /// The attempts of a managed job stay while it goes on.
+    OLD_RUNS = "SELECT {} FROM runs r WHERE r.finished AND r.finished_at < now_us() - $1 \
+        AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.run_id = r.id AND NOT j.finished) \
+        AND NOT EXISTS (SELECT 1 FROM managed_jobs m WHERE m.id = r.managed_job_id AND NOT m.finished) \
+        ORDER BY r.finished_at LIMIT $2", OldRun::columns("r");
+    DELETE_METRICS = "DELETE FROM job_metrics WHERE job_id IN (SELECT id FROM jobs WHERE run_id = $1)";
+    DELETE_HOLDS = "DELETE FROM volume_holds WHERE job_id IN (SELECT id FROM jobs WHERE run_id = $1)";
+    DELETE_SEATS = "DELETE FROM proxy_seats WHERE job_id IN (SELECT id FROM jobs WHERE run_id = $1)";
+    DELETE_REQUESTS = "DELETE FROM service_requests WHERE run_id = $1";
+    DELETE_ANSWERS = "DELETE FROM service_answers WHERE run_id = $1";
+    DELETE_DOMAINS = "DELETE FROM service_domains WHERE run_id = $1";
+    DELETE_JOBS = "DELETE FROM jobs WHERE run_id = $1 AND finished";
+    DELETE_RUN = "DELETE FROM runs WHERE id = $1 AND finished";
+    /// Named by a run that goes on, or by one that was submitted while it was in use and is still kept.
+    OLD_CODES = "SELECT c.id FROM codes c JOIN repos p ON p.id = c.repo_id \
+        WHERE coalesce(c.used_at, c.created_at) < now_us() - $1 \
+        AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.project_id = p.project_id AND NOT r.deleted AND NOT r.finished \
+                        AND (r.spec LIKE '%' || c.hash || '%' OR r.settled_spec LIKE '%' || c.hash || '%')) \
+        AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.project_id = p.project_id AND NOT r.deleted \
+                        AND r.submitted_at >= c.created_at \
+                        AND r.submitted_at <= coalesce(c.used_at, now_us()) + {DAY_US} \
+                        AND r.spec LIKE '%' || c.hash || '%') \
+        ORDER BY coalesce(c.used_at, c.created_at) LIMIT $2";
+    DELETE_CODES = "DELETE FROM codes WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+    OLD_ARCHIVES = "SELECT a.id FROM archives a WHERE coalesce(a.used_at, a.created_at) < now_us() - $1 \
+        AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.user_id = a.user_id AND NOT r.finished \
+                        AND (r.spec LIKE '%' || a.id || '%' OR r.settled_spec LIKE '%' || a.id || '%')) \
+        AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.user_id = a.user_id AND NOT r.deleted \
+                        AND r.submitted_at >= a.created_at \
+                        AND r.submitted_at <= coalesce(a.used_at, now_us()) + {DAY_US} \
+                        AND r.spec LIKE '%' || a.id || '%') \
+        AND NOT EXISTS (SELECT 1 FROM managed_jobs m WHERE m.user_id = a.user_id \
+                        AND (NOT m.finished OR m.finished_at > now_us() - $3) AND m.files LIKE '%' || a.id || '%') \
+        ORDER BY coalesce(a.used_at, a.created_at) LIMIT $2";
+    DELETE_ARCHIVES = "DELETE FROM archives WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
+}
+
+/// A client uploads, and submits a moment later; a slow one gets a day.
+const DAY_US: i64 = 86_400_000_000;
+/// Longer than anything was kept.
+const EVER: Span = Span(i64::MAX / 4);
+
+async fn ids(db: &Db, sql: &'static str, params: Vec<Val>) -> Result<Vec<Uuid>, DbError> {
+    db.query(sql, params).await?.iter().map(|row| row.uuid(0)).collect()
+}
+
+/// Deletes at most so many events that were recorded longer ago than `keep`, and says how many.
+pub async fn delete_events(db: &Db, keep: Span, most: usize) -> Result<usize, DbError> {
+    let old = ids(db, OLD_EVENTS.as_str(), params![keep.0, most]).await?;
+    if !old.is_empty() {
+        let unit = Unit::new()
+            .exec(DELETE_TARGETS.as_str(), params![Val::list(&old)])
+            .exec(DELETE_EVENTS.as_str(), params![Val::list(&old)]);
+        db.write(unit).await?.done()?;
+    }
+    Ok(old.len())
+}
+
+/// Runs that ended longer ago than `keep`, the oldest first.
+pub async fn old_runs(db: &Db, keep: Span, most: usize) -> Result<Vec<OldRun>, DbError> {
+    db.query(OLD_RUNS.as_str(), params![keep.0, most]).await?.into_iter().map(OldRun::read).collect()
+}
+
+/// Deletes a finished run and all rows that are only about it. One that is gone already is no error.
+pub async fn delete_run(db: &Db, run: RunId) -> Result<(), DbError> {
+    let mut unit = Unit::new();
+    for sql in [
+        &DELETE_METRICS,
+        &DELETE_HOLDS,
+        &DELETE_SEATS,
+        &DELETE_REQUESTS,
+        &DELETE_ANSWERS,
+        &DELETE_DOMAINS,
+        &DELETE_JOBS,
+        &DELETE_RUN,
+    ] {
+        unit = unit.exec(sql.as_str(), params![run]);
+    }
+    db.write(unit).await?.done().map(drop)
+}
+
+/// Deletes at most so many differences and archives that nobody used for longer than `keep` and nothing that is kept
+/// names. Managed jobs that ended are kept for `keep_jobs`.
+pub async fn delete_uploads(
+    db: &Db,
+    keep: Span,
+    keep_jobs: Option<Span>,
+    most: usize,
+) -> Result<usize, DbError> {
+    let codes = ids(db, OLD_CODES.as_str(), params![keep.0, most]).await?;
+    let jobs = keep_jobs.unwrap_or(EVER);
+    let archives = ids(db, OLD_ARCHIVES.as_str(), params![keep.0, most, jobs.0]).await?;
+    for (sql, old) in [(&DELETE_CODES, &codes), (&DELETE_ARCHIVES, &archives)] {
+        if !old.is_empty() {
+            db.write(Unit::new().exec(sql.as_str(), params![Val::list(old)])).await?.done()?;
+        }
+    }
+    Ok(codes.len() + archives.len())
+}

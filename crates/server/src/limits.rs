@@ -1,0 +1,264 @@
+//! Limits that a user can meet, and how long things are kept. Each is a setting, and what is refused because of one
+//! names it.
+
+use windlass_model::time::Span;
+
+use crate::config::SettingsError;
+
+/// The names of settings in `config.yml`, as refusals say them.
+pub const UPLOAD_MAX: &str = "upload_max";
+pub const REQUEST_MAX: &str = "request_max";
+pub const LOG_RATE_MAX: &str = "log_rate_max";
+pub const PROJECTS_MAX: &str = "projects_max";
+pub const RUN_JOBS_MAX: &str = "run_jobs_max";
+pub const FLEET_HOSTS_MAX: &str = "fleet_hosts_max";
+pub const SECRET_MAX: &str = "secret_max";
+const KEEP_EVENTS: &str = "keep_events";
+const KEEP_RUNS: &str = "keep_runs";
+const KEEP_UPLOADS: &str = "keep_uploads";
+
+/// All of them, as `config.yml` spells them.
+pub const NAMES: [&str; 10] = [
+    UPLOAD_MAX,
+    REQUEST_MAX,
+    LOG_RATE_MAX,
+    PROJECTS_MAX,
+    RUN_JOBS_MAX,
+    FLEET_HOSTS_MAX,
+    SECRET_MAX,
+    KEEP_EVENTS,
+    KEEP_RUNS,
+    KEEP_UPLOADS,
+];
+
+const MIB: usize = 1 << 20;
+/// Uploads are rows of the database, written and read whole.
+const BYTES_TOP: usize = 1 << 30;
+const NUMBER_TOP: usize = 1_000_000;
+
+/// The end of a sentence that refuses: `setting(UPLOAD_MAX)` says who can allow more, and how.
+pub fn setting(name: &str) -> String {
+    format!("the server's setting `{name}` (`--{}`) allows more", name.replace('_', "-"))
+}
+
+/// What one source says; nothing where it is silent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Given {
+    pub upload_max: Option<String>,
+    pub request_max: Option<String>,
+    pub log_rate_max: Option<String>,
+    pub projects_max: Option<String>,
+    pub run_jobs_max: Option<String>,
+    pub fleet_hosts_max: Option<String>,
+    pub secret_max: Option<String>,
+    pub keep_events: Option<String>,
+    pub keep_runs: Option<String>,
+    pub keep_uploads: Option<String>,
+}
+
+impl Given {
+    /// The setting of that name, unless there is none.
+    pub fn named(&mut self, name: &str) -> Option<&mut Option<String>> {
+        match name {
+            UPLOAD_MAX => Some(&mut self.upload_max),
+            REQUEST_MAX => Some(&mut self.request_max),
+            LOG_RATE_MAX => Some(&mut self.log_rate_max),
+            PROJECTS_MAX => Some(&mut self.projects_max),
+            RUN_JOBS_MAX => Some(&mut self.run_jobs_max),
+            FLEET_HOSTS_MAX => Some(&mut self.fleet_hosts_max),
+            SECRET_MAX => Some(&mut self.secret_max),
+            KEEP_EVENTS => Some(&mut self.keep_events),
+            KEEP_RUNS => Some(&mut self.keep_runs),
+            KEEP_UPLOADS => Some(&mut self.keep_uploads),
+            _ => None,
+        }
+    }
+
+    /// These, and where they say nothing, `other`.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            upload_max: self.upload_max.or(other.upload_max),
+            request_max: self.request_max.or(other.request_max),
+            log_rate_max: self.log_rate_max.or(other.log_rate_max),
+            projects_max: self.projects_max.or(other.projects_max),
+            run_jobs_max: self.run_jobs_max.or(other.run_jobs_max),
+            fleet_hosts_max: self.fleet_hosts_max.or(other.fleet_hosts_max),
+            secret_max: self.secret_max.or(other.secret_max),
+            keep_events: self.keep_events.or(other.keep_events),
+            keep_runs: self.keep_runs.or(other.keep_runs),
+            keep_uploads: self.keep_uploads.or(other.keep_uploads),
+        }
+    }
+}
+
+/// What counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Of one uploaded file.
+    pub upload_bytes: usize,
+    /// Of one JSON body.
+    pub request_bytes: usize,
+    /// That one job may write in an hour; `None`: any number.
+    pub log_bytes_hour: Option<u64>,
+    /// That one user may own.
+    pub projects: i64,
+    /// That a run may start with.
+    pub run_jobs: usize,
+    pub fleet_hosts: usize,
+    /// Characters of one secret.
+    pub secret_chars: usize,
+    pub keep: Keep,
+}
+
+/// How long things are kept; `None` is for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Since they were recorded, unless what they tell of is still there.
+    pub events: Option<Span>,
+    /// Since their end, with their jobs, logs and metrics.
+    pub runs: Option<Span>,
+    /// Since they were last used, unless a run or a managed job that is kept names them.
+    pub uploads: Option<Span>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let days = |days| Some(Span::days(days));
+        Self {
+            upload_bytes: 64 * MIB,
+            request_bytes: 2 * MIB,
+            log_bytes_hour: Some(50 << 20),
+            projects: 10,
+            run_jobs: 1000,
+            fleet_hosts: 1000,
+            secret_chars: 5000,
+            keep: Keep { events: days(30), runs: days(90), uploads: days(7) },
+        }
+    }
+}
+
+impl Limits {
+    pub fn new(given: Given) -> Result<Self, SettingsError> {
+        let usual = Self::default();
+        let size = |name, text: Option<String>, usual: usize| match text {
+            None => Ok(usual),
+            Some(text) => {
+                let size = bytes(&text).and_then(|bytes| usize::try_from(bytes).ok());
+                let expected = "a size like `64MB`, 1GB at most";
+                let size = size.filter(|size| (1..=BYTES_TOP).contains(size));
+                size.ok_or(SettingsError::Limit { name, text, expected })
+            }
+        };
+        let number = |name, text: Option<String>, usual: usize| match text {
+            None => Ok(usual),
+            Some(text) => {
+                let number = text.parse().ok().filter(|number| (1..=NUMBER_TOP).contains(number));
+                number.ok_or(SettingsError::Limit { name, text, expected: "a number from 1 to 1000000" })
+            }
+        };
+        let projects = number(PROJECTS_MAX, given.projects_max, 10)?;
+        Ok(Self {
+            upload_bytes: size(UPLOAD_MAX, given.upload_max, usual.upload_bytes)?,
+            request_bytes: size(REQUEST_MAX, given.request_max, usual.request_bytes)?,
+            log_bytes_hour: rate(given.log_rate_max, usual.log_bytes_hour)?,
+            projects: i64::try_from(projects).unwrap_or(usual.projects),
+            run_jobs: number(RUN_JOBS_MAX, given.run_jobs_max, usual.run_jobs)?,
+            fleet_hosts: number(FLEET_HOSTS_MAX, given.fleet_hosts_max, usual.fleet_hosts)?,
+            secret_chars: number(SECRET_MAX, given.secret_max, usual.secret_chars)?,
+            keep: Keep {
+                events: keep(KEEP_EVENTS, given.keep_events, usual.keep.events)?,
+                runs: keep(KEEP_RUNS, given.keep_runs, usual.keep.runs)?,
+                uploads: keep(KEEP_UPLOADS, given.keep_uploads, usual.keep.uploads)?,
+            },
+        })
+    }
+}
+
+/// Bytes an hour; `off` and `0` are no limit.
+fn rate(text: Option<String>, usual: Option<u64>) -> Result<Option<u64>, SettingsError> {
+    let Some(text) = text else { return Ok(usual) };
+    if matches!(text.as_str(), "off" | "0") {
+        return Ok(None);
+    }
+    let expected = "a size like `50MB`, or `off` for no limit";
+    let bytes = bytes(&text).filter(|bytes| *bytes > 0);
+    bytes.map(Some).ok_or(SettingsError::Limit { name: LOG_RATE_MAX, text, expected })
+}
+
+/// `30d`; `off` and `0` are for ever.
+pub(crate) fn keep(
+    name: &'static str,
+    text: Option<String>,
+    usual: Option<Span>,
+) -> Result<Option<Span>, SettingsError> {
+    let Some(text) = text else { return Ok(usual) };
+    if matches!(text.as_str(), "off" | "0" | "0d") {
+        return Ok(None);
+    }
+    let days = text.strip_suffix('d').and_then(|days| days.parse::<u16>().ok());
+    let expected = "days like `30d`, or `off` to keep for ever";
+    days.map(|days| Some(Span::days(days.into()))).ok_or(SettingsError::Limit { name, text, expected })
+}
+
+/// `65536`, `64KB`, `64MB`, `1GB`: in steps of 1024.
+fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim().to_ascii_uppercase();
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let factor: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "KB" | "KIB" => 1 << 10,
+        "MB" | "MIB" => 1 << 20,
+        "GB" | "GIB" => 1 << 30,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(name: &str, text: &str) -> Result<Limits, SettingsError> {
+        let mut given = Given::default();
+        *given.named(name).unwrap() = Some(text.to_owned());
+        Limits::new(given)
+    }
+
+    #[test]
+    fn every_limit_has_a_default_and_can_be_set() {
+        let usual = Limits::new(Given::default()).unwrap();
+        assert_eq!((usual.upload_bytes, usual.request_bytes), (64 << 20, 2 << 20));
+        assert_eq!((usual.log_bytes_hour, usual.projects, usual.run_jobs), (Some(50 << 20), 10, 1000));
+        assert_eq!(usual.keep.events, Some(Span::days(30)));
+        assert_eq!((usual.keep.runs, usual.keep.uploads), (Some(Span::days(90)), Some(Span::days(7))));
+        for name in NAMES {
+            let text = if name.starts_with("keep") { "3d" } else { "7" };
+            assert_ne!(limits(name, text).unwrap(), usual, "{name}");
+        }
+        assert_eq!(limits(UPLOAD_MAX, "1gb").unwrap().upload_bytes, 1 << 30);
+        assert_eq!(limits(LOG_RATE_MAX, "off").unwrap().log_bytes_hour, None);
+        for off in ["off", "0", "0d"] {
+            assert_eq!(limits(KEEP_RUNS, off).unwrap().keep.runs, None);
+        }
+    }
+
+    #[test]
+    fn what_is_no_limit_is_named_with_its_setting() {
+        for (name, text) in [
+            (UPLOAD_MAX, "2GB"),
+            (UPLOAD_MAX, "much"),
+            (REQUEST_MAX, "0"),
+            (LOG_RATE_MAX, "-1"),
+            (PROJECTS_MAX, "0"),
+            (KEEP_EVENTS, "soon"),
+            (KEEP_EVENTS, "30"),
+        ] {
+            let said = limits(name, text).unwrap_err().to_string();
+            assert!(said.contains(name) && said.contains(text), "{said}");
+        }
+        assert_eq!(Given::default().named("prot"), None);
+        assert!(setting(UPLOAD_MAX).contains("`upload_max` (`--upload-max`)"));
+    }
+}
