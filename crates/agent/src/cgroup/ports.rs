@@ -58,16 +58,34 @@ fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> [u8; 8] {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// Register ← field of the address.
-    Load { to: u8, offset: i16 },
+    Load {
+        to: u8,
+        offset: i16,
+    },
     /// Register ← register & value.
-    And { to: u8, value: i32 },
+    And {
+        to: u8,
+        value: i32,
+    },
     /// Lets the call through unless the register holds the value.
-    EndUnless { register: u8, value: i32 },
+    EndUnless {
+        register: u8,
+        value: i32,
+    },
     /// Goes to the next pair unless the register holds the value.
-    NextUnless { register: u8, value: i32 },
-    Set { to: u8, value: i32 },
+    NextUnless {
+        register: u8,
+        value: i32,
+    },
+    Set {
+        to: u8,
+        value: i32,
+    },
     /// Field of the address ← register.
-    Store { from: u8, offset: i16 },
+    Store {
+        from: u8,
+        offset: i16,
+    },
     End,
 }
 

@@ -44,7 +44,15 @@ struct Voice {
 impl Voices {
     /// With `raw`, a terminal is driven by what it shows. With `grep`, only lines that match are shown.
     pub(crate) fn new(raw: bool, several: bool, grep: Option<Regex>) -> Self {
-        Self { raw, several, timestamps: false, grep, labels: BTreeMap::new(), each: BTreeMap::new(), mid_line: false }
+        Self {
+            raw,
+            several,
+            timestamps: false,
+            grep,
+            labels: BTreeMap::new(),
+            each: BTreeMap::new(),
+            mid_line: false,
+        }
     }
 
     /// Each line has the time in front at which it was written.

@@ -447,9 +447,8 @@ fn user(run: &Run, metadata: Option<&ImageMetadata>) -> Option<UnixUser> {
 
 /// Empty where the run names none.
 fn image_name(images: &DefaultImages, part: &Part<'_>) -> Result<String, Error> {
-    let set = |image: &Option<String>, field, setting| {
-        image.clone().ok_or(Error::NoImageFor { field, setting })
-    };
+    let set =
+        |image: &Option<String>, field, setting| image.clone().ok_or(Error::NoImageFor { field, setting });
     match part.image {
         Some(image) => Ok(image.to_owned()),
         None if part.docker => set(&images.docker, "docker", "docker-image"),

@@ -66,7 +66,8 @@ async fn a_docker_image_says_what_runs_where_and_as_whom() {
 async fn beside_a_docker_engine_a_job_without_an_image_is_a_plain_process_and_the_plan_says_which() {
     image();
     let mut stage = Stage::new(Machines::Containers).await;
-    let see = format!("if [ -d {} ]; then echo on the machine; else echo contained; fi", stage.home().display());
+    let see =
+        format!("if [ -d {} ]; then echo on the machine; else echo contained; fi", stage.home().display());
     let mut contained = task("contained", &[&see]);
     contained["image"] = json!(IMAGE);
     let mut plain = task("plain", &[&see]);

@@ -213,7 +213,8 @@ async fn a_job_gets_the_python_that_it_asks_for_or_is_told_that_there_is_none() 
         .output()
         .unwrap();
     let version = String::from_utf8(version.stdout).unwrap().trim().to_owned();
-    let mut job = task("snake", &["python -c 'import sys; print(sys.prefix == sys.base_prefix, sys.version)'"]);
+    let mut job =
+        task("snake", &["python -c 'import sys; print(sys.prefix == sys.base_prefix, sys.version)'"]);
     job["python"] = json!(version);
     let run = stage.ends(&job).await;
     assert_eq!(run["status"], "done", "{run:#}\n{}", stage.log(&run).await);

@@ -55,13 +55,8 @@ pub(super) async fn submit(
         epoch = Some(sound(&gate, &spec, epoch, &headers, &body).await?);
     }
     check_names(&spec)?;
-    if let Some(why) = gate.shim.runtime.refusal(&spec) {
-        return Err(refuse(&gate, spec.id, epoch, why).await);
-    }
-    if let Some(premises) = &gate.shim.premises
-        && let Err(refused) = premises.check(&spec).await
-    {
-        let refusal = refuse(&gate, spec.id, epoch, refused.to_string()).await;
+    if let Some(why) = forbidden(&gate, &spec).await {
+        let refusal = refuse(&gate, spec.id, epoch, why).await;
         // A dstack server repeats a submission that is refused, for ever. It does understand a task that ends with a
         // reason, and so the task is taken, and ends before anything is prepared for it.
         if gate.door == Door::Socket {
@@ -69,6 +64,15 @@ pub(super) async fn submit(
         }
     }
     Ok(gate.shim.tasks.submit(spec, epoch).await?)
+}
+
+/// Why this host does not run such a task, if it does not: it cannot, or its policy says so.
+async fn forbidden(gate: &Gate, spec: &TaskSpec) -> Option<String> {
+    if let Some(why) = gate.shim.runtime.refusal(spec) {
+        return Some(why);
+    }
+    let premises = gate.shim.premises.as_ref()?;
+    premises.check(spec).await.err().map(|refused| refused.to_string())
 }
 
 /// Checks that our server made this specification for this host; says the epoch it made it under.

@@ -91,8 +91,7 @@ impl Process {
         let mut home_id = sha256_hex(real.as_os_str().as_encoded_bytes());
         home_id.truncate(HOME_ID_LEN);
         let groups = Groups::new(&home_id, hierarchies);
-        let shared =
-            Shared { home, home_id, agent, groups, ignores_images: false, starting: Mutex::new(()) };
+        let shared = Shared { home, home_id, agent, groups, ignores_images: false, starting: Mutex::new(()) };
         Self { shared: Arc::new(shared) }
     }
 

@@ -18,7 +18,9 @@ pub(super) fn choose(wanted: &[u16], of_others: &BTreeSet<u16>) -> io::Result<Po
         let own = if !of_others.contains(&port) && is_free(port) {
             port
         } else {
-            any(|port| of_others.contains(&port) || wanted.contains(&port) || map.values().any(|&p| p == port))?
+            any(|port| {
+                of_others.contains(&port) || wanted.contains(&port) || map.values().any(|&p| p == port)
+            })?
         };
         map.insert(port, own);
     }

@@ -76,7 +76,10 @@ impl Record {
 
     /// Ports of this machine that other tasks of this home have.
     pub(super) fn ports_of_others(home: &Path, but: &TaskDir) -> BTreeSet<u16> {
-        Self::others(home, but).filter_map(|record| record.ports).flat_map(|ports| ports.map.into_values()).collect()
+        Self::others(home, but)
+            .filter_map(|record| record.ports)
+            .flat_map(|ports| ports.map.into_values())
+            .collect()
     }
 }
 

@@ -230,6 +230,9 @@ impl Life {
         let failed = |error: HostError| Cut::Failed(ending::unprepared(&error));
         let found = self.status() > Status::Pulling || task.state.lock().container.starting.is_some();
         // Whoever sent it: the policy may have changed, and a dstack server learns of a refusal by the end of its task.
+        if let Some(why) = tasks.runtime.refusal(&task.spec) {
+            return Err(failed(HostError::Refused { what: "start the task".to_owned(), why }));
+        }
         tasks.host.allow(&task.spec).await.map_err(failed)?;
         let grant = tasks.host.grant(&task.spec).map_err(failed)?;
         let gpus = self.acquire_gpus()?;
