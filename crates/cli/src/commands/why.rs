@@ -205,7 +205,18 @@ fn tell_jobs(run: &Run) {
             )),
             None => {}
         }
+        if let Some(line) = runs_in(latest) {
+            output::data(&output::printable(&format!("    runs in {line}")));
+        }
     }
+}
+
+/// What a job runs in, and as whom once that is known.
+fn runs_in(submission: &JobSubmission) -> Option<String> {
+    let runtime = submission.job_runtime_data.as_ref()?.value().ok()?;
+    let runs_in = runtime["runs_in"].as_str()?;
+    let user = runtime["username"].as_str().map(|user| format!(", as user {user}")).unwrap_or_default();
+    Some(format!("{runs_in}{user}"))
 }
 
 /// What to change so that it fits, for the places where that is all it takes.

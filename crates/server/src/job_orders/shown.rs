@@ -11,7 +11,7 @@ use windlass_api::agent::{
 };
 use windlass_model::{
     config::{Configuration, dev_environment::Ide, job_spec::JobSpec, profile::BackendType},
-    plan::{blocks::share, offers::gpus_given},
+    plan::{blocks::share, offers::gpus_given, runs_in::ImageChoice},
 };
 
 use super::address;
@@ -89,6 +89,9 @@ pub struct Runtime {
     pub container_name: Option<String>,
     #[serde(default)]
     pub gpus_ids: Vec<String>,
+    /// What it runs in, for people: `a container of image debian:12`, `a plain process, without an image`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runs_in: Option<String>,
 }
 
 impl Runtime {
@@ -120,6 +123,8 @@ impl Runtime {
             username: None,
             container_name: None,
             gpus_ids: Vec::new(),
+            runs_in: ImageChoice::of(spec)
+                .and_then(|image| Some(image.on(offer.host.runtimes).ok()?.to_string())),
         })
     }
 
