@@ -26,9 +26,9 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass delete train eval             finished runs
-  windlass delete -y -f train.yml        the run that the file describes: it is stopped first
-  windlass delete -y --wait -f fleet.yml a fleet, volume or gateway, until it is gone
+  windlass delete train eval               finished runs
+  windlass delete -y -f train.yml          the run that the file describes: it is stopped first
+  windlass delete -y --wait -f fleet.yml   a fleet, volume or gateway, until it is gone
 
 A deleted run is no longer listed, and its name is free. Its events stay; its output goes within an hour or so.";
 

@@ -399,3 +399,14 @@ fn profiles_are_told_apart() {
     assert_eq!(problems("profiles: [{name: a, image: b}]"), ["C011 profiles[0].image"]);
     assert_eq!(problems("{}"), ["C012 profiles"]);
 }
+
+#[test]
+fn a_count_in_front_of_a_gpu_and_a_number_out_of_range_say_what_was_meant() {
+    let gpu = windlass_model::config::resources::parse_gpu("8xH100").unwrap_err();
+    assert!(gpu.ends_with("did you mean `H100:8`?"), "{gpu}");
+    let other = windlass_model::config::resources::parse_gpu("8many").unwrap_err();
+    assert!(!other.contains("did you mean"), "{other}");
+    let cron = |text: &str| windlass_model::config::profile::parse_cron(text).unwrap_err();
+    assert_eq!(cron("99 * * * *"), "`99 * * * *`: minute 99 is out of range 0 to 59");
+    assert_eq!(cron("0 8-30 * * *"), "`0 8-30 * * *`: hour 30 is out of range 0 to 23");
+}
