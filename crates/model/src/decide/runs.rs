@@ -521,12 +521,14 @@ fn terminating(run: &RunView, now: Timestamp) -> Plan {
         };
     }
     let last = ending.final_status();
+    // Why it ends was told when that was decided.
+    let is_told = run.ending.as_ref() == Some(&ending);
     Plan {
         event: Some(last.event()),
         status: last.status(),
         next_triggered_at: None,
         due_at: None,
-        why: ending.said().to_owned(),
+        why: if is_told { format!("the run is {}", last.status()) } else { ending.said().to_owned() },
         ending: Some(ending),
         ..keep(run, now, "")
     }

@@ -371,7 +371,7 @@ fn r4_a_run_is_final_only_when_all_its_jobs_are() {
     ] {
         check(
             &format!("terminating ending={reason}; r0: done(done_by_runner)"),
-            &format!("{last}; never again: as asked"),
+            &format!("{last}; never again: the run is {}", last.rsplit(' ').next().unwrap_or_default()),
         );
     }
 }
@@ -419,11 +419,11 @@ fn r25_a_scheduled_run_that_ended_waits_for_the_next_slot() {
 fn r25_a_scheduled_run_that_a_user_stopped_stays_stopped() {
     check(
         "terminating hourly fired=30m ending=stopped_by_user; r0: terminated(terminated_by_user)",
-        "finished-terminated -> terminated; never again: as asked",
+        "finished-terminated -> terminated; never again: the run is terminated",
     );
     check(
         "terminating hourly ending=aborted_by_user",
-        "finished-terminated -> terminated; never again: as asked",
+        "finished-terminated -> terminated; never again: the run is terminated",
     );
 }
 
