@@ -14,6 +14,7 @@ use super::{
     traffic::{GatewayChoice, Model},
     yaml::Node,
 };
+use crate::resources::ResourcesSpec;
 
 /// The local port of a service that nobody chose.
 const LOCAL_PORT: u16 = 80;
@@ -40,9 +41,13 @@ pub struct Review {
 pub fn review(configuration: &Configuration, context: Context<'_>) -> Review {
     let mut found = Findings { context, review: Review::default() };
     match configuration {
-        Configuration::Task(task) => found.run(&task.run, &task.profile),
+        Configuration::Task(task) => {
+            found.run(&task.run, &task.profile);
+            found.groups(&task.run, task.groups.is_some());
+        }
         Configuration::Service(service) => {
             found.run(&service.run, &service.profile);
+            found.groups(&service.run, service.groups.is_some());
             found.single_nodes(&service.profile);
             found.service(service);
         }
@@ -60,6 +65,10 @@ pub fn review(configuration: &Configuration, context: Context<'_>) -> Review {
                 let message =
                     "`retry` of a fleet has no effect: instances that it lacks are always tried again";
                 found.warn("retry", message);
+            }
+            if fleet.ssh_config.is_some() && fleet.resources.is_some() {
+                let message = "`resources` has no effect beside `ssh_config`: hosts have what they have";
+                found.warn("resources", message);
             }
         }
         Configuration::Gateway(gateway) => found.gateway(gateway),
@@ -118,6 +127,13 @@ impl Findings<'_> {
             }
         }
         self.provisioning(&properties.provisioning);
+    }
+
+    /// What each group needs it says itself.
+    fn groups(&mut self, run: &Run, has_groups: bool) {
+        if has_groups && run.resources != ResourcesSpec::default() {
+            self.warn("resources", "`resources` has no effect beside `groups`: set it in the groups");
+        }
     }
 
     /// Only tasks have nodes that could wait for each other.

@@ -89,6 +89,15 @@ fn what_has_no_effect_gives_one_warning() {
             format!("{GATEWAY}certificate: null\npublic_ip: false\n"),
             "6: public_ip: `public_ip` has no effect",
         ),
+        (
+            "type: fleet\nssh_config: {user: u, identity_file: f, hosts: [h]}\nresources: {cpu: 2}\n"
+                .to_owned(),
+            "3: resources: `resources` has no effect beside `ssh_config`",
+        ),
+        (
+            "type: task\ngroups: [{commands: [x]}]\nresources: {cpu: 2}\n".to_owned(),
+            "3: resources: `resources` has no effect beside `groups`",
+        ),
         ("type: fleet\nnodes: 1\nretry: true\n".to_owned(), "3: retry: `retry` of a fleet has no effect"),
         (
             format!("{SERVICE}commands: [x]\nstartup_order: master-first\n"),
