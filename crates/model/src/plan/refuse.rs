@@ -61,7 +61,7 @@ impl Round<'_> {
         misses[together..].sort_by_key(|(stays, missing, _)| (*stays, *missing));
         let left_out = misses.len().saturating_sub(REFUSALS_MAX);
         misses.truncate(REFUSALS_MAX);
-        let refusals: Vec<Refusal> = misses.into_iter().map(|(_, _, miss)| self.say(miss)).collect();
+        let refusals = without_doubles(misses.into_iter().map(|(_, _, miss)| self.say(miss)));
         let hopeless = |refusal: &Refusal| refusal.shortfalls.iter().any(Shortfall::is_for_good);
         let all_hopeless = !refusals.is_empty() && left_out == 0 && refusals.iter().all(hopeless);
         let for_good = !several && !passes && all_hopeless && !self.may_grow(ask);
@@ -231,6 +231,20 @@ impl Round<'_> {
             }
         }
     }
+}
+
+/// The same place with the same reasons is told once, with how many there are of it: both markets of one type, say.
+fn without_doubles(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
+    let mut told: Vec<Refusal> = Vec::new();
+    for refusal in all {
+        let is_same =
+            |known: &&mut Refusal| known.place == refusal.place && known.shortfalls == refusal.shortfalls;
+        match told.iter_mut().find(is_same) {
+            Some(known) => known.count += refusal.count,
+            None => told.push(refusal),
+        }
+    }
+    told
 }
 
 fn ranked(place: String, count: u32, shortfalls: Vec<Shortfall>) -> Ranked {

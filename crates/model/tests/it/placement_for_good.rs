@@ -69,6 +69,20 @@ fn only_what_a_machine_is_lasts_for_good() {
 }
 
 #[test]
+fn the_same_place_with_the_same_reason_is_told_once() {
+    let fleet = Fleet { creates: true, ..fleet(1, "cloud") };
+    let (cheap, dear) = (offer(host(2, 0), 1, 1.0), offer(host(2, 0), 1, 2.0));
+    let inventory = Inventory { fleets: vec![fleet], offers: vec![cheap, dear], ..Inventory::default() };
+    let placed = place(&[waiting(1, 0, vec![needs(64, 0)])], &inventory, NOW).pop().unwrap();
+    let Outcome::Never { why } = &placed.outcome else { panic!("{placed:?}") };
+    let told: Vec<String> = why.refusals.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        ["ssh here c2g0 in fleet cloud and 1 more: needs at least 64 CPUs, has 2 (lower cpu to 2)"]
+    );
+}
+
+#[test]
 fn an_offer_says_each_part_of_its_place_once() {
     let local =
         Offer { region: LOCAL.to_owned(), instance_type: LOCAL.to_owned(), ..local().offers.remove(0) };

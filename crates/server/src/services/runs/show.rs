@@ -65,7 +65,7 @@ fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
             None => run::status_message(run.status, &glances, None).to_owned(),
         },
     };
-    let reason = why_it_waits(&run, &rows, &scaling, waits);
+    let waits_because = why_it_waits(&run, &rows, &scaling, waits);
     let jobs = grouped(rows)?;
     let latest = jobs
         .iter()
@@ -91,7 +91,7 @@ fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
         deployment_num: run.deployment_num,
         deleted: Some(run.deleted),
         next_triggered_at: run.next_triggered_at,
-        reason,
+        reason: waits_because,
         deployment,
         scaling,
     })
