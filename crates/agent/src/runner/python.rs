@@ -109,6 +109,8 @@ async fn run(site: &Site, env: &Env, program: &Path, args: &[OsString]) -> Resul
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use windlass_testkit::temp_dir;
+
     use super::{super::user::Account, *};
 
     fn site(path: &Path) -> Site {
@@ -129,7 +131,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_machines_python_makes_what_uv_cannot() {
-        let temp = tempfile::tempdir().unwrap();
+        let temp = temp_dir("python").unwrap();
         let (site, dir) = (site(temp.path()), temp.path().join("env"));
         let missing = prepare(&site, &Env::new(), "3.12", &dir).await.unwrap_err();
         assert!(missing.to_string().contains("neither `uv` nor `python3.12` was found"), "{missing}");
