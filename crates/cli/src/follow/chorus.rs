@@ -69,7 +69,7 @@ impl<'a> Chorus<'a> {
     }
 
     /// What stands in front of the lines of a job, instead of its place.
-    pub(crate) fn name(&mut self, place: Place, label: String) {
+    pub(crate) fn set_label(&mut self, place: Place, label: String) {
         if let Manner::Text(voices) = &mut self.manner {
             voices.labels.insert(place, label);
         }

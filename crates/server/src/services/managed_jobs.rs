@@ -46,7 +46,7 @@ const IDS_MAX: usize = 10_000;
 const GRACEFUL_USUAL: Span = Span::hours(1);
 
 /// A request that can be launched.
-struct Checked {
+struct LaunchPlan {
     plan: Plan,
     name: String,
     copies: u32,
@@ -57,11 +57,11 @@ struct Checked {
 }
 
 /// Reads a request, and refuses whatever can never become a run.
-async fn checked(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<Checked> {
+async fn prepare_launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<LaunchPlan> {
     let Launchable { mut plan, secrets, warnings } = read(&asked)?;
     let mut warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
     let site = attempts::site(app.db(), app.backends(), scope.project.id, &plan).await?;
-    place(&mut plan, &site, &mut warnings)?;
+    map_infra(&mut plan, &site, &mut warnings)?;
     let name = match asked.name.or(plan.name.take()) {
         Some(name) => job_name(name)?,
         None => names::generate(0)?,
@@ -79,12 +79,12 @@ async fn checked(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result
     }
     let files = files(app, scope, &plan, asked.files).await?;
     check(app, scope, &plan, &files, site).await?;
-    Ok(Checked { plan, name, copies, files, secrets, warnings })
+    Ok(LaunchPlan { plan, name, copies, files, secrets, warnings })
 }
 
 /// Says what would be refused, and what would have no effect.
 pub async fn check_only(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
-    let warnings = checked(app, scope, asked).await?.warnings;
+    let warnings = prepare_launch(app, scope, asked).await?.warnings;
     Ok(wire::Launched { jobs: Vec::new(), warnings })
 }
 
@@ -95,7 +95,8 @@ pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Res
         let warnings = read(&asked)?.warnings.iter().map(ToString::to_string).collect();
         return launched(app, &first, warnings).await;
     }
-    let Checked { plan, name, copies, files, secrets, warnings } = checked(app, scope, asked).await?;
+    let LaunchPlan { plan, name, copies, files, secrets, warnings } =
+        prepare_launch(app, scope, asked).await?;
     let made = Made {
         db: app.db(),
         keys: app.keys(),
@@ -183,7 +184,7 @@ fn read(asked: &wire::LaunchRequest) -> Result<Launchable> {
 }
 
 /// Understands where each candidate wants to run. One that can run nowhere is left out, unless it is the last.
-fn place(plan: &mut Plan, site: &Site, warnings: &mut Vec<String>) -> Result<()> {
+fn map_infra(plan: &mut Plan, site: &Site, warnings: &mut Vec<String>) -> Result<()> {
     let mut warn = |text: String| {
         if !warnings.contains(&text) {
             warnings.push(text);

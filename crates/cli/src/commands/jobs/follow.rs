@@ -9,7 +9,7 @@ use windlass_api::{
     runs::{self, Run},
 };
 
-use super::{is_final, is_over, logs::Wanted};
+use super::{is_final, is_over, logs::Selection};
 use crate::{
     commands::is_finished,
     context::Context,
@@ -39,7 +39,7 @@ async fn read(cx: &Context, run: &str) -> Result<Option<Run>, Problem> {
 
 pub(super) struct Follower<'a> {
     cx: &'a Context,
-    wanted: Wanted,
+    selection: Selection,
     chorus: Chorus<'a>,
     tree: Tree,
     pace: Pace,
@@ -53,12 +53,12 @@ pub(super) struct Follower<'a> {
 }
 
 impl<'a> Follower<'a> {
-    pub(super) fn new(cx: &'a Context, job: &ManagedJob, wanted: Wanted) -> Self {
-        let is_group = job.shape == "group" && job.tasks.len() > 1 && wanted.task.is_none();
+    pub(super) fn new(cx: &'a Context, job: &ManagedJob, selection: Selection) -> Self {
+        let is_group = job.shape == "group" && job.tasks.len() > 1 && selection.task.is_none();
         let voices = Voices::new(false, is_group, None);
         Self {
             cx,
-            wanted,
+            selection,
             chorus: Chorus::new(Manner::Text(voices)),
             tree: Tree::new(&job.name),
             pace: Pace::new(),
@@ -69,23 +69,23 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// To the end of the job, or of its task that is wanted. The answer is the job as it was seen last.
+    /// To the end of the job, or of its task that is selection. The answer is the job as it was seen last.
     pub(super) async fn run(mut self, mut job: ManagedJob) -> Result<ManagedJob, Problem> {
         loop {
-            for line in self.reasons.news(&job, &self.wanted, Instant::now()) {
+            for line in self.reasons.news(&job, &self.selection, Instant::now()) {
                 output::say(&output::printable(&line));
             }
             let tasks: Vec<Task> =
-                job.tasks.iter().filter(|task| self.wanted.has_task(task)).cloned().collect();
+                job.tasks.iter().filter(|task| self.selection.has_task(task)).cloned().collect();
             let mut all_told = true;
             for task in &tasks {
                 match self.turn_to(task).await? {
-                    Told::All => {}
-                    Told::More => all_told = false,
-                    Told::Unread => return Ok(job),
+                    Progress::All => {}
+                    Progress::More => all_told = false,
+                    Progress::Unread => return Ok(job),
                 }
             }
-            let over = if self.wanted.task.is_some() {
+            let over = if self.selection.task.is_some() {
                 tasks.iter().all(|task| is_final(&task.status))
             } else {
                 is_over(&job)
@@ -105,11 +105,11 @@ impl<'a> Follower<'a> {
     }
 
     /// Listens to the newest attempt of a task, after all of those before it.
-    async fn turn_to(&mut self, task: &Task) -> Result<Told, Problem> {
+    async fn turn_to(&mut self, task: &Task) -> Result<Progress, Problem> {
         loop {
             let index = self.shown.get(&task.task_id).copied().unwrap_or(0);
             let Some(name) = task.runs.get(index) else { break };
-            if !self.wanted.has_attempt(index) {
+            if !self.selection.has_attempt(index) {
                 self.shown.insert(task.task_id, index + 1);
                 continue;
             }
@@ -118,17 +118,17 @@ impl<'a> Follower<'a> {
             self.announce(task, index);
             self.listen(task, name, &run).await?;
             if !is_finished(&run.status) {
-                return Ok(Told::More);
+                return Ok(Progress::More);
             }
             for (place, _) in submissions(task, &run) {
                 if !self.chorus.leave(place, &mut self.tree).await? {
-                    return Ok(Told::Unread);
+                    return Ok(Progress::Unread);
                 }
             }
             self.shown.insert(task.task_id, index + 1);
             self.pace.news();
         }
-        Ok(if is_final(&task.status) { Told::All } else { Told::More })
+        Ok(if is_final(&task.status) { Progress::All } else { Progress::More })
     }
 
     /// Where one attempt ends and the next begins, and which task a pipeline is at.
@@ -138,7 +138,7 @@ impl<'a> Follower<'a> {
             return;
         }
         self.announced.insert(task.task_id, index);
-        let is_next_task = !self.is_group && task.task_id > 0 && self.wanted.task.is_none();
+        let is_next_task = !self.is_group && task.task_id > 0 && self.selection.task.is_none();
         if index > 0 || is_next_task {
             output::say(&output::printable(&format!("── {} (attempt {})", task.name, index + 1)));
         }
@@ -157,10 +157,10 @@ impl<'a> Follower<'a> {
             }
             if self.is_group {
                 let node = if several { format!("-{}", place.1) } else { String::new() };
-                self.chorus.name(place, format!("{}{node}", task.name));
+                self.chorus.set_label(place, format!("{}{node}", task.name));
             }
             let mut part = Part::whole(name, submission);
-            if let Some(lines) = self.wanted.tail
+            if let Some(lines) = self.selection.tail
                 && let Some(offset) = last_lines(self.cx, &part, lines).await?
             {
                 part.offset = offset;
@@ -173,7 +173,7 @@ impl<'a> Follower<'a> {
 }
 
 /// How much of a task's output was told.
-enum Told {
+enum Progress {
     All,
     More,
     /// Nobody reads it any more.
@@ -199,9 +199,9 @@ struct Reasons {
 
 impl Reasons {
     /// The lines that are to be said now.
-    fn news(&mut self, job: &ManagedJob, wanted: &Wanted, now: Instant) -> Vec<String> {
+    fn news(&mut self, job: &ManagedJob, selection: &Selection, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
-        for task in job.tasks.iter().filter(|task| wanted.has_task(task)) {
+        for task in job.tasks.iter().filter(|task| selection.has_task(task)) {
             let reason = task.reason.as_ref().filter(|_| !is_final(&task.status));
             let Some(reason) = reason else {
                 self.known.remove(&task.task_id);
@@ -251,17 +251,17 @@ mod tests {
 
     #[test]
     fn a_reason_is_said_once_and_only_when_it_lasts() {
-        let (mut reasons, wanted, now) = (Reasons::default(), Wanted::default(), Instant::now());
+        let (mut reasons, selection, now) = (Reasons::default(), Selection::default(), Instant::now());
         let starting = job("STARTING", "attempt 1 waits for nodes", None);
-        assert!(reasons.news(&starting, &wanted, now).is_empty(), "it may pass at once");
+        assert!(reasons.news(&starting, &selection, now).is_empty(), "it may pass at once");
         let later = now + REASON_AFTER;
-        assert_eq!(reasons.news(&starting, &wanted, later), ["STARTING: attempt 1 waits for nodes"]);
-        assert!(reasons.news(&starting, &wanted, later).is_empty());
+        assert_eq!(reasons.news(&starting, &selection, later), ["STARTING: attempt 1 waits for nodes"]);
+        assert!(reasons.news(&starting, &selection, later).is_empty());
         let waits = job("PENDING", "no place; the next try is at …", Some("2026-11-20T09:01:00Z"));
-        assert_eq!(reasons.news(&waits, &wanted, later), ["PENDING: no place; the next try is at …"]);
-        assert!(reasons.news(&waits, &wanted, later + REASON_AFTER).is_empty());
+        assert_eq!(reasons.news(&waits, &selection, later), ["PENDING: no place; the next try is at …"]);
+        assert!(reasons.news(&waits, &selection, later + REASON_AFTER).is_empty());
         assert!(
-            reasons.news(&job("FAILED", "exit code 3", None), &wanted, later).is_empty(),
+            reasons.news(&job("FAILED", "exit code 3", None), &selection, later).is_empty(),
             "told at the end"
         );
     }

@@ -17,7 +17,7 @@ use windlass_model::{
     sky::{self, Given, Secret},
 };
 
-use super::{exit_of, find, follow::Follower, logs::Wanted, resources};
+use super::{exit_of, find, follow::Follower, logs::Selection, resources};
 use crate::{
     cli::{At, Format},
     commands::apply::{archive, variable},
@@ -127,7 +127,7 @@ pub(super) fn run(args: &Args, at: &At, format: Format) -> Result<Exit, Problem>
             return Ok(Exit::Done);
         }
         let Some(job) = find(cx, only.job_id).await? else { return Ok(super::NOT_FOUND) };
-        let job = Follower::new(cx, &job, Wanted::default()).run(job).await?;
+        let job = Follower::new(cx, &job, Selection::default()).run(job).await?;
         let reason = job.reason.as_ref().map(|why| format!(": {}", output::printable(why)));
         let reason = reason.unwrap_or_default();
         output::say(&format!("Job {} ended as {}{reason}.", job.job_id, job.status));

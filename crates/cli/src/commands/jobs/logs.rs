@@ -74,17 +74,17 @@ pub(super) async fn print(cx: &Context, args: &Args, at: &At) -> Result<Exit, Pr
         None => None,
         Some(word) => Some(task_of(&job, word)?.task_id),
     };
-    let wanted = Wanted { task, attempt, tail: args.tail };
+    let selection = Selection { task, attempt, tail: args.tail };
     if args.no_follow {
-        once(cx, at, &job, &wanted).await?;
+        once(cx, at, &job, &selection).await?;
         return Ok(Exit::Done);
     }
-    Ok(exit_of(&Follower::new(cx, &job, wanted).run(job).await?))
+    Ok(exit_of(&Follower::new(cx, &job, selection).run(job).await?))
 }
 
 /// Which part of a job's output.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct Selection {
     /// One task of several.
     pub(super) task: Option<u32>,
     /// One attempt, counted from 1.
@@ -93,22 +93,22 @@ pub(super) struct Wanted {
     pub(super) tail: Option<usize>,
 }
 
-impl Wanted {
+impl Selection {
     pub(super) fn has_task(&self, task: &Task) -> bool {
-        self.task.is_none_or(|wanted| wanted == task.task_id)
+        self.task.is_none_or(|only| only == task.task_id)
     }
 
     /// `index` counts from 0.
     pub(super) fn has_attempt(&self, index: usize) -> bool {
-        self.attempt.is_none_or(|wanted| wanted == index + 1)
+        self.attempt.is_none_or(|only| only == index + 1)
     }
 }
 
 /// All there is, task by task and attempt by attempt.
-async fn once(cx: &Context, at: &At, job: &ManagedJob, wanted: &Wanted) -> Result<(), Problem> {
-    let several = job.tasks.len() > 1 && wanted.task.is_none();
-    for task in job.tasks.iter().filter(|task| wanted.has_task(task)) {
-        for (index, run) in task.runs.iter().enumerate().filter(|(index, _)| wanted.has_attempt(*index)) {
+async fn once(cx: &Context, at: &At, job: &ManagedJob, selection: &Selection) -> Result<(), Problem> {
+    let several = job.tasks.len() > 1 && selection.task.is_none();
+    for task in job.tasks.iter().filter(|task| selection.has_task(task)) {
+        for (index, run) in task.runs.iter().enumerate().filter(|(index, _)| selection.has_attempt(*index)) {
             // An attempt is numbered before it is made; the last may never have been.
             if !exists(cx, run).await? {
                 break;
@@ -116,7 +116,7 @@ async fn once(cx: &Context, at: &At, job: &ManagedJob, wanted: &Wanted) -> Resul
             if index > 0 || (several && task.task_id > 0) {
                 output::say(&format!("── {} (attempt {})", task.name, index + 1));
             }
-            of_run(cx, at, run, false, wanted.tail).await?;
+            of_run(cx, at, run, false, selection.tail).await?;
         }
     }
     Ok(())

@@ -25,14 +25,14 @@ use crate::{
     error::Result,
 };
 
-/// A job with what is stored about it, read.
-struct Read {
+/// A job with what is stored about it, decoded.
+struct StoredJob {
     named: Named,
     plan: Plan,
     records: Vec<Record>,
 }
 
-impl Read {
+impl StoredJob {
     fn of(named: Named) -> Result<Self> {
         let plan: Plan = serde_json::from_str(&named.job.plan)?;
         let records = named.tasks.iter().map(|task| serde_json::from_str(&task.record));
@@ -67,16 +67,16 @@ impl Read {
 
 /// What is asked of the database beside the rows of the jobs, once for all of them.
 #[derive(Default)]
-struct Around {
+struct Context {
     slots: Option<(Limits, InUse)>,
     attempts: HashMap<String, Vec<AttemptState>>,
 }
 
-impl Around {
-    async fn of(app: &App, jobs: &[Read], detailed: bool) -> Result<Self> {
-        let mut around = Self::default();
-        if jobs.iter().any(Read::waits_for_slot) {
-            around.slots = Some((app.settings().job_limits, passes::in_use(app.db()).await?));
+impl Context {
+    async fn of(app: &App, jobs: &[StoredJob], detailed: bool) -> Result<Self> {
+        let mut context = Self::default();
+        if jobs.iter().any(StoredJob::waits_for_slot) {
+            context.slots = Some((app.settings().job_limits, passes::in_use(app.db()).await?));
         }
         let telling = jobs.iter().map(|job| (job.named.job.id, job.telling_runs(detailed)));
         let (mut ids, mut names): (Vec<ManagedJobId>, Vec<String>) = (Vec::new(), Vec::new());
@@ -88,9 +88,9 @@ impl Around {
             }
         }
         for state in rows::attempt_states(app.db(), &ids, &names).await? {
-            around.attempts.entry(state.run_name.clone()).or_default().push(state);
+            context.attempts.entry(state.run_name.clone()).or_default().push(state);
         }
-        Ok(around)
+        Ok(context)
     }
 
     /// How the run of an attempt stands: what its nodes say, the first that says anything.
@@ -117,21 +117,21 @@ impl Around {
 /// `detailed`: with every place that did not fit.
 pub(super) async fn jobs(app: &App, named: Vec<Named>, detailed: bool) -> Result<Vec<wire::ManagedJob>> {
     let now = app.db().now().await?;
-    let jobs = named.into_iter().map(Read::of).collect::<Result<Vec<_>>>()?;
-    let around = Around::of(app, &jobs, detailed).await?;
-    jobs.into_iter().map(|read| job(read, &around, now)).collect()
+    let jobs = named.into_iter().map(StoredJob::of).collect::<Result<Vec<_>>>()?;
+    let context = Context::of(app, &jobs, detailed).await?;
+    jobs.into_iter().map(|stored| job(stored, &context, now)).collect()
 }
 
-fn job(read: Read, around: &Around, now: Timestamp) -> Result<wire::ManagedJob> {
-    let sums = summary(&read.records, now);
+fn job(stored: StoredJob, context: &Context, now: Timestamp) -> Result<wire::ManagedJob> {
+    let sums = summary(&stored.records, now);
     let total = sums.submitted_at.map(|from| sums.end_at.unwrap_or(now).since(from).as_secs());
     let tasks: Vec<wire::Task> = (0..)
-        .zip(&read.records)
-        .map(|(number, record)| task(&read, around, number, record, now))
+        .zip(&stored.records)
+        .map(|(number, record)| task(&stored, context, number, record, now))
         .collect::<Result<_>>()?;
     let reasons = tasks.iter().map(|task| (task.name.as_str(), task.reason.as_deref()));
     let reason = reason::of_job(reasons);
-    let Read { named: Named { job, project_name, user_name, .. }, plan, .. } = read;
+    let StoredJob { named: Named { job, project_name, user_name, .. }, plan, .. } = stored;
     Ok(wire::ManagedJob {
         id: job.id.0,
         job_id: job.number,
@@ -166,34 +166,40 @@ fn shape(of: &Shape) -> &'static str {
 }
 
 /// What is known about a task beside its record.
-fn circumstances(read: &Read, around: &Around, number: u32, record: &Record) -> Circumstances {
-    let of = usize::try_from(number).ok().and_then(|number| read.plan.tasks.get(number));
+fn circumstances(stored: &StoredJob, context: &Context, number: u32, record: &Record) -> Circumstances {
+    let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
     let is_queued = record.status == Status::Pending && record.pending == Some(PendingKind::Queued);
     let has_succeeded = |task: u32| {
-        let before = usize::try_from(task).ok().and_then(|task| read.records.get(task));
+        let before = usize::try_from(task).ok().and_then(|task| stored.records.get(task));
         before.is_some_and(|before| before.status == Status::Succeeded)
     };
     let after = of.filter(|_| is_queued).map(|task| task.after.as_slice()).unwrap_or_default();
     let open = after.iter().copied().filter(|task| !has_succeeded(*task));
     Circumstances {
-        waits_for: open.map(|task| read.plan.task_name(task)).collect(),
-        slots: around.slots,
-        attempt: around.attempt(&read.run_name(number, record.attempt)),
+        waits_for: open.map(|task| stored.plan.task_name(task)).collect(),
+        slots: context.slots,
+        attempt: context.attempt(&stored.run_name(number, record.attempt)),
     }
 }
 
-fn task(read: &Read, around: &Around, number: u32, record: &Record, now: Timestamp) -> Result<wire::Task> {
-    let of = usize::try_from(number).ok().and_then(|number| read.plan.tasks.get(number));
-    let newest = read.run_name(number, record.attempt);
-    let why = around.refusals(&newest).map(|text| Document::from_text(text.to_owned())).transpose()?;
+fn task(
+    stored: &StoredJob,
+    context: &Context,
+    number: u32,
+    record: &Record,
+    now: Timestamp,
+) -> Result<wire::Task> {
+    let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
+    let newest = stored.run_name(number, record.attempt);
+    let why = context.refusals(&newest).map(|text| Document::from_text(text.to_owned())).transpose()?;
     Ok(wire::Task {
         task_id: number,
-        name: read.plan.task_name(number),
+        name: stored.plan.task_name(number),
         resources: of.map(resources).unwrap_or_default(),
         status: record.status.as_str().to_owned(),
         schedule_state: record.schedule.as_str().to_owned(),
         pending_kind: record.pending.map(|kind| kind.as_str().to_owned()),
-        reason: reason::reason(record, &circumstances(read, around, number, record)),
+        reason: reason::reason(record, &circumstances(stored, context, number, record)),
         last_failure: record.last_failure.clone(),
         why,
         submitted_at: record.submitted_at,
@@ -207,7 +213,7 @@ fn task(read: &Read, around: &Around, number: u32, record: &Record, now: Timesta
         restarts_on_errors: record.restarts_on_errors,
         placement: record.placement.as_ref().map(|placement| placement.place.clone()),
         attempt: record.attempt,
-        runs: (1..=record.attempt).map(|attempt| read.run_name(number, attempt)).collect(),
+        runs: (1..=record.attempt).map(|attempt| stored.run_name(number, attempt)).collect(),
     })
 }
 

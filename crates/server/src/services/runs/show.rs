@@ -55,7 +55,7 @@ fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
     let glances = glances(&rows);
     let cost = rows.iter().map(|job| cost(job, run.last_processed_at)).sum();
     let retry = retries_no_capacity(run.status, &glances, &rows);
-    let (deployment, scaling, waits) = tracked(&run);
+    let (deployment, scaling, waits) = read_tracking(&run);
     let message = match (&run.status_message, retry, &waits) {
         (Some(said), _, _) => said.clone(),
         (None, _, Some(RetryWait { at: Some(at), .. })) => format!("retrying at {}", second(*at)),
@@ -139,7 +139,7 @@ fn why_it_waits(
 
 /// How the deployment of a service stands, why each group has as many replicas as it has, and what a pending run waits
 /// after.
-fn tracked(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling>, Option<RetryWait>) {
+fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling>, Option<RetryWait>) {
     // What cannot be read is not worth a failed answer: it is for people who ask why.
     let is_telling = run.service.is_some() || run.status == run::Status::Pending;
     let tracking = if is_telling { Tracking::of(run).unwrap_or_default() } else { Tracking::default() };
