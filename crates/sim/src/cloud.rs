@@ -442,6 +442,7 @@ fn offer(instance_type: &str, price: f64, spot: bool) -> Offer {
             disk_mib: 1_048_576,
             gpus: vec![gpu; GPUS],
             spot,
+            runtimes: None,
         },
         total_blocks: 1,
     }

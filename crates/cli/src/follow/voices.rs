@@ -9,7 +9,7 @@ use regex_automata::meta::Regex;
 use windlass_model::time::Timestamp;
 
 use crate::output::{
-    Foreign,
+    self, Foreign,
     style::{Colour, Style},
     words,
 };
