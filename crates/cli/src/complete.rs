@@ -55,7 +55,7 @@ enum Noun {
 impl Noun {
     fn of(arg: &Arg) -> Option<Self> {
         Some(match arg.get_value_names()?.first()?.as_str() {
-            "RUN" => Self::Run,
+            "RUN" | "RUN|JOB" => Self::Run,
             "FLEET" => Self::Fleet,
             "INSTANCE" => Self::Instance,
             "VOLUME" => Self::Volume,

@@ -181,7 +181,7 @@ fn several_servers_are_known_and_one_is_in_use_until_logout() {
     assert_eq!(current().0, "one");
     // Another one is named by hand, before the command: its token is known.
     assert!(home.windlass(&["--url", &second.url(), "ps", "-o", "name"]).ok().stdout.is_empty());
-    let near = home.windlass(&["context", "use", "tow"]);
+    let near = home.windlass(&["context", "use", "twoo"]);
     assert_eq!(near.code, Some(1));
     near.says("did you mean `two`?");
     home.windlass(&["logout"]).ok().says("Logged out of");

@@ -47,18 +47,11 @@ fn line_with(lines: &mut impl Iterator<Item = std::io::Result<String>>, part: &s
 fn ports_of_a_job_are_at_hand_while_it_is_followed() {
     needs_agent();
     let home = Home::new();
-    // The job's machine is ours, so what listens here listens there.
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        for mut guest in listener.incoming().map_while(Result::ok) {
-            let mut asked = [0; 4];
-            if guest.read_exact(&mut asked).is_ok() {
-                let _ = guest.write_all(&[&asked[..], b" pong"].concat());
-            }
-        }
-    });
-    task(&home, &format!("ports: ['*:{port}']\n"), "echo started; sleep 600");
+    let port = ports::free();
+    let pong = "import socket as s, sys; l = s.create_server(('127.0.0.1', int(sys.argv[1]))); print('started', flush=True)\n\
+                while True: c = l.accept()[0]; c.sendall(c.recv(4) + b' pong'); c.close()";
+    let env = format!("ports: ['*:{port}']\nenv:\n  PONG: {}\n", serde_json::json!(pong));
+    task(&home, &env, &format!("exec /usr/bin/python3 -c \"$PONG\" {port}"));
     let mut command = windlass(&home, &["apply", "-f", "job.yml", "-y"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();

@@ -284,7 +284,7 @@ pub fn decide(run: &RunView, now: Timestamp) -> Plan {
     match run.status {
         run::Status::Pending => pending(run, now),
         run::Status::Submitted | run::Status::Provisioning | run::Status::Running => active(run, now),
-        run::Status::Terminating => terminating(run, now),
+        run::Status::Terminating => terminating(run, true, now),
         run::Status::Terminated | run::Status::Failed | run::Status::Done => {
             Plan { due_at: None, ..keep(run, now, "the run is over") }
         }
@@ -300,7 +300,7 @@ pub fn decide_on(run: &RunView, now: Timestamp) -> (Option<Plan>, Plan) {
         return (None, first);
     }
     let ending = RunView { status: first.status, ending: first.ending.clone(), ..run.clone() };
-    let last = terminating(&ending, now);
+    let last = terminating(&ending, true, now);
     (Some(first), last)
 }
 
@@ -323,7 +323,7 @@ fn stopped(run: &RunView, stop: StopAsked, now: Timestamp) -> Option<Plan> {
             if !hurries && !ends_schedule {
                 return None;
             }
-            Some(terminating(&RunView { ending: Some(stop.ending()), ..run.clone() }, now))
+            Some(terminating(&RunView { ending: Some(stop.ending()), ..run.clone() }, false, now))
         }
         run::Status::Terminated | run::Status::Failed | run::Status::Done => None,
     }
@@ -489,7 +489,8 @@ fn start(run: &RunView, now: Timestamp, why: &str) -> Plan {
     }
 }
 
-fn terminating(run: &RunView, now: Timestamp) -> Plan {
+/// `is_told`: why it ends was told when that was decided.
+fn terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
     let ending = run.ending.clone().unwrap_or_else(|| {
         run::Ending::new(run::TerminationReason::ServerError, "the run was ending without a reason")
     });
@@ -521,8 +522,6 @@ fn terminating(run: &RunView, now: Timestamp) -> Plan {
         };
     }
     let last = ending.final_status();
-    // Why it ends was told when that was decided.
-    let is_told = run.ending.as_ref() == Some(&ending);
     Plan {
         event: Some(last.event()),
         status: last.status(),

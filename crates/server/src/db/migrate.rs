@@ -44,7 +44,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     15 "0015_deployments.sql";
     16 "0016_dispatchers.sql";
     17 "0017_dispatcher_leases.sql";
-    21 "0021_retention.sql";
+    18 "0018_retention.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -141,7 +141,9 @@ async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
     let names: Vec<String> = (0..5).map(|number| format!("long-{number}")).collect();
     let waits = |run: &Value| {
         last(run)["status"] == "pulling"
-            && last(run)["status_message"].as_str().is_some_and(|said| said.contains("handed over"))
+            && last(run)["status_message"]
+                .as_str()
+                .is_some_and(|said| said.contains("waits in the scheduler: "))
     };
     let since = Instant::now();
     loop {

@@ -217,7 +217,7 @@ def runs():
 
 
 def volumes_and_gateways():
-    volume = {"type": "volume", "name": "data", "backend": "aws", "region": "eu-west-1", "size": 10}
+    volume = {"type": "volume", "name": "data", "backend": "local"}
     project("volumes/create", {"configuration": volume})
     project("volumes/get", {"name": "data"})
     project("volumes/list")

@@ -4,6 +4,5 @@ ALTER TABLE archives ADD COLUMN used_at BIGINT;
 CREATE INDEX codes_used ON codes (coalesce(used_at, created_at));
 CREATE INDEX archives_used ON archives (coalesce(used_at, created_at));
 
--- Runs that may be too old, and those of a user that go on and may still want what was uploaded for them.
+-- Runs that may be too old.
 CREATE INDEX runs_ended ON runs (finished_at) WHERE finished;
-CREATE INDEX runs_user_active ON runs (user_id) WHERE NOT finished;
