@@ -57,12 +57,17 @@ fn ports_of_a_job_are_at_hand_while_it_is_followed() {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let told = line_with(&mut lines, &format!("Port {port} of the job: http://"));
     let address = told.rsplit("http://").next().unwrap().to_owned();
-    for _ in 0..3 {
-        let mut stream = TcpStream::connect(&address).unwrap();
-        stream.write_all(b"ping").unwrap();
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(&address)?;
+        stream.write_all(b"ping")?;
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        assert_eq!(answer, "ping pong");
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    // The program may need a moment before it listens.
+    eventually("the job answers", || ask().is_ok_and(|answer| answer == "ping pong"));
+    for _ in 0..2 {
+        assert_eq!(ask().unwrap(), "ping pong");
     }
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     assert_eq!(child.wait().unwrap().code(), Some(201));

@@ -255,7 +255,7 @@ fn a_plan_never_lists_an_offer_that_fits_under_what_does_not() {
     let resources = "{cpu: 1.., memory: 0.., disk: null, gpu: 'H100:2'}";
     let task = format!("type: task\nname: gpu\ncommands: [echo hi]\nresources: {resources}\n");
     cloud.0.file("gpu.yml", &task);
-    let plan = cloud.0.windlass(&["apply", "-f", "gpu.yml"]).stderr;
+    let plan = cloud.0.windlass(&["apply", "-f", "gpu.yml", "-y", "-d"]).ok().stderr;
     let (fits, misses) = plan.split_once("What does not fit:").unwrap();
     // The fleet takes both markets, and what nobody said of them is no reason against either.
     assert_eq!(fits.matches(" big ").count(), 2, "{plan}");
