@@ -51,7 +51,7 @@ pub(crate) enum Command {
     Delete(delete::Args),
     /// Launch, list, follow and cancel managed jobs, which outlive their machines
     Jobs(jobs::Args),
-    /// Say why a run waits, failed or ended
+    /// Show why a run or a managed job is waiting, failed or ended
     Why(why::Args),
     /// Watch runs, instances, queue and events, and act on them
     Top(top::Args),
