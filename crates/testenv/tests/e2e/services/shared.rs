@@ -59,7 +59,7 @@ async fn take_requests(replicas: &Replicas, count: usize) {
 async fn a_service_on_one_postgres_servers_plain_machine_grows_to_three_at_one_port_without_a_failed_request()
 {
     let plan = Plan { name: "ports", servers: 1, hosts: 1, blocks: 4, runtime: Runtime::Process };
-    let mut replicas = Replicas::start(plan).await.unwrap();
+    let replicas = Replicas::start(plan).await.unwrap();
     // Every replica listens on this very port.
     let mut page = service("page", free_port());
     page["probes"] = probe();
