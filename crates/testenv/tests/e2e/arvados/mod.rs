@@ -15,6 +15,7 @@ use windlass_testenv::{
     queue::Ground,
     server::{TOKEN, binary},
 };
+use windlass_testkit::wait::eventually;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -197,6 +198,13 @@ async fn a_second_process_with_the_same_token_waits_until_the_first_is_gone() {
     assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
     let ended = Command::new("kill").args(["-TERM", &first.to_string()]).status().unwrap();
     assert!(ended.success());
+    // Until it has ended it may take another one. It is our child, and stays a zombie.
+    eventually("the first one has ended", || {
+        let stat = std::fs::read_to_string(format!("/proc/{first}/stat")).unwrap_or_default();
+        stat.rsplit(')')
+            .next()
+            .is_none_or(|rest| rest.trim_start().starts_with(['Z', 'X']) || rest.is_empty())
+    });
     let next = ground.ask(&["true"], json!({})).await;
     let record = ground.ended(&next).await;
     assert_eq!(record["state"], "Complete", "{record}");
