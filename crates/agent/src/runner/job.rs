@@ -50,6 +50,8 @@ pub struct Surroundings {
     pub home_dir: PathBuf,
     /// The task's own directory for files, outside of containers.
     pub scratch: Option<PathBuf>,
+    /// Written before the runner is started, and the same for its whole life.
+    pub ports: TaskPorts,
     pub uid: u32,
 }
 
@@ -69,6 +71,7 @@ impl Surroundings {
             base: env::base(std::env::vars_os(), in_container),
             home_dir,
             scratch,
+            ports: TaskPorts::read(run),
             uid: rustix::process::geteuid().as_raw(),
         })
     }
@@ -367,7 +370,7 @@ impl Job {
         let gate = phase::gate(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
         let names = Names::of(&mut env, self.around.scratch.as_deref());
         names.as_ref().map_or(Ok(()), Names::make).map_err(|error| failed(&error))?;
-        own_port(&mut env, &TaskPorts::read(&self.around.run));
+        own_port(&mut env, &self.around.ports);
         if submit.job_spec.python.is_some() {
             python::activate(&mut env, &python::directory(&self.around));
         }

@@ -17,10 +17,7 @@ use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
 use windlass_api::agent::PORT_PROTOCOL;
 
 use super::job::Job;
-use crate::{
-    http::Refusal,
-    taskdir::{SSH_PORT_FILE, TaskPorts},
-};
+use crate::{http::Refusal, taskdir::SSH_PORT_FILE};
 
 /// Streams open at once; a task is one process' worth of guests.
 static OPEN: Semaphore = Semaphore::const_new(256);
@@ -46,7 +43,7 @@ pub(super) async fn connect(
     })?;
     let port = match wanted.port {
         0 => ssh_port(&job)?,
-        port => TaskPorts::read(&job.around.run).own(port),
+        port => job.around.ports.own(port),
     };
     let mut inside = dial(port)
         .await

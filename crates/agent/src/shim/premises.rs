@@ -123,6 +123,21 @@ impl Shared {
     }
 }
 
+impl Premises {
+    /// Lets the keys of a task in, to this port alone.
+    fn lend_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> Done<'a, ()> {
+        let task = spec.id;
+        let lent = Lent { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
+        Box::pin(async move {
+            if lent.user.is_empty() || lent.keys.is_empty() {
+                return Ok(());
+            }
+            self.shared.lent.lock().insert(task, lent.clone());
+            self.blocking(move |shared| shared.grant(task, &lent, &[port]).map_err(from_keys)).await
+        })
+    }
+}
+
 impl Host for Premises {
     fn allow<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
         Box::pin(async move {
@@ -139,27 +154,11 @@ impl Host for Premises {
     }
 
     fn add_keys<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
-        let task = spec.id;
-        let lent = Lent { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
-        Box::pin(async move {
-            if lent.user.is_empty() || lent.keys.is_empty() {
-                return Ok(());
-            }
-            self.shared.lent.lock().insert(task, lent.clone());
-            self.blocking(move |shared| shared.grant(task, &lent, &[SSH_PORT]).map_err(from_keys)).await
-        })
+        self.lend_keys(spec, SSH_PORT)
     }
 
     fn keep_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> Done<'a, ()> {
-        let task = spec.id;
-        let lent = Lent { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
-        Box::pin(async move {
-            if lent.user.is_empty() || lent.keys.is_empty() {
-                return Ok(());
-            }
-            self.shared.lent.lock().insert(task, lent.clone());
-            self.blocking(move |shared| shared.grant(task, &lent, &[port]).map_err(from_keys)).await
-        })
+        self.lend_keys(spec, port)
     }
 
     fn remove_keys<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
