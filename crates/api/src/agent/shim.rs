@@ -55,6 +55,23 @@ pub enum NetworkMode {
     Bridge,
 }
 
+/// Which rights a task without an image, a plain process, has on its host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessIsolation {
+    /// A user of its own, and nothing of other tasks, of the agent or of the server in sight.
+    #[default]
+    Confined,
+    /// The agent's own user and all that this user may do. Hosts refuse it unless their owner allowed it.
+    Own,
+}
+
+impl ProcessIsolation {
+    pub fn is_confined(&self) -> bool {
+        *self == Self::Confined
+    }
+}
+
 /// What a task is made of. Secrets of the job are not here: the runner gets them over its own socket.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskSpec {
@@ -106,6 +123,9 @@ pub struct TaskSpec {
     /// One node of several: the others must reach its SSH port, which is then the usual one on every address.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cluster: bool,
+    /// For a plain process; a container has its own borders.
+    #[serde(default, skip_serializing_if = "ProcessIsolation::is_confined")]
+    pub process_isolation: ProcessIsolation,
     /// What the signature is bound to; absent from a dstack server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claims: Option<Claims>,

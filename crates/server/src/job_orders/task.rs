@@ -80,6 +80,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
         app_ports: app_ports(spec),
         pids: 0,
         cluster: several,
+        process_isolation: shim::ProcessIsolation::Confined,
         claims: None,
     })
 }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::time::{Duration, Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use windlass_api::agent::shim::{NetworkMode, TaskSpec};
+use windlass_api::agent::shim::{NetworkMode, ProcessIsolation, TaskSpec};
 use windlass_model::{causes::chain, id::SubmissionId, ledger::Ledger};
 
 use super::{
@@ -204,6 +204,7 @@ fn nameless(id: SubmissionId) -> TaskSpec {
         app_ports: Vec::new(),
         pids: 0,
         cluster: false,
+        process_isolation: ProcessIsolation::Confined,
         claims: None,
     }
 }
