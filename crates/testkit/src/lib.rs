@@ -9,16 +9,21 @@ pub mod slurm;
 pub mod story;
 pub mod wait;
 
-use std::os::unix::fs::PermissionsExt;
+use std::{os::unix::fs::PermissionsExt, path::Path};
 
 use anyhow::{Context, Result};
 pub use tempfile::TempDir;
 
 /// A directory that is removed when it is dropped. Others may read it: servers and jobs of tests run as other users.
 pub fn temp_dir(name: &str) -> Result<TempDir> {
+    temp_dir_in(&std::env::temp_dir(), name)
+}
+
+/// The same elsewhere: `/tmp` is not the same directory for everybody.
+pub fn temp_dir_in(parent: &Path, name: &str) -> Result<TempDir> {
     tempfile::Builder::new()
         .prefix(&format!("windlass-{name}-"))
         .permissions(PermissionsExt::from_mode(0o755))
-        .tempdir()
+        .tempdir_in(parent)
         .context("failed to make a temporary directory")
 }

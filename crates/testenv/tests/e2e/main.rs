@@ -18,5 +18,6 @@ mod reach;
 mod regions;
 mod replicas;
 mod services;
+mod ways_out;
 
 use windlass_testenv::stage;

@@ -1,0 +1,306 @@
+//! For tests: a job that tries to get out of what it runs in, in every way it knows, and prints how each ended.
+//!
+//! Each line is `NAME<tab>refused|reached<tab>DETAIL`. What it is to look for is told by arguments:
+//! `--read NAME=PATH`, `--socket NAME=PATH`, `--pid NAME=PID`, and `--canary TEXT`, a word in the environment of another job.
+//! No way does harm where it is open: times and names are set to what they are, signals are empty.
+
+use std::{
+    fs, io,
+    io::Write as _,
+    net::{SocketAddr, TcpStream, UdpSocket},
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sched::{CloneFlags, setns, unshare},
+    sys::{
+        ptrace,
+        signal::kill,
+        socket::{AddressFamily, SockFlag, SockType, socket},
+        stat::{Mode, SFlag, makedev, mknod},
+        time::TimeSpec,
+        uio::{RemoteIoVec, process_vm_readv},
+    },
+    time::{ClockId, clock_gettime, clock_settime},
+    unistd::{Gid, Pid, Uid, chown, chroot, gethostname, setgid, setgroups, sethostname, setuid},
+};
+
+/// An address that does not answer at all takes this long to be given up.
+const CONNECT_WITHIN: Duration = Duration::from_millis(700);
+const METADATA: &str = "169.254.169.254:80";
+
+/// What is known of the machine outside.
+#[derive(Default)]
+struct Targets {
+    reads: Vec<(String, String)>,
+    sockets: Vec<(String, String)>,
+    pids: Vec<(String, i32)>,
+    canary: String,
+}
+
+fn targets() -> Targets {
+    let mut found = Targets::default();
+    let mut args = std::env::args().skip(1);
+    while let (Some(flag), Some(value)) = (args.next(), args.next()) {
+        let (name, target) = value.split_once('=').unwrap_or((&value, ""));
+        let named = || (name.to_owned(), target.to_owned());
+        match flag.as_str() {
+            "--read" => found.reads.push(named()),
+            "--socket" => found.sockets.push(named()),
+            "--pid" => found.pids.push((name.to_owned(), target.parse().unwrap_or(0))),
+            "--canary" => found.canary = value,
+            _ => {}
+        }
+    }
+    found
+}
+
+/// How a way ended: what it reached, or why it was refused.
+type Outcome = Result<String, String>;
+
+fn report(name: &str, outcome: &Outcome) {
+    let line = match outcome {
+        Ok(reached) => format!("{name}\treached\t{}", reached.escape_debug()),
+        Err(reason) => format!("{name}\trefused\t{}", reason.escape_debug()),
+    };
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
+fn tried<T>(result: nix::Result<T>) -> Outcome {
+    result.map(|_| "allowed".to_owned()).map_err(|error| error.to_string())
+}
+
+fn done<T>(result: io::Result<T>) -> Outcome {
+    result.map(|_| "allowed".to_owned()).map_err(|error| error.to_string())
+}
+
+fn main() {
+    let targets = targets();
+    files(&targets);
+    processes(&targets);
+    sockets(&targets);
+    kernel();
+    control_groups();
+    network();
+    privileges();
+}
+
+fn files(targets: &Targets) {
+    for (name, path) in &targets.reads {
+        let outcome = if Path::new(path).is_dir() {
+            match fs::read_dir(path).map(|entries| entries.flatten().count()) {
+                Ok(0) => Err("empty".to_owned()),
+                Ok(entries) => Ok(format!("{entries} entries")),
+                Err(error) => Err(error.to_string()),
+            }
+        } else {
+            fs::read(path).map(|bytes| format!("{} bytes", bytes.len())).map_err(|error| error.to_string())
+        };
+        report(&format!("read {name}"), &outcome);
+        report(&format!("write {name}"), &done(fs::OpenOptions::new().append(true).open(path)));
+    }
+    report("read the machine's shadow file", &in_the_machine("etc/shadow", |path| done(fs::read(path))));
+    report("write to the machine's /etc", &in_the_machine("etc/windlass-ways-out", made));
+    report("write to the machine's programs", &in_the_machine("usr/bin/windlass-ways-out", made));
+    report("raw memory", &done(fs::File::open("/dev/mem")));
+    report("the kernel's messages", &done(fs::File::open("/dev/kmsg")));
+    report("the first disk", &first_disk());
+}
+
+/// The same path may be a container's own, which is no way out: the machine's is behind its first process, if anywhere.
+fn in_the_machine(path: &str, way: impl Fn(&Path) -> Outcome) -> Outcome {
+    // Images of tests hold a shell and this program, machines a package manager.
+    let machine =
+        ["/", "/proc/1/root"].into_iter().find(|root| Path::new(root).join("usr/bin/dpkg").exists());
+    match machine {
+        Some(root) => way(&Path::new(root).join(path)),
+        None => Err("only the container's own".to_owned()),
+    }
+}
+
+fn made(path: &Path) -> Outcome {
+    let outcome = done(fs::File::create(path));
+    let _ = fs::remove_file(path);
+    outcome
+}
+
+fn first_disk() -> Outcome {
+    let entries = fs::read_dir("/sys/block").map_err(|error| error.to_string())?;
+    let mut last = "there is none".to_owned();
+    for entry in entries.flatten() {
+        let Ok(numbers) = fs::read_to_string(entry.path().join("dev")) else { continue };
+        match fs::File::open(Path::new("/dev").join(entry.file_name())) {
+            Ok(_) => return Ok(entry.file_name().to_string_lossy().into_owned()),
+            Err(error) => last = error.to_string(),
+        }
+        // A node of one's own for it.
+        let Some((major, minor)) = numbers.trim().split_once(':') else { continue };
+        let (Ok(major), Ok(minor)) = (major.parse(), minor.parse()) else { continue };
+        let node = std::env::temp_dir().join("windlass-ways-out-disk");
+        let device = makedev(major, minor);
+        if let Err(error) = mknod(&node, SFlag::S_IFBLK, Mode::S_IRUSR, device) {
+            last = error.to_string();
+            continue;
+        }
+        let opened = fs::File::open(&node);
+        let _ = fs::remove_file(&node);
+        match opened {
+            Ok(_) => return Ok("by a node of its own".to_owned()),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    Err(last)
+}
+
+fn processes(targets: &Targets) {
+    report("the environment of another job", &another_environment(&targets.canary));
+    for (name, pid) in &targets.pids {
+        if *pid <= 0 {
+            continue;
+        }
+        let process = Pid::from_raw(*pid);
+        report(&format!("signal {name}"), &tried(kill(process, None)));
+        let attached = ptrace::seize(process, ptrace::Options::empty());
+        let _ = ptrace::detach(process, None);
+        report(&format!("trace {name}"), &tried(attached));
+        report(&format!("read the memory of {name}"), &tried(memory(process)));
+        for (what, file) in [("files", "root/etc"), ("environment", "environ"), ("descriptors", "fd")] {
+            let path = format!("/proc/{pid}/{file}");
+            let looked = if file == "environ" { done(fs::read(&path)) } else { done(fs::read_dir(&path)) };
+            report(&format!("the {what} of {name}"), &looked);
+        }
+    }
+}
+
+fn memory(process: Pid) -> nix::Result<usize> {
+    let mut buffer = [0_u8; 8];
+    let local = io::IoSliceMut::new(&mut buffer);
+    process_vm_readv(process, &mut [local], &[RemoteIoVec { base: 0x1000, len: 8 }]).or_else(|error| {
+        // The right is asked for before the address.
+        if error == Errno::EFAULT { Ok(0) } else { Err(error) }
+    })
+}
+
+fn another_environment(canary: &str) -> Outcome {
+    let mut seen = 0;
+    for entry in fs::read_dir("/proc").map_err(|error| error.to_string())?.flatten() {
+        let Ok(environment) = fs::read(entry.path().join("environ")) else { continue };
+        seen += 1;
+        if environment.windows(canary.len()).any(|part| part == canary.as_bytes()) {
+            return Ok(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Err(format!("not in the {seen} that can be read"))
+}
+
+fn sockets(targets: &Targets) {
+    for (name, path) in &targets.sockets {
+        report(&format!("connect to {name}"), &done(UnixStream::connect(path)));
+    }
+}
+
+fn kernel() {
+    let here = std::env::temp_dir();
+    let none: Option<&str> = None;
+    report("mount", &tried(mount(Some("none"), &here, Some("tmpfs"), MsFlags::empty(), none)));
+    report("mount what is elsewhere", &tried(mount(Some("/"), &here, none, MsFlags::MS_BIND, none)));
+    for cover in ["/proc", "/tmp", "/dev/shm"] {
+        report(&format!("take {cover} away"), &tried(umount2(cover, MntFlags::MNT_DETACH)));
+    }
+    report("a namespace of users", &tried(unshare(CloneFlags::CLONE_NEWUSER)));
+    report("a namespace of mounts", &tried(unshare(CloneFlags::CLONE_NEWNS)));
+    let outside = fs::File::open("/proc/1/ns/mnt").map_err(|error| error.to_string());
+    report(
+        "enter the first process's mounts",
+        &outside.and_then(|file| tried(setns(file, CloneFlags::CLONE_NEWNS))),
+    );
+    report("set the name of the machine", &tried(gethostname().and_then(sethostname)));
+    let now = || clock_gettime(ClockId::CLOCK_REALTIME);
+    report(
+        "set the clock",
+        &tried(now().and_then(|now: TimeSpec| clock_settime(ClockId::CLOCK_REALTIME, now))),
+    );
+    for name in ["core_pattern", "modprobe"] {
+        let path = format!("/proc/sys/kernel/{name}");
+        report(&format!("write the kernel's {name}"), &done(fs::OpenOptions::new().write(true).open(path)));
+    }
+    report(
+        "write the kernel's trigger",
+        &done(fs::OpenOptions::new().write(true).open("/proc/sysrq-trigger")),
+    );
+}
+
+fn control_groups() {
+    let Ok(own) = fs::read_to_string("/proc/self/cgroup") else { return };
+    let root = Path::new("/sys/fs/cgroup");
+    let mut left: Outcome = Err("there are none".to_owned());
+    let mut raised: Outcome = Err("there are none".to_owned());
+    for line in own.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let hierarchy = root.join(controllers.trim_start_matches("name="));
+        let inside = hierarchy.join(path.trim_start_matches('/'));
+        let leave = fs::write(hierarchy.join("cgroup.procs"), std::process::id().to_string());
+        left = worst(left, done(leave));
+        for limit in ["memory.max", "memory.limit_in_bytes", "pids.max", "cpu.max"] {
+            raised = worst(raised, done(fs::OpenOptions::new().write(true).open(inside.join(limit))));
+        }
+    }
+    report("leave its control group", &left);
+    report("raise its limits", &raised);
+}
+
+fn worst(one: Outcome, other: Outcome) -> Outcome {
+    if one.is_ok() { one } else { other }
+}
+
+fn network() {
+    let metadata: Option<SocketAddr> = METADATA.parse().ok();
+    let connected = metadata.map(|address| TcpStream::connect_timeout(&address, CONNECT_WITHIN));
+    report("the cloud's metadata", &connected.map_or_else(|| Err("no address".to_owned()), done));
+    let sent = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.set_read_timeout(Some(CONNECT_WITHIN))?;
+        socket.send_to(b"?", METADATA)?;
+        socket.recv(&mut [0; 16])
+    });
+    report("the cloud's metadata by datagram", &done(sent));
+    let packets = socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None);
+    report("the network's packets", &tried(packets));
+}
+
+/// Last, for what is gained here would open other ways.
+fn privileges() {
+    let own = std::env::temp_dir().join("windlass-ways-out-own");
+    let made = fs::write(&own, "").and_then(|()| {
+        chown(&own, Some(Uid::from_raw(0)), Some(Gid::from_raw(0))).map_err(io::Error::from)?;
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o4755))
+    });
+    let _ = fs::remove_file(&own);
+    report("a program that becomes root", &done(made));
+    report("become root by a program that may", &by_a_program());
+    report("join root's group beside its own", &tried(setgroups(&[Gid::from_raw(0)])));
+    report("become root's group", &tried(setgid(Gid::from_raw(0))));
+    report("become root", &tried(setuid(Uid::from_raw(0))));
+    report("another root directory", &tried(chroot("/proc")));
+}
+
+/// `su` and `mount` are root's and become root by their mode; with no new privileges they do not.
+fn by_a_program() -> Outcome {
+    let found = ["/bin/su", "/usr/bin/su", "/bin/mount"].iter().find(|path| Path::new(path).exists());
+    let Some(_) = found else { return Err("there is none".to_owned()) };
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if status.lines().any(|line| line.starts_with("NoNewPrivs:") && line.ends_with('1')) {
+        return Err("no new privileges".to_owned());
+    }
+    let asked = Command::new("su").args(["-c", "id -u"]).stdin(std::process::Stdio::null()).output();
+    match asked {
+        Ok(output) if output.status.success() && output.stdout == b"0\n" => Ok("root".to_owned()),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
