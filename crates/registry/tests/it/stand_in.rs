@@ -1,0 +1,249 @@
+//! A registry in this process: manifests, blobs, passwords, tokens, redirects, and faults to order.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{Request, State},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const TOKEN: &str = "a-token-of-the-test";
+
+pub(crate) struct Registry {
+    shared: Arc<Shared>,
+    address: String,
+}
+
+#[derive(Default)]
+struct Shared {
+    address: Mutex<String>,
+    /// By `REPOSITORY/manifests/VERSION` and `REPOSITORY/blobs/DIGEST`: type and bytes.
+    stored: Mutex<HashMap<String, (&'static str, Bytes)>>,
+    password: Mutex<Option<String>>,
+    asks_for_tokens: Mutex<bool>,
+    tokens_given: Mutex<Vec<String>>,
+    /// Calls that are answered with 503 before the next good one.
+    failures: AtomicUsize,
+    /// Where blobs are, if not here.
+    elsewhere: Mutex<Option<String>>,
+    seen_elsewhere: Mutex<Vec<String>>,
+    /// Blobs that end in the middle.
+    broken_blobs: AtomicUsize,
+    ranges_asked: AtomicUsize,
+}
+
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    format!("sha256:{}", hex::encode(ring::digest::digest(&ring::digest::SHA256, bytes)))
+}
+
+async fn serve(router: Router) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    // It ends with the runtime of the test.
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    address
+}
+
+impl Registry {
+    pub(crate) async fn start() -> Self {
+        let shared = Arc::new(Shared::default());
+        let address = serve(Router::new().fallback(answer).with_state(Arc::clone(&shared))).await;
+        shared.address.lock().clone_from(&address);
+        Self { shared, address }
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(crate) fn name(&self, rest: &str) -> String {
+        format!("{}/{rest}", self.address)
+    }
+
+    fn store(&self, path: String, kind: &'static str, bytes: &[u8]) {
+        self.shared.stored.lock().insert(path, (kind, Bytes::copy_from_slice(bytes)));
+    }
+
+    /// An image of one layer; says the digest of its manifest.
+    pub(crate) fn push(&self, repository: &str, tag: &str, architecture: &str, layer: &[u8]) -> String {
+        let config =
+            json!({"os": "linux", "architecture": architecture, "config": {"Cmd": ["serve"]}}).to_string();
+        let layer_entry = json!({"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest(layer),
+            "size": layer.len()});
+        let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "layers": [layer_entry],
+            "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest(config.as_bytes()),
+                "size": config.len()}})
+        .to_string();
+        let binary = "application/octet-stream";
+        self.store(format!("{repository}/blobs/{}", digest(config.as_bytes())), binary, config.as_bytes());
+        self.store(format!("{repository}/blobs/{}", digest(layer)), binary, layer);
+        let own = digest(manifest.as_bytes());
+        self.store(format!("{repository}/manifests/{tag}"), MANIFEST, manifest.as_bytes());
+        self.store(format!("{repository}/manifests/{own}"), MANIFEST, manifest.as_bytes());
+        own
+    }
+
+    pub(crate) fn push_index(&self, repository: &str, tag: &str, images: &[(&str, &str)]) {
+        let manifests: Vec<_> = images
+            .iter()
+            .map(|(architecture, digest)| {
+                json!({"mediaType": MANIFEST, "digest": digest, "size": 1,
+                    "platform": {"os": "linux", "architecture": architecture}})
+            })
+            .collect();
+        let index = json!({"schemaVersion": 2, "manifests": manifests}).to_string();
+        self.store(format!("{repository}/manifests/{tag}"), INDEX, index.as_bytes());
+    }
+
+    pub(crate) fn replace_manifest(&self, repository: &str, version: &str, bytes: &[u8]) {
+        self.store(format!("{repository}/manifests/{version}"), MANIFEST, bytes);
+    }
+
+    pub(crate) fn replace_blob(&self, repository: &str, digest: &str, bytes: &[u8]) {
+        self.store(format!("{repository}/blobs/{digest}"), "application/octet-stream", bytes);
+    }
+
+    pub(crate) fn set_password(&self, username: &str, password: &str) {
+        let pair = STANDARD.encode(format!("{username}:{password}"));
+        *self.shared.password.lock() = Some(format!("Basic {pair}"));
+    }
+
+    pub(crate) fn ask_for_tokens(&self) {
+        *self.shared.asks_for_tokens.lock() = true;
+    }
+
+    /// The scopes that tokens were given for.
+    pub(crate) fn tokens_given(&self) -> Vec<String> {
+        self.shared.tokens_given.lock().clone()
+    }
+
+    pub(crate) fn fail_next(&self, calls: usize) {
+        self.shared.failures.store(calls, Ordering::SeqCst);
+    }
+
+    /// From now on blobs are on another server.
+    pub(crate) async fn redirect_blobs(&self) {
+        let other = serve(Router::new().fallback(elsewhere).with_state(Arc::clone(&self.shared))).await;
+        *self.shared.elsewhere.lock() = Some(other);
+    }
+
+    pub(crate) fn seen_elsewhere(&self) -> Vec<String> {
+        self.shared.seen_elsewhere.lock().clone()
+    }
+
+    pub(crate) fn break_blobs(&self, times: usize) {
+        self.shared.broken_blobs.store(times, Ordering::SeqCst);
+    }
+
+    pub(crate) fn ranges_asked(&self) -> usize {
+        self.shared.ranges_asked.load(Ordering::SeqCst)
+    }
+}
+
+fn problem(status: StatusCode, message: &str) -> Response {
+    (status, json!({"errors": [{"code": "TEST", "message": message}]}).to_string()).into_response()
+}
+
+fn count_down(counter: &AtomicUsize) -> bool {
+    counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let path = request.uri().path().to_owned();
+    let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    if path == "/token" {
+        return token(&shared, authorization, request.uri().query().unwrap_or_default());
+    }
+    if count_down(&shared.failures) {
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "out of order");
+    }
+    let asks_for_tokens = *shared.asks_for_tokens.lock();
+    let expected =
+        if asks_for_tokens { Some(format!("Bearer {TOKEN}")) } else { shared.password.lock().clone() };
+    if expected.is_some() && expected.as_deref() != authorization {
+        let own = shared.address.lock().clone();
+        let challenge = if asks_for_tokens {
+            format!("Bearer realm=\"http://{own}/token\",service=\"test\"")
+        } else {
+            "Basic realm=\"test\"".to_owned()
+        };
+        let refused = problem(StatusCode::UNAUTHORIZED, "authentication required");
+        return ([(header::WWW_AUTHENTICATE, challenge)], refused).into_response();
+    }
+    let Some(wanted) = path.strip_prefix("/v2/") else {
+        return problem(StatusCode::NOT_FOUND, "no such path");
+    };
+    let other = shared.elsewhere.lock().clone().filter(|_| wanted.contains("/blobs/"));
+    if let Some(other) = other.filter(|_| !wanted.ends_with(&config_digest(&shared))) {
+        return (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, format!("http://{other}{path}"))])
+            .into_response();
+    }
+    stored(&shared, wanted, request.headers())
+}
+
+/// Of the only configuration of an architecture: the layer alone is elsewhere.
+fn config_digest(_shared: &Shared) -> String {
+    digest(
+        json!({"os": "linux", "architecture": "amd64", "config": {"Cmd": ["serve"]}}).to_string().as_bytes(),
+    )
+}
+
+fn token(shared: &Shared, authorization: Option<&str>, query: &str) -> Response {
+    let password = shared.password.lock().clone();
+    if password.is_some() && password.as_deref() != authorization {
+        return problem(StatusCode::UNAUTHORIZED, "wrong password");
+    }
+    let scope = query.split('&').find_map(|part| part.strip_prefix("scope=")).unwrap_or_default();
+    shared.tokens_given.lock().push(scope.to_owned());
+    json!({"token": TOKEN, "expires_in": 300}).to_string().into_response()
+}
+
+async fn elsewhere(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let seen =
+        request.headers().get(header::AUTHORIZATION).map_or("no authorization", |_| "an authorization");
+    shared.seen_elsewhere.lock().push(seen.to_owned());
+    stored(&shared, request.uri().path().trim_start_matches("/v2/"), request.headers())
+}
+
+fn stored(shared: &Shared, path: &str, headers: &HeaderMap) -> Response {
+    let found = shared.stored.lock().get(path).cloned();
+    let Some((kind, bytes)) = found else { return problem(StatusCode::NOT_FOUND, "manifest unknown") };
+    let range = headers.get(header::RANGE).and_then(|value| value.to_str().ok());
+    let from = range.and_then(|text| text.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
+    if from.is_some() {
+        shared.ranges_asked.fetch_add(1, Ordering::SeqCst);
+    }
+    let rest = bytes.slice(from.unwrap_or(0)..);
+    let status = if from.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+    let length = rest.len();
+    let is_large = length > 10_000;
+    let body = if is_large && count_down(&shared.broken_blobs) {
+        // Half of what was promised, then an error in place of the rest.
+        let half = rest.slice(..length / 2);
+        let parts = [Ok(half), Err(std::io::Error::other("broken by order"))];
+        Body::from_stream(futures_util::stream::iter(parts))
+    } else {
+        Body::from(rest)
+    };
+    Response::builder()
+        .status(status)
+        .header(header::CONTENT_TYPE, kind)
+        .header(header::CONTENT_LENGTH, length)
+        .body(body)
+        .unwrap()
+}
