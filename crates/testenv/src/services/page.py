@@ -1,7 +1,9 @@
 """A replica in a test: says who it is, streams, echoes, and can be made ill. The port is its argument."""
-import base64, hashlib, os, sys, threading, time
+import base64, hashlib, os, sys, threading, time, uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+# Two on two hosts may have the same process id.
+REPLICA = uuid.uuid4().hex
 VERSION = os.environ.get("VERSION", "1")
 WELL = [os.environ.get("SICK") is None]
 GATE = threading.Event()
@@ -89,7 +91,7 @@ class Page(BaseHTTPRequestHandler):
         if path == "/ws":
             return self.echo()
         token = self.headers.get("Authorization", "none")
-        self.say(f"version={VERSION} pid={os.getpid()} path={self.path} token={token}\n")
+        self.say(f"version={VERSION} replica={REPLICA} path={self.path} token={token}\n")
 
     def do_POST(self):
         SEEN.append(f"POST {self.path}")

@@ -74,7 +74,7 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     open["auth"] = json!(false);
     stage.apply(&open).await;
     let nobody = first.caller("open.services.test").with_token(None);
-    answers(&first, &nobody, "/", 200, "pid=");
+    answers(&first, &nobody, "/", 200, "replica=");
 
     // The server dies. Who was let in is let in, who was not is not, and nobody need be for the open one.
     let traffic = Traffic::start(&nobody, "/");
@@ -130,7 +130,7 @@ async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
     // Whoever comes later may have the name, and it was the same replica all along.
     page["gateway"] = json!("entry");
     update(&mut stage, &page).await;
-    answers(&node, &far, "/", 200, "pid=");
+    answers(&node, &far, "/", 200, "replica=");
     let run = stage.run("page").await;
     assert_eq!(run["jobs"].as_array().unwrap().len(), 1, "{run:#}");
     assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "{run:#}");
@@ -150,8 +150,8 @@ async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_f
     sleepy["replicas"] = json!("0..1");
     sleepy["scaling"] = json!({"metric": "rps", "target": 10, "window": 30, "scale_down_delay": 300});
     stage.apply(&sleepy).await;
-    answers(&one, &one.caller("sleepy.services.test"), "/", 200, "pid=");
-    answers(&two, &two.caller("sleepy.services.test"), "/", 200, "pid=");
+    answers(&one, &one.caller("sleepy.services.test"), "/", 200, "replica=");
+    answers(&two, &two.caller("sleepy.services.test"), "/", 200, "replica=");
 
     let nobody = two.caller("sleepy.services.test");
     let slow = nobody.send("GET", "/slow", "Connection: close\r\n", b"").unwrap();

@@ -109,7 +109,7 @@ async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets
     open["auth"] = json!(false);
     stage.apply(&open).await;
     let nobody = Caller::new(stage.address()).with_token(None);
-    let first = answers(&mut stage, &nobody, "/proxy/services/main/open/", 200, "pid=").await;
+    let first = answers(&mut stage, &nobody, "/proxy/services/main/open/", 200, "replica=").await;
     for is_killed in [false, true] {
         if is_killed {
             stage.kill();
@@ -159,12 +159,12 @@ async fn requests_go_to_replicas_on_hosts_over_ssh_and_the_kill_of_one_fails_non
     let caller = Caller::new(stage.address());
     let path = "/proxy/services/main/pair/";
     let metrics = "windlass_service_replicas{project=\"main\",run=\"pair\"} 2";
-    answers(&mut stage, &caller, path, 200, "pid=").await;
+    answers(&mut stage, &caller, path, 200, "replica=").await;
     answers(&mut stage, &caller, "/metrics", 200, metrics).await;
-    let mut pids: Vec<String> = (0..4).map(|_| caller.get(path).unwrap().body).collect();
-    pids.sort_unstable();
-    pids.dedup();
-    assert_eq!(pids.len(), 2, "{pids:?}");
+    let mut replicas: Vec<String> = (0..4).map(|_| caller.get(path).unwrap().body).collect();
+    replicas.sort_unstable();
+    replicas.dedup();
+    assert_eq!(replicas.len(), 2, "{replicas:?}");
 
     let killed = lab.host(1).run("kill -9 $(pgrep -f 'python3 -c' | head -n 1)").unwrap();
     assert!(killed.status.success(), "{killed:?}");
