@@ -1,16 +1,16 @@
-//! What a registry asks for before it answers: the header `WWW-Authenticate`.
+//! Parser for the `WWW-Authenticate` response header.
 
-/// How to get in.
+/// An authentication challenge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Challenge {
-    /// Name and password with each call.
+    /// User name and password with each call.
     Basic,
-    /// A token from this address, for this purpose.
+    /// A bearer token from the token endpoint `realm`.
     Bearer { realm: String, service: Option<String>, scope: Option<String> },
 }
 
 impl Challenge {
-    /// A token where one is offered, else the password.
+    /// Parses a header value. Returns `None` for unsupported schemes.
     pub(crate) fn parse(header: &str) -> Option<Self> {
         let (scheme, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
         if scheme.eq_ignore_ascii_case("basic") {
@@ -27,7 +27,7 @@ impl Challenge {
     }
 }
 
-/// `name="value"` and `name=value`, with commas between.
+/// Parses comma-separated `name="value"` and `name=value` parameters.
 fn parameters(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut rest = text.trim_start_matches([' ', ',']);
@@ -45,7 +45,7 @@ fn parameters(text: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Up to the closing quote, and what comes after it.
+/// Reads up to the closing quote; returns the value and the rest.
 fn quoted_value(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut letters = text.char_indices();

@@ -1,4 +1,4 @@
-//! Calls to registries: who is asked, with which right, how often.
+//! The registry client: authentication, redirects, retries and mirrors.
 
 use std::{collections::HashMap, sync::OnceLock, time::Duration};
 
@@ -24,49 +24,59 @@ use crate::{
 };
 
 const REDIRECTS_MAX: usize = 5;
-/// Tries of one call that meets a registry which is away, busy or out of order.
+/// Attempts per call while the registry is unreachable, overloaded or failing.
 const TRIES: u32 = 3;
 const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// A registry may ask for a longer wait; then the call fails instead.
+/// Longest `Retry-After` that is waited for; beyond it the call fails.
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// Of a manifest, an index, a configuration or a token.
+/// Size limit of a manifest, an index, a configuration or a token response.
 const DOCUMENT_BYTES_MAX: usize = 8 << 20;
-/// A document that takes longer does not come.
+/// Time limit for reading such a document.
 const DOCUMENT_WITHIN: Duration = Duration::from_secs(30);
-/// A layer of which nothing more comes for so long has stalled.
+/// A layer download without new bytes for this long has stalled.
 const CHUNK_WITHIN: Duration = Duration::from_secs(60);
-/// Where a registry does not say how long a token holds.
+/// Lifetime of a token when the registry does not state one.
 const TOKEN_LIFE: Duration = Duration::from_secs(60);
-/// A token is renewed before its end.
+/// A token is renewed this long before it expires.
 const TOKEN_MARGIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    #[error("reach the registry {registry}")]
+    #[error("failed to reach the registry {registry}")]
     Unreachable {
         registry: String,
         #[source]
         source: FetchError,
     },
-    #[error("find the image {name}: {} has none of this name", name.registry())]
+    #[error("image {name} does not exist in the registry {}", name.registry())]
     NotFound { name: ImageName },
-    #[error("read the image {name}: {} refuses it{}", name.registry(), if *with_password { " with this user name and password" } else { " without a user name and password" })]
+    #[error("the registry {} denies access to the image {name} {} a user name and password", name.registry(), if *with_password { "with" } else { "without" })]
     Denied { name: ImageName, with_password: bool },
-    #[error("find the image {name} for {wanted}: it is there for {} only", list(has))]
-    NoPlatform { name: ImageName, wanted: Platform, has: Vec<Platform> },
-    #[error("the registry {registry} answers {status}{}{message}", if message.is_empty() { "" } else { ": " })]
+    #[error("image {} has no build for {}, only for {}", .0.name, .0.wanted, list(&.0.has))]
+    NoPlatform(Box<NoPlatform>),
+    #[error("the registry {registry} answered with status {status}{}{message}", if message.is_empty() { "" } else { ": " })]
     Refused { registry: String, status: u16, message: String },
-    #[error("read the image {name}: {problem}")]
+    #[error("invalid image {name}: {problem}")]
     Invalid { name: ImageName, problem: String },
 }
 
+/// An image without a build for the wanted platform.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoPlatform {
+    pub name: ImageName,
+    pub wanted: Platform,
+    pub has: Vec<Platform>,
+}
+
 impl RegistryError {
-    /// The registry is sure of it: to ask again changes nothing.
+    fn no_platform(name: &ImageName, wanted: &Platform, has: Vec<Platform>) -> Self {
+        Self::NoPlatform(Box::new(NoPlatform { name: name.clone(), wanted: wanted.clone(), has }))
+    }
+
+    /// Whether retrying later cannot change the answer.
     pub fn is_final(&self) -> bool {
         match self {
-            Self::NotFound { .. } | Self::Denied { .. } | Self::NoPlatform { .. } | Self::Invalid { .. } => {
-                true
-            }
+            Self::NotFound { .. } | Self::Denied { .. } | Self::NoPlatform(_) | Self::Invalid { .. } => true,
             Self::Unreachable { .. } | Self::Refused { .. } => false,
         }
     }
@@ -91,13 +101,13 @@ impl std::fmt::Debug for Credentials {
 
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Registries that are spoken to without TLS, beside those of this machine.
+    /// Registries contacted without TLS, in addition to loopback addresses.
     pub plain_http: Vec<String>,
-    /// By registry: hosts that have copies of its images, asked first, without anybody's password.
+    /// Mirror hosts by registry. They are tried first, without credentials.
     pub mirrors: HashMap<String, Vec<String>>,
 }
 
-/// A client of all registries. Tokens are kept while they hold.
+/// A client for any registry. Caches bearer tokens until they expire.
 #[derive(Default)]
 pub struct Client {
     settings: Settings,
@@ -118,7 +128,7 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// Which registry is asked for what, by whom.
+/// One call: the image, the host that serves it, and the credentials.
 struct Call<'a> {
     name: &'a ImageName,
     host: &'a str,
@@ -130,25 +140,25 @@ impl Client {
         Self { settings, ..Self::default() }
     }
 
-    /// What the name means for a platform: its configuration and its layers.
+    /// Resolves a name for a platform to its configuration and layers.
     pub async fn image(
         &self,
         name: &ImageName,
         platform: &Platform,
         credentials: Option<&Credentials>,
     ) -> Result<Image, RegistryError> {
-        let mut first = None;
+        let mut last_error = None;
         for call in self.calls(name, credentials) {
             match self.image_at(&call, platform).await {
                 Ok(image) => return Ok(image),
-                // The registry itself comes last and has the last word.
-                Err(error) => first = Some(error),
+                // The registry itself comes last, so its error is the one reported.
+                Err(error) => last_error = Some(error),
             }
         }
-        Err(first.unwrap_or_else(|| RegistryError::NotFound { name: name.clone() }))
+        Err(last_error.unwrap_or_else(|| RegistryError::NotFound { name: name.clone() }))
     }
 
-    /// A layer from byte `from` on. `hashed` has seen the bytes before.
+    /// Downloads a layer, starting at byte `from`. `hashed` covers the bytes before it.
     pub async fn layer<'a>(
         &'a self,
         name: &'a ImageName,
@@ -157,7 +167,7 @@ impl Client {
         from: u64,
         hashed: Option<Context>,
     ) -> Result<Blob<'a>, RegistryError> {
-        let mut first = None;
+        let mut last_error = None;
         for call in self.calls(name, credentials) {
             match self.blob_at(call, &layer.digest, layer.size, from).await {
                 Ok((call, body)) => {
@@ -165,13 +175,13 @@ impl Client {
                     let (digest, size) = (layer.digest.clone(), layer.size);
                     return Ok(Blob { client: self, call, digest, size, at: from, hash, body, tries: 0 });
                 }
-                Err(error) => first = Some(error),
+                Err(error) => last_error = Some(error),
             }
         }
-        Err(first.unwrap_or_else(|| RegistryError::NotFound { name: name.clone() }))
+        Err(last_error.unwrap_or_else(|| RegistryError::NotFound { name: name.clone() }))
     }
 
-    /// Mirrors first, then the registry itself.
+    /// The calls to try in order: mirrors, then the registry itself.
     fn calls<'a>(
         &'a self,
         name: &'a ImageName,
@@ -187,7 +197,7 @@ impl Client {
         let invalid = |problem: String| RegistryError::Invalid { name: name.clone(), problem };
         let decoded = |bytes: &Bytes| {
             serde_json::from_slice::<Document>(bytes)
-                .map_err(|error| invalid(format!("its manifest: {error}")))
+                .map_err(|error| invalid(format!("malformed manifest: {error}")))
         };
         let (mut digest, kind, bytes) = self.manifest(call, name.version().as_str()).await?;
         let mut document = decoded(&bytes)?;
@@ -196,33 +206,31 @@ impl Client {
             platforms = document.platforms().map(|(platform, _)| platform.clone()).collect();
             let chosen = document.platforms().find(|(platform, _)| wanted.runs(platform));
             let Some((_, chosen)) = chosen else {
-                let (name, wanted) = (name.clone(), wanted.clone());
-                return Err(RegistryError::NoPlatform { name, wanted, has: platforms });
+                return Err(RegistryError::no_platform(name, wanted, platforms));
             };
             let (chosen_digest, _, bytes) = self.manifest(call, &chosen.digest).await?;
             (digest, document) = (chosen_digest, decoded(&bytes)?);
         }
         let config =
-            document.config.ok_or_else(|| invalid("its manifest names no configuration".to_owned()))?;
+            document.config.ok_or_else(|| invalid("the manifest has no configuration".to_owned()))?;
         let path = format!("blobs/{}", checked_digest(&config.digest).map_err(&invalid)?);
         let (_, bytes) = self.document(call, &path, &[]).await?;
         verified(&bytes, &config.digest).map_err(&invalid)?;
-        let config =
-            ImageConfig::parse(&bytes).map_err(|error| invalid(format!("its configuration: {error}")))?;
+        let config = ImageConfig::parse(&bytes)
+            .map_err(|error| invalid(format!("malformed configuration: {error}")))?;
         for layer in &document.layers {
             checked_digest(&layer.digest).map_err(&invalid)?;
         }
         if platforms.is_empty() {
             platforms.extend(config.platform.clone());
             if let Some(only) = platforms.first().filter(|only| !wanted.runs(only)) {
-                let (name, wanted, has) = (name.clone(), wanted.clone(), vec![only.clone()]);
-                return Err(RegistryError::NoPlatform { name, wanted, has });
+                return Err(RegistryError::no_platform(name, wanted, vec![only.clone()]));
             }
         }
         Ok(Image { digest, platforms, config, layers: document.layers })
     }
 
-    /// By tag or digest: its digest, its type, its bytes.
+    /// Fetches a manifest or index; returns its digest, media type and bytes.
     async fn manifest(
         &self,
         call: &Call<'_>,
@@ -233,13 +241,13 @@ impl Client {
         let (kind, bytes) = self.document(call, &path, &[(header::ACCEPT, accepted)]).await?;
         let digest = sha256(&bytes);
         if is_digest(version) && digest != version {
-            let problem = format!("what came has the digest {digest} and should have {version}");
+            let problem = format!("digest mismatch: received {digest}, expected {version}");
             return Err(RegistryError::Invalid { name: call.name.clone(), problem });
         }
         Ok((digest, kind, bytes))
     }
 
-    /// A small answer, whole, with its type.
+    /// Fetches a small document; returns its media type and bytes.
     async fn document(
         &self,
         call: &Call<'_>,
@@ -266,7 +274,8 @@ impl Client {
             if from == 0 { &[] } else { &[(header::RANGE, format!("bytes={from}-"))] };
         let response = self.fetch(&call, &url, range).await?;
         if from > 0 && response.status() != StatusCode::PARTIAL_CONTENT {
-            let problem = format!("{} does not send a layer from byte {from} of {size} on", call.host);
+            let problem =
+                format!("{} ignored the range request for a layer (byte {from} of {size})", call.host);
             return Err(RegistryError::Invalid { name: call.name.clone(), problem });
         }
         Ok((call, response.into_body()))
@@ -279,7 +288,7 @@ impl Client {
         Url { tls: !is_plain, authority: call.host.to_owned(), path }
     }
 
-    /// An answer that is good. Asked again with a right where one is asked for, and later where the registry is out of order.
+    /// Sends a request until it succeeds: authenticates when challenged, and retries transient failures.
     async fn fetch(
         &self,
         call: &Call<'_>,
@@ -333,7 +342,7 @@ impl Client {
         }
     }
 
-    /// Through redirects. Rights are for the first host alone.
+    /// Follows redirects. Credentials are sent to the first host only.
     async fn follow(
         &self,
         url: &Url,
@@ -373,7 +382,7 @@ impl Client {
         (*until > Instant::now()).then(|| token.clone())
     }
 
-    /// The value of the header `Authorization`.
+    /// Obtains the value of the `Authorization` header.
     async fn authorize(&self, call: &Call<'_>, challenge: &Challenge) -> Result<String, RegistryError> {
         let basic = call.credentials.map(|credentials| {
             format!("Basic {}", STANDARD.encode(format!("{}:{}", credentials.username, credentials.password)))
@@ -406,7 +415,7 @@ impl Client {
         }
         let token: Token = serde_json::from_slice(&bytes).map_err(|error| RegistryError::Invalid {
             name: call.name.clone(),
-            problem: format!("the token for it: {error}"),
+            problem: format!("malformed token response: {error}"),
         })?;
         let Some(text) = token.token.or(token.access_token).filter(|text| !text.is_empty()) else {
             return Err(call.denied());
@@ -451,14 +460,14 @@ impl Call<'_> {
         match error {
             BodyError::TooLarge => RegistryError::Invalid {
                 name: self.name.clone(),
-                problem: format!("a document of it is larger than {} MiB", DOCUMENT_BYTES_MAX >> 20),
+                problem: format!("a document exceeds {} MiB", DOCUMENT_BYTES_MAX >> 20),
             },
             BodyError::Fetch(source) => self.unreachable(source),
         }
     }
 }
 
-/// The first sentence of the registry's own, cut where it is long.
+/// The first error message in a registry's response, truncated.
 fn problem(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Problems {
@@ -498,7 +507,7 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 fn checked_digest(digest: &str) -> Result<&str, String> {
-    if is_digest(digest) { Ok(digest) } else { Err(format!("`{digest}` is no sha256 digest")) }
+    if is_digest(digest) { Ok(digest) } else { Err(format!("`{digest}` is not a sha256 digest")) }
 }
 
 fn verified(bytes: &[u8], digest: &str) -> Result<(), String> {
@@ -506,11 +515,11 @@ fn verified(bytes: &[u8], digest: &str) -> Result<(), String> {
     if found == digest {
         Ok(())
     } else {
-        Err(format!("what came has the digest {found} and should have {digest}"))
+        Err(format!("digest mismatch: received {found}, expected {digest}"))
     }
 }
 
-/// A layer while it comes. A connection that breaks is made again and goes on where it stopped.
+/// A layer download. Resumes at the current byte when the connection breaks.
 pub struct Blob<'a> {
     client: &'a Client,
     call: Call<'a>,
@@ -519,12 +528,12 @@ pub struct Blob<'a> {
     at: u64,
     hash: Context,
     body: Incoming,
-    /// Connections that broke since the last byte.
+    /// Consecutive broken connections since the last received byte.
     tries: u32,
 }
 
 impl Blob<'_> {
-    /// The next bytes; `None` once all have come and the digest is right.
+    /// Returns the next bytes, or `None` at the end, after the digest was verified.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, RegistryError> {
         loop {
             let invalid = |problem| RegistryError::Invalid { name: self.call.name.clone(), problem };
@@ -534,7 +543,10 @@ impl Blob<'_> {
                     Ok(bytes) => {
                         self.at += bytes.len() as u64;
                         if self.at > self.size {
-                            return Err(invalid(format!("a layer is larger than its {} bytes", self.size)));
+                            return Err(invalid(format!(
+                                "a layer exceeds its declared size of {} bytes",
+                                self.size
+                            )));
                         }
                         self.hash.update(&bytes);
                         self.tries = 0;
@@ -548,7 +560,9 @@ impl Blob<'_> {
                         return Ok(None);
                     }
                     let wanted = &self.digest;
-                    return Err(invalid(format!("a layer has the digest {found} and should have {wanted}")));
+                    return Err(invalid(format!(
+                        "layer digest mismatch: received {found}, expected {wanted}"
+                    )));
                 }
                 Ok(None) => FetchError::Silent { host: self.call.host.to_owned() },
                 Ok(Some(Err(source))) => FetchError::Exchange { host: self.call.host.to_owned(), source },
@@ -564,7 +578,7 @@ impl Blob<'_> {
         }
     }
 
-    /// How many bytes have come, and what is known of them: enough to go on in another process.
+    /// The number of bytes received and their running hash, to resume the download later.
     pub fn progress(&self) -> (u64, Context) {
         (self.at, self.hash.clone())
     }
@@ -577,7 +591,7 @@ impl std::fmt::Debug for Blob<'_> {
 }
 
 impl Version {
-    /// The same name means the same image for ever.
+    /// Whether the name always refers to the same image.
     pub fn is_fixed(&self) -> bool {
         matches!(self, Self::Digest(_))
     }

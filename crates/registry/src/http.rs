@@ -1,4 +1,4 @@
-//! One request over a connection of its own, and where redirects lead.
+//! HTTP GET over a new connection, and URL resolution for redirects.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use windlass_dial::{DialError, Peer, Trust, TrustError};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// Until the head of an answer is there.
+/// Time limit for the response head.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
@@ -23,27 +23,27 @@ pub enum FetchError {
     Dial(#[from] DialError),
     #[error(transparent)]
     Trust(#[from] TrustError),
-    #[error("exchange with {host}")]
+    #[error("the connection to {host} failed")]
     Exchange {
         host: String,
         #[source]
         source: hyper::Error,
     },
-    #[error("{host} does not answer")]
+    #[error("{host} did not respond in time")]
     Silent { host: String },
-    #[error("read the address `{url}`: want http:// or https://, a host and a path")]
+    #[error("invalid URL `{url}`: expected http:// or https:// with a host and a path")]
     Address { url: String },
-    #[error("{host} redirects too often")]
+    #[error("{host} redirected too many times")]
     Redirects { host: String },
-    #[error("{host} redirects from https to http, which is not followed")]
+    #[error("{host} redirected from https to http, which is not allowed")]
     Downgrade { host: String },
 }
 
-/// Where a request goes.
+/// An absolute http or https URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Url {
     pub(crate) tls: bool,
-    /// Host and port as they were written.
+    /// Host and port as written.
     pub(crate) authority: String,
     /// Path and query.
     pub(crate) path: String,
@@ -65,7 +65,7 @@ impl Url {
         url.host_and_port().map(|_| url.clone()).ok_or_else(wrong)
     }
 
-    /// What a `Location` means, seen from here.
+    /// Resolves a `Location` header against this URL.
     pub(crate) fn join(&self, location: &str) -> Result<Self, FetchError> {
         if location.contains("://") {
             return Self::parse(location);
@@ -93,13 +93,13 @@ impl Url {
     }
 }
 
-/// Whether a registry's host is this very machine: such registries have no certificate.
+/// Whether the host is a loopback address. Such registries usually have no certificate.
 pub(crate) fn is_loopback(authority: &str) -> bool {
     let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// The head of the answer, and a body that is still to be read.
+/// Sends a GET request and returns the response head with the unread body.
 pub(crate) async fn get(
     url: &Url,
     headers: &[(header::HeaderName, String)],
@@ -118,13 +118,13 @@ pub(crate) async fn get(
     let stream = peer.connect(CONNECT_WITHIN).await?;
     let exchange = |source| FetchError::Exchange { host: host(), source };
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(exchange)?;
-    // It ends with the body, or when the body is dropped.
+    // Ends when the body is read or dropped.
     tokio::spawn(connection);
     let answered = timeout(ANSWER_WITHIN, sender.send_request(request)).await;
     answered.map_err(|_| FetchError::Silent { host: host() })?.map_err(exchange)
 }
 
-/// As a part of a query.
+/// Percent-encodes a query value.
 pub(crate) fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

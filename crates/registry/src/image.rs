@@ -1,4 +1,4 @@
-//! What a registry says of an image: manifests, indexes of platforms, and the configuration.
+//! Image documents: indexes, manifests and configurations.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -9,7 +9,7 @@ pub(crate) const INDEX_TYPES: [&str; 2] =
 pub(crate) const MANIFEST_TYPES: [&str; 2] =
     ["application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"];
 
-/// What programs an image holds are for: `linux/amd64`, `linux/arm/v7`.
+/// Operating system and processor architecture: `linux/amd64`, `linux/arm/v7`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Platform {
     pub os: String,
@@ -23,7 +23,7 @@ impl Platform {
         Self { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: None }
     }
 
-    /// Of this very program.
+    /// The platform of this process.
     pub fn own() -> Self {
         Self::linux(match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -32,7 +32,7 @@ impl Platform {
         })
     }
 
-    /// Whether a machine of this platform runs programs of `other`. A variant that is not named is any.
+    /// Whether an instance of this platform can run an image for `other`. A missing variant matches any.
     pub fn runs(&self, other: &Self) -> bool {
         let variants = self.variant.as_ref().zip(other.variant.as_ref());
         self.os == other.os
@@ -51,17 +51,17 @@ impl fmt::Display for Platform {
 /// An image for one platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Of the manifest: the same digest is the same image for ever.
+    /// Digest of the manifest.
     pub digest: String,
-    /// All that the name has an image for; one unless the name is an index.
+    /// Platforms the name has a build for; several only for an index.
     pub platforms: Vec<Platform>,
     pub config: ImageConfig,
-    /// The lowest first.
+    /// Base layer first.
     pub layers: Vec<Layer>,
 }
 
 impl Image {
-    /// Bytes to download.
+    /// Download size in bytes.
     pub fn size(&self) -> u64 {
         self.layers.iter().map(|layer| layer.size).sum()
     }
@@ -75,20 +75,20 @@ pub struct Layer {
     pub size: u64,
 }
 
-/// How containers of the image are started.
+/// Defaults for containers of the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageConfig {
     pub platform: Option<Platform>,
     pub entrypoint: Vec<String>,
     pub command: Vec<String>,
-    /// `NAME` values in order, as `NAME=VALUE`.
+    /// `NAME=VALUE` entries.
     pub environment: Vec<String>,
-    /// Empty: root.
+    /// Empty means root.
     pub user: String,
     pub working_dir: String,
     pub labels: BTreeMap<String, String>,
     pub stop_signal: Option<String>,
-    /// Digests of the layers after they are unpacked, the lowest first.
+    /// Digests of the uncompressed layers, base layer first.
     pub diff_ids: Vec<String>,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct Descriptor {
     pub(crate) platform: Option<Platform>,
 }
 
-/// Either form; which it is says the media type.
+/// An index or a manifest, told apart by the media type.
 #[derive(Deserialize)]
 pub(crate) struct Document {
     #[serde(rename = "mediaType", default)]
@@ -115,13 +115,13 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// By its own word, or by the header where it has none.
+    /// Decides by the media type in the document, else by the response header.
     pub(crate) fn is_index(&self, content_type: &str) -> bool {
         let kind = self.media_type.as_deref().unwrap_or(content_type);
         INDEX_TYPES.contains(&kind) || (self.config.is_none() && !self.manifests.is_empty())
     }
 
-    /// Images, without the attestations that build tools put beside them.
+    /// Platform images, without attestations added by build tools.
     pub(crate) fn platforms(&self) -> impl Iterator<Item = (&Platform, &Descriptor)> {
         let known = |platform: &&Platform| platform.architecture != "unknown";
         self.manifests.iter().filter_map(move |entry| {
@@ -132,7 +132,7 @@ impl Document {
     }
 }
 
-/// As it is stored. Names are the specification's own.
+/// The configuration document as the specification defines it.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct StoredConfig {

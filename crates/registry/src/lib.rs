@@ -1,7 +1,7 @@
-//! Image registries, by the distribution specification: what an image is made of, and its layers.
+//! Client for OCI image registries: resolves image names to configurations and layers.
 //!
-//! A [`Client`] speaks with any registry: with a token, a password or nothing; directly or through a mirror; with the
-//! manifest of one platform or an index of many. What it returns was compared with its digest.
+//! [`Client`] supports bearer tokens, basic authentication, mirrors, redirects and multi-platform indexes. Every document
+//! and layer is verified against its digest.
 
 mod challenge;
 mod client;
@@ -9,6 +9,6 @@ mod http;
 mod image;
 mod name;
 
-pub use client::{Blob, Client, Credentials, RegistryError, Settings};
+pub use client::{Blob, Client, Credentials, NoPlatform, RegistryError, Settings};
 pub use image::{Image, ImageConfig, Layer, Platform};
 pub use name::{ImageName, NameError, Version};

@@ -2,17 +2,17 @@
 
 use std::{fmt, str::FromStr};
 
-/// The registry of names without a host.
+/// Registry of names without a host.
 const DOCKER_HUB: &str = "docker.io";
-/// Where that registry answers.
+/// API host of Docker Hub.
 const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
-/// Docker's own images are below this, and it is not written.
+/// Implied namespace of official Docker Hub images.
 const DOCKER_HUB_OFFICIAL: &str = "library";
 const TAG_BYTES_MAX: usize = 128;
 const PATH_BYTES_MAX: usize = 255;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("read the image name `{name}`: {problem}")]
+#[error("invalid image name `{name}`: {problem}")]
 pub struct NameError {
     pub name: String,
     pub problem: &'static str,
@@ -33,7 +33,7 @@ impl Version {
     }
 }
 
-/// Which image of which registry. Two names of one image are equal: `debian` and `docker.io/library/debian:latest`.
+/// A normalised image name: `debian` equals `docker.io/library/debian:latest`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ImageName {
     /// Host and port; `docker.io` for names without a host.
@@ -44,12 +44,12 @@ pub struct ImageName {
 }
 
 impl ImageName {
-    /// Host and port as people write them.
+    /// Host and port as users write them.
     pub fn registry(&self) -> &str {
         &self.registry
     }
 
-    /// Host and port where its API answers.
+    /// Host and port of the registry API.
     pub fn api_host(&self) -> &str {
         if self.registry == DOCKER_HUB { DOCKER_HUB_HOST } else { &self.registry }
     }
@@ -83,9 +83,9 @@ impl FromStr for ImageName {
             None => (text, None),
         };
         if digest.is_some_and(|digest| !is_digest(digest)) {
-            return Err(fail("after `@` comes sha256: and 64 hexadecimal digits"));
+            return Err(fail("expected `sha256:` and 64 hexadecimal digits after `@`"));
         }
-        // A colon after the last slash begins the tag; before it, it belongs to the registry's port.
+        // A colon after the last slash starts the tag; before it, it belongs to the port.
         let last = name.rfind('/').map_or(0, |slash| slash + 1);
         let (name, tag) = match name[last..].find(':') {
             Some(colon) => (&name[..last + colon], Some(&name[last + colon + 1..])),
@@ -93,7 +93,7 @@ impl FromStr for ImageName {
         };
         if tag.is_some_and(|tag| !is_tag(tag)) {
             return Err(fail(
-                "a tag has at most 128 letters, digits, `_`, `.` and `-`, and begins with neither `.` nor `-`",
+                "expected a tag of at most 128 letters, digits, `_`, `.` or `-` that does not start with `.` or `-`",
             ));
         }
         let (registry, path) = match name.split_once('/') {
@@ -101,10 +101,12 @@ impl FromStr for ImageName {
             _ => (DOCKER_HUB, name),
         };
         if !is_host(registry) {
-            return Err(fail("the registry is a host name, with a port if it has one"));
+            return Err(fail("expected a registry host with an optional port"));
         }
         if !is_path(path) {
-            return Err(fail("a path has lower-case letters and digits, and `.`, `_`, `-` between them"));
+            return Err(fail(
+                "expected a path of lower-case letters and digits separated by `.`, `_`, `-` or `/`",
+            ));
         }
         let repository = if registry == DOCKER_HUB && !path.contains('/') {
             format!("{DOCKER_HUB_OFFICIAL}/{path}")
@@ -136,18 +138,17 @@ fn is_host(text: &str) -> bool {
     !host.is_empty() && host.bytes().all(allowed) && !host.starts_with('-') && port.parse::<u16>().is_ok()
 }
 
-/// Parts between slashes; in a part, letters and digits with `.`, `_`, `__` or any number of `-` between them.
+/// Components separated by slashes: letters and digits, separated by `.`, `_`, `__` or dashes.
 fn is_path(text: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let is_part = |part: &str| {
-        let words = part.split(|letter: char| !is_letter(u8::try_from(letter).unwrap_or(b'/')));
         let separators = part.split(|letter: char| is_letter(u8::try_from(letter).unwrap_or(b'/')));
         let starts_and_ends = part.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
             && part.ends_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
         let separated = separators
             .filter(|between| !between.is_empty())
             .all(|between| matches!(between, "." | "_" | "__") || between.bytes().all(|byte| byte == b'-'));
-        starts_and_ends && separated && words.count() > 0
+        starts_and_ends && separated
     };
     (1..=PATH_BYTES_MAX).contains(&text.len()) && text.split('/').all(is_part)
 }

@@ -1,10 +1,10 @@
-//! The client against a registry that behaves as real ones do, and as they should not.
+//! Tests of the client against an in-process registry, with and without faults.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
-mod stand_in;
+mod test_registry;
 
-use stand_in::{Registry, digest};
+use test_registry::{Registry, digest};
 use windlass_registry::{Client, Credentials, Image, ImageName, Platform, RegistryError, Settings};
 
 const AMD64: &str = "amd64";
@@ -50,10 +50,12 @@ async fn an_index_leads_to_the_image_of_the_platform_and_says_which_there_are() 
     assert_eq!((found.digest, found.platforms.len()), (amd, 2));
     assert_eq!(image_for(&registry, "app:all", "arm64", None).await.unwrap().digest, arm);
     let refused = image_for(&registry, "app:all", "riscv64", None).await.unwrap_err();
-    assert!(refused.to_string().contains("for linux/riscv64: it is there for linux/arm64, linux/amd64 only"));
+    assert!(
+        refused.to_string().contains("has no build for linux/riscv64, only for linux/arm64, linux/amd64")
+    );
     // The same where there is no index to say so.
     let refused = image(&registry, "app:arm").await.unwrap_err();
-    assert!(matches!(refused, RegistryError::NoPlatform { .. }), "{refused}");
+    assert!(matches!(refused, RegistryError::NoPlatform(_)), "{refused}");
 }
 
 #[tokio::test]
@@ -66,7 +68,7 @@ async fn what_is_not_there_is_told_from_what_is_refused() {
     let refused = image(&registry, "app:1").await.unwrap_err();
     assert!(refused.to_string().contains("without a user name and password"), "{refused}");
     let refused = image_for(&registry, "app:1", AMD64, Some(&somebody("wrong"))).await.unwrap_err();
-    assert!(refused.to_string().contains("with this user name and password"), "{refused}");
+    assert!(refused.to_string().contains("with a user name and password"), "{refused}");
     assert!(image_for(&registry, "app:1", AMD64, Some(&somebody("right"))).await.is_ok());
 }
 
@@ -97,7 +99,10 @@ async fn a_registry_that_is_out_of_order_is_asked_again() {
     assert!(image(&registry, "app:1").await.is_ok());
     registry.fail_next(3);
     let failed = image(&registry, "app:1").await.unwrap_err();
-    assert!(!failed.is_final() && failed.to_string().contains("answers 503: out of order"), "{failed}");
+    assert!(
+        !failed.is_final() && failed.to_string().contains("answered with status 503: out of order"),
+        "{failed}"
+    );
 }
 
 #[tokio::test]
@@ -106,7 +111,7 @@ async fn a_manifest_that_is_not_the_one_of_the_digest_is_refused() {
     let pushed = registry.push("app", "1", AMD64, b"layer");
     registry.replace_manifest("app", &pushed, b"{\"schemaVersion\": 2, \"layers\": []}");
     let refused = image(&registry, &format!("app@{pushed}")).await.unwrap_err();
-    assert!(refused.to_string().contains("should have"), "{refused}");
+    assert!(refused.to_string().contains("digest mismatch"), "{refused}");
 }
 
 async fn download(registry: &Registry, name: &str) -> Result<Vec<u8>, RegistryError> {
@@ -146,7 +151,7 @@ async fn a_layer_with_a_wrong_byte_is_refused_at_its_end() {
     registry.push("app", "1", AMD64, b"a layer");
     registry.replace_blob("app", &digest(b"a layer"), b"a later");
     let refused = download(&registry, "app:1").await.unwrap_err();
-    assert!(refused.to_string().contains("a layer has the digest"), "{refused}");
+    assert!(refused.to_string().contains("layer digest mismatch"), "{refused}");
 }
 
 #[tokio::test]
@@ -170,6 +175,6 @@ async fn a_mirror_is_asked_first_and_the_registry_where_it_has_nothing() {
 async fn a_registry_that_nobody_reaches_is_named() {
     let name: ImageName = "127.0.0.1:1/app:1".parse().unwrap();
     let failed = Client::default().image(&name, &Platform::linux(AMD64), None).await.unwrap_err();
-    assert_eq!(failed.to_string(), "reach the registry 127.0.0.1:1");
+    assert_eq!(failed.to_string(), "failed to reach the registry 127.0.0.1:1");
     assert!(!failed.is_final());
 }

@@ -1,4 +1,4 @@
-//! A registry in this process: manifests, blobs, passwords, tokens, redirects, and faults to order.
+//! An in-process registry: manifests, blobs, authentication, redirects and injected faults.
 
 use std::{
     collections::HashMap,
