@@ -37,6 +37,7 @@ pub fn gather(data: &Path, gpus: &Inventory) -> io::Result<HostInfo> {
         cpus: std::thread::available_parallelism()
             .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
         memory: memory_limit().map_or(of_meminfo, |limit| limit.min(of_meminfo)),
+        processes: None,
     })
 }
 
