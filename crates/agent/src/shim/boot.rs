@@ -401,7 +401,7 @@ async fn write_host_info(shim: &Arc<Shim>) -> Result<(), BootError> {
 }
 
 /// Why the container engine does not answer, when there is one and it does not.
-async fn engine_problem(shim: &Shim) -> Option<String> {
+pub(super) async fn engine_problem(shim: &Shim) -> Option<String> {
     if !matches!(shim.runtime.name(), "docker" | "any") {
         return None;
     }

@@ -270,6 +270,20 @@ pub enum ProcessMode {
     Refused,
 }
 
+impl ProcessMode {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Confined => "confined",
+            Self::Own => "own",
+            Self::Refused => "refused",
+        }
+    }
+
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Confined, Self::Own, Self::Refused].into_iter().find(|mode| mode.as_str() == word)
+    }
+}
+
 /// What keeps a confined process in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -294,6 +308,9 @@ pub struct InstanceHealth {
     /// What windlass itself checks; empty means well.
     #[serde(default)]
     pub problems: Vec<String>,
+    /// Why the host's container engine does not answer; absent while it does, and where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

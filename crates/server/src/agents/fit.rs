@@ -92,6 +92,9 @@ pub(super) fn host(mut info: HostInfo) -> HostInfo {
 
 pub(super) fn health(mut health: InstanceHealth) -> InstanceHealth {
     words(&mut health.problems, PROBLEMS_MAX, WORD_MAX);
+    if let Some(engine) = &mut health.engine {
+        cut(engine, SENTENCE_MAX);
+    }
     if let Some(Dcgm { incidents, .. }) = &mut health.dcgm {
         incidents.truncate(PROBLEMS_MAX);
         for incident in incidents {

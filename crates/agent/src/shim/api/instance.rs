@@ -30,7 +30,8 @@ pub(super) async fn healthcheck(State(gate): State<Gate>) -> Answer<Health> {
 
 pub(super) async fn health(State(gate): State<Gate>) -> Answer<InstanceHealth> {
     let problems = gate.shim.problems.lock().clone();
-    Answer(InstanceHealth { dcgm: host::health::dcgm().await, problems })
+    let engine = crate::shim::boot::engine_problem(&gate.shim).await;
+    Answer(InstanceHealth { dcgm: host::health::dcgm().await, problems, engine })
 }
 
 pub(super) async fn info(State(gate): State<Gate>) -> Answer<InstanceInfo> {
