@@ -183,6 +183,9 @@ impl Local {
         if self.settings.runtime == Some(Runtime::Process) && before.is_none_or(|it| it == Runtime::Process) {
             return Ok(Chosen::new(Runtime::Process, None, "as the settings say"));
         }
+        if (before, self.settings.runtime) == (Some(Runtime::Process), Some(Runtime::Docker)) {
+            return Ok(Chosen::new(Runtime::Process, None, "as its jobs were started"));
+        }
         let engine = Places::here(self.settings.docker_socket.clone()).look().await;
         let runtime = match (before, self.settings.runtime) {
             // A shim with both takes up plain processes as well as one without an engine.
@@ -217,6 +220,8 @@ impl Local {
         let path = home.dir().join(ENGINE);
         let written = match (&chosen.docker_socket, &chosen.engine_away) {
             (Some(socket), None) => std::fs::write(&path, socket.as_os_str().as_encoded_bytes()),
+            // The agent's own note of it goes when it is started without.
+            (Some(_) | None, Some(_)) if !path.exists() => std::fs::write(&path, ""),
             // Whoever says that there are only plain processes has no engine to wait for.
             (None, None) if self.settings.runtime == Some(Runtime::Process) && path.exists() => {
                 std::fs::remove_file(&path)
@@ -371,7 +376,8 @@ impl Local {
 
 /// Whether an engine was there before.
 fn had_engine(home: &Home) -> bool {
-    home.dir().join(ENGINE).exists()
+    let noted = std::fs::read_to_string(home.dir().join("runtime")).unwrap_or_default();
+    home.dir().join(ENGINE).exists() || matches!(noted.trim(), "any" | "docker")
 }
 
 fn in_words(runtime: Runtime) -> &'static str {
