@@ -262,7 +262,14 @@ async fn open_real(
     policy: Policy,
     stop: &CancellationToken,
 ) -> Result<Arc<Shim>, BootError> {
-    let rules = policy.processes(boot.processes, boot.hidden.clone());
+    let engine_socket = match chosen {
+        Chosen::Docker(socket) | Chosen::Any(socket) => Some(socket.clone()),
+        #[cfg(feature = "testing")]
+        Chosen::Hollow => None,
+        Chosen::Process => None,
+    };
+    let hidden = boot.hidden.iter().cloned().chain([boot.socket.clone()]).chain(engine_socket);
+    let rules = policy.processes(boot.processes, hidden.collect());
     let mode = rules.mode;
     let looked = tokio::task::spawn_blocking(move || probe::look(Path::new("/proc/self/exe"), mode)).await;
     let processes_info =
