@@ -275,7 +275,7 @@ pub fn set_up(task: &Confinement, binds: &[BindOrder]) -> Result<(), SetUpError>
     rustix::process::chdir(task.place.join("scratch")).map_err(failed("enter its directory"))
 }
 
-/// What the host mounts later is not seen; what it unmounts is unmounted here, too.
+/// What is mounted here is not seen by the host. What the host unmounts is unmounted here, too: a task keeps no disk busy.
 fn separate() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
 }
