@@ -1,8 +1,8 @@
 //! Namespaces of a task: its processes, its mounts, its IPC, and what of the host's files it sees.
 //!
 //! The first process of the task is split in two ([`split`]): one half stays where the shim finds it, the other is the first
-//! process of the new namespaces and sets them up ([`set_up`]). Nothing is opened by path after the host's files were covered
-//! that has to be the host's, and nothing of the host stays open in the inner half: a handle on a directory would lead out.
+//! process of the new namespaces and sets them up ([`set_up`]). What has to be the host's is opened before the host's files are
+//! covered, and nothing of it stays open in the inner half: a handle on a directory would lead out.
 
 use std::{
     fs, io,
@@ -16,7 +16,10 @@ use std::{
 use nix::libc;
 use rustix::{
     fs::{Mode, OFlags},
-    mount::{MountFlags, MountPropagationFlags, mount, mount_bind_recursive, mount_change},
+    mount::{
+        MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_bind_recursive,
+        mount_change, move_mount, open_tree,
+    },
     process::{Pid, Signal},
 };
 
@@ -138,14 +141,44 @@ pub fn make_harmless(path: &Path, read_only: bool) -> io::Result<()> {
     }
 }
 
-/// A handle in the namespaces of this very process.
-fn handle(path: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+/// Something of the host that is to be seen elsewhere: taken before anything is covered or made read-only.
+enum Source {
+    /// Its mounts as they were, to be put in place.
+    Mounts(OwnedFd),
+    /// Kernels before 5.2 know handles only.
+    Handle(OwnedFd),
 }
 
-/// What can be bound without the name it had.
-fn by_handle(handle: &OwnedFd) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", handle.as_raw_fd()))
+impl Source {
+    fn open(path: &Path) -> io::Result<Self> {
+        let flags =
+            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+        match open_tree(rustix::fs::CWD, path, flags) {
+            Err(rustix::io::Errno::NOSYS) => {
+                let flags = OFlags::PATH | OFlags::CLOEXEC;
+                Ok(Self::Handle(rustix::fs::open(path, flags, Mode::empty())?))
+            }
+            opened => Ok(Self::Mounts(opened?)),
+        }
+    }
+
+    fn put(&self, at: &Path) -> io::Result<()> {
+        match self {
+            Self::Mounts(mounts) => {
+                let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
+                Ok(move_mount(mounts, c"", rustix::fs::CWD, at, flags)?)
+            }
+            Self::Handle(handle) => {
+                Ok(mount_bind_recursive(format!("/proc/self/fd/{}", handle.as_raw_fd()), at)?)
+            }
+        }
+    }
+
+    fn is_directory(&self) -> bool {
+        let (Self::Mounts(fd) | Self::Handle(fd)) = self;
+        let stat = rustix::fs::fstat(fd);
+        stat.is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir())
+    }
 }
 
 fn tmpfs(at: &Path, flags: MountFlags, options: &std::ffi::CStr) -> io::Result<()> {
@@ -167,18 +200,18 @@ fn make_point(at: &Path, is_directory: bool) -> io::Result<()> {
     fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(at).map(drop)
 }
 
-/// What was opened before anything was covered.
+/// Everything of the host that the task gets.
 struct Sources {
-    own: Vec<(&'static str, OwnedFd)>,
-    tmp: OwnedFd,
-    var_tmp: OwnedFd,
-    agent: OwnedFd,
-    binds: Vec<OwnedFd>,
+    own: Vec<(&'static str, Source)>,
+    tmp: Source,
+    var_tmp: Source,
+    agent: Source,
+    binds: Vec<Source>,
 }
 
 impl Sources {
     fn open(task: &Confinement, binds: &[BindOrder]) -> Result<Self, SetUpError> {
-        let open = |path: &Path| handle(path).map_err(failed(format!("open {}", path.display())));
+        let open = |path: &Path| Source::open(path).map_err(failed(format!("open {}", path.display())));
         let own = [
             ("run", task.run.clone()),
             ("scratch", task.scratch.clone()),
@@ -186,64 +219,63 @@ impl Sources {
             ("python", task.private.join("python")),
         ];
         let own = own.into_iter().map(|(name, path)| Ok((name, open(&path)?))).collect::<Result<_, _>>()?;
+        let binds = binds.iter().map(|bind| {
+            let (from, to) = (bind.source.display(), bind.target.display());
+            Source::open(&bind.source).map_err(failed(format!("mount {from} at {to}")))
+        });
         Ok(Self {
             own,
             tmp: open(&task.private.join("tmp"))?,
             var_tmp: open(&task.private.join("var-tmp"))?,
             agent: agent(&task.private).map_err(failed("find the agent's binary"))?,
-            binds: binds.iter().map(|bind| open(&bind.source)).collect::<Result<_, _>>()?,
+            binds: binds.collect::<Result<_, _>>()?,
         })
     }
 }
 
 /// The agent's binary as the job's user may run it; a copy where its file was replaced or others cannot run it.
-fn agent(private: &Path) -> io::Result<OwnedFd> {
+fn agent(private: &Path) -> io::Result<Source> {
     let file = fs::read_link("/proc/self/exe")?;
     if file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o005 == 0o005) {
-        return handle(&file);
+        return Source::open(&file);
     }
     let copy = private.join("agent");
     fs::copy("/proc/self/exe", &copy)?;
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755))?;
-    handle(&copy)
+    Source::open(&copy)
 }
 
 /// Sets up what the task sees. For the inner half only.
 pub fn set_up(task: &Confinement, binds: &[BindOrder]) -> Result<(), SetUpError> {
     separate().map_err(failed("separate mounts from the host's"))?;
     let sources = Sources::open(task, binds)?;
-    let mut writable = own_devices(task)?;
+    // What is mounted from here on is the task's own, and can be written.
+    read_only(task.user.is_some()).map_err(failed("make the host's files read-only"))?;
+    own_devices(task)?;
     for (at, source) in [("/tmp", &sources.tmp), ("/var/tmp", &sources.var_tmp)] {
         let at = Path::new(at);
         if at.is_dir() {
-            bind(source, at).map_err(failed(format!("give it a {} of its own", at.display())))?;
-            writable.push(at.to_owned());
+            source.put(at).map_err(failed(format!("give it a {} of its own", at.display())))?;
         }
     }
-    writable.extend(make_place(task, &sources).map_err(failed("make the place of its directories"))?);
+    make_place(task, &sources).map_err(failed("make the place of its directories"))?;
     own_user(task).map_err(failed("make its user known"))?;
     for path in &task.hidden {
         hide(task, path).map_err(failed(format!("hide {}", path.display())))?;
     }
     for (order, source) in binds.iter().zip(&sources.binds) {
-        let mounted = make_point(&order.target, is_directory(source)).and_then(|()| {
-            bind(source, &order.target)?;
-            make_harmless(&order.target, order.read_only)
-        });
+        let mounted = make_point(&order.target, source.is_directory())
+            .and_then(|()| source.put(&order.target))
+            .and_then(|()| make_harmless(&order.target, order.read_only));
         let (from, to) = (order.source.display(), order.target.display());
         mounted.map_err(failed(format!("mount {from} at {to}")))?;
-        if !order.read_only {
-            writable.push(order.target.clone());
-        }
     }
     processes().map_err(failed("mount its own /proc"))?;
-    writable.push(PathBuf::from("/proc"));
-    read_only_but(&writable, task.user.is_some()).map_err(failed("make the host's files read-only"))?;
     // From the old working directory one could walk up into what is covered.
     rustix::process::chdir(task.place.join("scratch")).map_err(failed("enter its directory"))
 }
 
-/// What the host mounts later is not seen; what it unmounts is unmounted here, too.
+/// What is mounted here is not seen by the host. What the host unmounts is unmounted here, too: a task keeps no disk busy.
 fn separate() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
 }
@@ -253,28 +285,15 @@ fn processes() -> io::Result<()> {
     Ok(mount(c"proc", "/proc", c"proc", flags, None)?)
 }
 
-fn bind(source: &OwnedFd, at: &Path) -> io::Result<()> {
-    Ok(mount_bind_recursive(by_handle(source), at)?)
-}
-
-fn is_directory(handle: &OwnedFd) -> bool {
-    let stat = rustix::fs::fstat(handle);
-    stat.is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir())
-}
-
 /// Shared memory and terminals of its own.
-fn own_devices(task: &Confinement) -> Result<Vec<PathBuf>, SetUpError> {
-    let mut writable = Vec::new();
+fn own_devices(task: &Confinement) -> Result<(), SetUpError> {
     let shm = Path::new("/dev/shm");
     if shm.is_dir() {
         let size = task.shm_bytes.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
         let options = std::ffi::CString::new(format!("mode=1777{size}")).unwrap_or_default();
         tmpfs(shm, MountFlags::empty(), &options).map_err(failed("give it a /dev/shm of its own"))?;
-        writable.push(shm.to_owned());
     }
-    terminals().map_err(failed("give it terminals of its own"))?;
-    writable.push(PathBuf::from("/dev/pts"));
-    Ok(writable)
+    terminals().map_err(failed("give it terminals of its own"))
 }
 
 fn terminals() -> io::Result<()> {
@@ -284,24 +303,21 @@ fn terminals() -> io::Result<()> {
 }
 
 /// The directories of the task at a path that its user can walk to, and nothing else beside them.
-fn make_place(task: &Confinement, sources: &Sources) -> io::Result<Vec<PathBuf>> {
+fn make_place(task: &Confinement, sources: &Sources) -> io::Result<()> {
     make_point(&task.cover, true)?;
     tmpfs(&task.cover, MountFlags::empty(), PLACE_OPTIONS)?;
-    let mut writable = Vec::new();
     for (name, source) in &sources.own {
         let at = task.place.join(name);
         make_point(&at, true)?;
-        bind(source, &at)?;
+        source.put(&at)?;
         make_harmless(&at, false)?;
-        writable.push(at);
     }
     let agent = task.place.join("agent");
     make_point(&agent, false)?;
-    bind(&sources.agent, &agent)?;
+    sources.agent.put(&agent)?;
     make_harmless(&agent, true)?;
     // What hidden files are covered with.
-    fs::OpenOptions::new().write(true).create_new(true).mode(0o000).open(nothing(task)).map(drop)?;
-    Ok(writable)
+    fs::OpenOptions::new().write(true).create_new(true).mode(0o000).open(nothing(task)).map(drop)
 }
 
 fn nothing(task: &Confinement) -> PathBuf {
@@ -346,24 +362,20 @@ fn hide(task: &Confinement, path: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount_bind(nothing(task), path)?)
 }
 
-/// Nothing can be written but what is the task's own.
-fn read_only_but(writable: &[PathBuf], has_own_user: bool) -> io::Result<()> {
-    let read_only = Attributes { set: SET_READ_ONLY, ..Attributes::default() };
-    match change(Path::new("/"), &read_only) {
+/// Nothing of the host can be written.
+fn read_only(has_own_user: bool) -> io::Result<()> {
+    match change(Path::new("/"), &Attributes { set: SET_READ_ONLY, ..Attributes::default() }) {
         // Kernels before 5.12. Another user has few places to write to anyway.
-        Err(error) if has_own_user && error.raw_os_error() == Some(libc::ENOSYS) => return Ok(()),
-        changed => changed?,
+        Err(error) if has_own_user && error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
+        changed => changed,
     }
-    let again = Attributes { clear: SET_READ_ONLY, ..Attributes::default() };
-    writable.iter().try_for_each(|path| change(path, &again))
 }
 
 /// Everything that a confined task needs and that a host may refuse, tried in place.
 pub fn try_out(has_own_user: bool) -> Result<(), SetUpError> {
     separate().map_err(failed("separate mounts from the host's"))?;
+    read_only(has_own_user).map_err(failed("make the host's files read-only"))?;
     tmpfs(Path::new("/tmp"), MountFlags::empty(), PLACE_OPTIONS).map_err(failed("mount a tmpfs"))?;
     terminals().map_err(failed("give it terminals of its own"))?;
-    processes().map_err(failed("mount its own /proc"))?;
-    let writable = [PathBuf::from("/proc"), PathBuf::from("/tmp")];
-    read_only_but(&writable, has_own_user).map_err(failed("make the host's files read-only"))
+    processes().map_err(failed("mount its own /proc"))
 }

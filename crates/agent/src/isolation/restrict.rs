@@ -202,6 +202,11 @@ impl Restrictions {
         Self { filter: FILTER.get().map(Vec::as_slice) }
     }
 
+    /// Whether the task is confined: then nothing of the job is root.
+    pub fn are_active(self) -> bool {
+        self.filter.is_some()
+    }
+
     /// While the process is still root: afterwards it could not.
     pub fn drop_capabilities(self) -> io::Result<()> {
         if self.filter.is_none() {

@@ -262,7 +262,14 @@ async fn open_real(
     policy: Policy,
     stop: &CancellationToken,
 ) -> Result<Arc<Shim>, BootError> {
-    let rules = policy.processes(boot.processes, boot.hidden.clone());
+    let engine_socket = match chosen {
+        Chosen::Docker(socket) | Chosen::Any(socket) => Some(socket.clone()),
+        #[cfg(feature = "testing")]
+        Chosen::Hollow => None,
+        Chosen::Process => None,
+    };
+    let hidden = boot.hidden.iter().cloned().chain([boot.socket.clone()]).chain(engine_socket);
+    let rules = policy.processes(boot.processes, hidden.collect());
     let mode = rules.mode;
     let looked = tokio::task::spawn_blocking(move || probe::look(Path::new("/proc/self/exe"), mode)).await;
     let processes_info =
@@ -465,5 +472,42 @@ async fn watch_health(shim: Arc<Shim>) {
             () = tokio::time::sleep(HEALTH_EVERY) => {}
             () = shim.stop.cancelled() => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn boot(home: &Path, socket: Option<&str>) -> Boot {
+        Boot {
+            home: home.to_owned(),
+            socket: home.join("shim.sock"),
+            runtime: None,
+            docker_socket: socket.map(PathBuf::from),
+            processes: ProcessMode::default(),
+            hidden: Vec::new(),
+            policy: home.join("policy.yml"),
+            compat_tcp: None,
+            #[cfg(feature = "testing")]
+            simulated: Simulated::default(),
+            write_host_info: false,
+        }
+    }
+
+    #[test]
+    fn a_host_of_containers_stays_one_and_another_becomes_one_when_an_engine_comes() {
+        let dir = windlass_testkit::temp_dir("choose").unwrap();
+        let note = dir.path().join(RUNTIME);
+        for noted in ["docker", "any"] {
+            fs::write(&note, noted).unwrap();
+            let chosen = choose(&boot(dir.path(), None)).unwrap();
+            assert!(matches!(chosen, Chosen::Any(_)), "no engine answers, and {noted} was noted");
+        }
+        fs::write(&note, "process").unwrap();
+        assert!(matches!(choose(&boot(dir.path(), Some("/engine.sock"))).unwrap(), Chosen::Any(_)));
+        assert_eq!(fs::read_to_string(&note).unwrap(), "any");
+        let asked = Boot { runtime: Some(RuntimeName::Process), ..boot(dir.path(), Some("/engine.sock")) };
+        assert!(matches!(choose(&asked).unwrap(), Chosen::Process), "who asks for processes gets them");
     }
 }

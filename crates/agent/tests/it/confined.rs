@@ -439,3 +439,25 @@ async fn a_confined_job_has_a_home_a_terminal_and_temporary_files_of_its_own() {
         "the host sees an empty place"
     );
 }
+
+#[tokio::test]
+async fn code_and_files_of_a_confined_job_are_brought_and_belong_to_its_user() {
+    let shim = Shim::start(Setup::confined());
+    let made = temp_dir("code").unwrap();
+    fs::write(made.path().join("hello.txt"), "brought\n").unwrap();
+    let archive = std::process::Command::new("tar")
+        .args(["-C", made.path().to_str().unwrap(), "-cf", "-", "hello.txt"])
+        .output()
+        .unwrap();
+    let id = start(&shim, |_| {}).await;
+    let calls = shim.client().epoch(1);
+    let path = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
+    let job = job("cat hello.txt; stat -c %u hello.txt; echo x >> hello.txt");
+    calls.post(&path("submit"), &job).await.expect(200);
+    let code = calls.call(axum::http::Method::POST, &path("upload_code"), archive.stdout.into()).await;
+    code.expect(200);
+    calls.post(&path("run"), &json!({})).await.expect(200);
+    let (record, text) = ended(&shim, id).await;
+    let user = recorded(&shim, id)["user"].as_u64().unwrap();
+    assert_eq!(text, format!("brought\n{user}\n"), "{record:?}");
+}

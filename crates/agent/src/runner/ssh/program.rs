@@ -335,6 +335,9 @@ fn spawn(mut command: Command, start: &Start) -> io::Result<Child> {
             .collect();
     let has_terminal = start.terminal.is_some();
     let restrictions = Restrictions::of_children();
+    if restrictions.are_active() && account.is_none() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "nobody is root in a confined task"));
+    }
     let prepare = move || {
         rustix::process::setsid()?;
         if has_terminal {
