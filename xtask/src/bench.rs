@@ -15,7 +15,19 @@ use crate::{
 
 const BINARY: &str = "windlass-bench";
 const NAMES: &[&str] = &[
-    "engine", "api", "cli", "agent", "runs", "dispatch", "load", "jobs", "spot", "growth", "proxy", "report",
+    "engine",
+    "api",
+    "cli",
+    "agent",
+    "runs",
+    "isolation",
+    "dispatch",
+    "load",
+    "jobs",
+    "spot",
+    "growth",
+    "proxy",
+    "report",
     "all",
 ];
 /// What the page about performance is made of, in this order. The last one writes it.

@@ -240,7 +240,7 @@ pub struct JobPlan {
     /// What there is that can never hold the job, as in `why`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub misfits: Option<Document>,
-    /// What the job runs in: `a container of image debian:12`, `a plain process, without an image`. Several where the
+    /// What the job runs in: `a container of image debian:12`, `a plain process, confined (user of its own)`. Several where the
     /// machines that fit differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runs_in: Vec<String>,

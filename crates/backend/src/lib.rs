@@ -19,10 +19,13 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use windlass_api::agent::shim::HostInfo;
+use windlass_api::agent::shim::{ConfinedBy, HostInfo, ProcessMode, ProcessesInfo};
 use windlass_model::{
     id::InstanceId,
-    plan::offers::{Gpu, Offer},
+    plan::{
+        offers::{Gpu, Offer},
+        runs_in::Processes,
+    },
     resources::GpuVendor,
 };
 
@@ -127,6 +130,9 @@ pub struct Has {
     pub gpus: Vec<HasGpu>,
     /// What tasks run in there: `any`, `docker` or `process`; empty where that is not known.
     pub runtime: String,
+    /// Why the container engine that it has does not answer now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine_away: Option<String>,
     /// Of all interfaces, with prefix length.
     pub addresses: Vec<String>,
 }
@@ -145,6 +151,24 @@ pub fn gpus_of(info: &HostInfo) -> Vec<Gpu> {
     let vendor = GpuVendor::parse(&info.gpu_vendor);
     let gpu = Gpu::known(vendor, &info.gpu_name, info.gpu_memory, info.gpu_compute_capability);
     vec![gpu; info.gpu_count as usize]
+}
+
+/// What a host does with plain processes in this mode. `told`: what it can, as its agent says.
+pub fn processes_of(told: Option<&ProcessesInfo>, mode: ProcessMode) -> Processes {
+    let confined = match told {
+        None => Processes::Unknown,
+        Some(ProcessesInfo { confined_by: Some(ConfinedBy::Users), .. }) => Processes::Users,
+        Some(ProcessesInfo { confined_by: Some(ConfinedBy::Namespaces), .. }) => Processes::Namespaces,
+        Some(ProcessesInfo { confined_by: None, problem, .. }) => {
+            let why = problem.clone().unwrap_or_else(|| "its agent does not say why".to_owned());
+            Processes::NotConfined { why }
+        }
+    };
+    match mode {
+        ProcessMode::Confined => confined,
+        ProcessMode::Own => Processes::Own { otherwise: Box::new(confined) },
+        ProcessMode::Refused => Processes::Refused,
+    }
 }
 
 impl From<&Gpu> for HasGpu {

@@ -12,11 +12,12 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::Instant;
-use windlass_api::agent::shim::HostInfo;
+use windlass_api::agent::shim::{HostInfo, ProcessMode};
 use windlass_model::{
     causes::chain,
     money::Price,
@@ -30,13 +31,15 @@ use windlass_model::{
 use crate::{
     Answer, Backend, BackendError, Deleted, Enrolment, Found, Has, HasGpu, Machine, Order, Reach,
     engine::{Engine, Places},
-    gpus_of,
+    gpus_of, processes_of,
     program::{Program, ProgramError},
     shim_process::{Home, Owner, StartWith},
     volumes::Volumes,
 };
 
 pub const NAME: &str = "local";
+/// The socket of the engine that answered last, in the agent's home.
+const ENGINE: &str = "engine";
 /// How long what the machine has is taken for true.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 const MIB: u64 = 1024 * 1024;
@@ -73,10 +76,12 @@ pub struct Settings {
     pub home: PathBuf,
     /// The agent's program, if not beside ours.
     pub agent: Option<PathBuf>,
-    /// `None`: both where an engine answers, else plain processes.
+    /// `None`: both where an engine answers or once did, else plain processes.
     pub runtime: Option<Runtime>,
     /// The engine's socket; `None`: `DOCKER_HOST`, or the usual places.
     pub docker_socket: Option<PathBuf>,
+    /// Which plain processes it takes.
+    pub processes: ProcessMode,
 }
 
 /// How jobs will run, and why so.
@@ -84,7 +89,30 @@ pub struct Settings {
 struct Chosen {
     runtime: Runtime,
     docker_socket: Option<PathBuf>,
+    /// Why the engine that it has does not answer: then its jobs with an image wait.
+    engine_away: Option<String>,
     said: String,
+}
+
+impl Chosen {
+    fn new(runtime: Runtime, docker_socket: Option<PathBuf>, why: &str) -> Self {
+        let said = format!("this machine, {} ({why})", in_words(runtime));
+        Self { runtime, docker_socket, engine_away: None, said }
+    }
+
+    fn with_engine(runtime: Runtime, socket: PathBuf) -> Self {
+        let why = format!("Docker engine at {}", socket.display());
+        Self::new(runtime, Some(socket), &why)
+    }
+
+    /// What the machine has: an engine that is away is still its own.
+    fn has(&self) -> Runtime {
+        if self.engine_away.is_some() && self.runtime == Runtime::Process {
+            Runtime::Any
+        } else {
+            self.runtime
+        }
+    }
 }
 
 /// What the backend wants to find in a `Machine` again.
@@ -95,6 +123,8 @@ struct Memo {
     /// The machine that the home is on.
     host: String,
     said: String,
+    #[serde(default)]
+    engine_away: Option<String>,
 }
 
 pub struct Local {
@@ -145,27 +175,62 @@ impl Local {
         Ok(())
     }
 
-    /// Tasks that exist keep what they were started with; otherwise what suits the machine now.
+    /// Containers of tasks that exist need their engine; otherwise what suits the machine now. An engine that was there
+    /// is never taken for none: while it is away, jobs with an image wait for it.
     async fn choose(&self, home: &Home) -> Result<Chosen, BackendError> {
         let before = std::fs::read_to_string(home.dir().join("runtime")).ok();
         let before = before.filter(|_| !home.is_idle()).and_then(|word| Runtime::parse(word.trim()));
-        let places = Places::here(self.settings.docker_socket.clone());
-        let (runtime, why) = match (before, self.settings.runtime) {
-            (Some(before), _) => (before, "as its jobs were started".to_owned()),
-            (None, Some(Runtime::Process)) => (Runtime::Process, "as the settings say".to_owned()),
-            (None, Some(runtime @ (Runtime::Docker | Runtime::Any))) => match places.look().await {
-                Engine::At(socket) => return Ok(with_engine(runtime, socket)),
-                Engine::None { why } => {
-                    return Err(BackendError::Unavailable { what: "run jobs in containers", said: why });
-                }
-            },
-            (None, None) => match places.look().await {
-                Engine::At(socket) => return Ok(with_engine(Runtime::Any, socket)),
-                Engine::None { why } => (Runtime::Process, why),
-            },
+        if self.settings.runtime == Some(Runtime::Process) && before.is_none_or(|it| it == Runtime::Process) {
+            return Ok(Chosen::new(Runtime::Process, None, "as the settings say"));
+        }
+        if (before, self.settings.runtime) == (Some(Runtime::Process), Some(Runtime::Docker)) {
+            return Ok(Chosen::new(Runtime::Process, None, "as its jobs were started"));
+        }
+        let engine = Places::here(self.settings.docker_socket.clone()).look().await;
+        let runtime = match (before, self.settings.runtime) {
+            // A shim with both takes up plain processes as well as one without an engine.
+            (Some(before @ (Runtime::Docker | Runtime::Any)), _) => Some(before),
+            (Some(Runtime::Process) | None, asked) => asked,
         };
-        let docker_socket = self.settings.docker_socket.clone().filter(|_| runtime != Runtime::Process);
-        Ok(Chosen { runtime, docker_socket, said: format!("this machine, {} ({why})", in_words(runtime)) })
+        match (engine, runtime) {
+            (Engine::At(socket), runtime) => Ok(Chosen::with_engine(runtime.unwrap_or(Runtime::Any), socket)),
+            (Engine::None { why }, None) if !had_engine(home) => {
+                Ok(Chosen::new(Runtime::Process, None, &why))
+            }
+            (Engine::None { why }, None) => {
+                let said = format!("its container engine is away: {why}");
+                Ok(Chosen { engine_away: Some(why), ..Chosen::new(Runtime::Process, None, &said) })
+            }
+            // An agent that runs waits for it; one that does not run cannot start without it.
+            (Engine::None { why }, Some(runtime))
+                if before.is_some() || (had_engine(home) && home.pid().is_some()) =>
+            {
+                let socket = self.settings.docker_socket.clone();
+                let said = format!("its container engine is away: {why}");
+                Ok(Chosen { engine_away: Some(why), ..Chosen::new(runtime, socket, &said) })
+            }
+            (Engine::None { why }, Some(_)) => {
+                Err(BackendError::Unavailable { what: "run jobs in containers", said: why })
+            }
+        }
+    }
+
+    /// Keeps that there is an engine, for the time when it does not answer.
+    fn remember_engine(&self, home: &Home, chosen: &Chosen) {
+        let path = home.dir().join(ENGINE);
+        let written = match (&chosen.docker_socket, &chosen.engine_away) {
+            (Some(socket), None) => std::fs::write(&path, socket.as_os_str().as_encoded_bytes()),
+            // The agent's own note of it goes when it is started without.
+            (Some(_) | None, Some(_)) if !path.exists() => std::fs::write(&path, ""),
+            // Whoever says that there are only plain processes has no engine to wait for.
+            (None, None) if self.settings.runtime == Some(Runtime::Process) && path.exists() => {
+                std::fs::remove_file(&path)
+            }
+            (Some(_) | None, _) => Ok(()),
+        };
+        if let Err(error) = written {
+            tracing::warn!(%error, path = %path.display(), "note which container engine this machine has");
+        }
     }
 
     /// A shim that answers in `home`, and the machine as it is then.
@@ -180,17 +245,25 @@ impl Local {
             program,
             runtime: chosen.runtime.as_str(),
             docker_socket: chosen.docker_socket.clone(),
+            processes: self.settings.processes,
             env: env.clone(),
         };
         let health = home.ensure(&with).await?;
+        self.remember_engine(home, &chosen);
         let info = self.look().await?;
-        let memo = Memo { home: home.dir().to_owned(), host: hostname(), said: chosen.said };
+        let has = has(&info, &chosen);
+        let memo = Memo {
+            home: home.dir().to_owned(),
+            host: hostname(),
+            said: chosen.said,
+            engine_away: chosen.engine_away,
+        };
         Ok(Machine {
             id: hostname(),
             reach: Some(Reach::Socket { path: home.socket() }),
             hostname: Some("localhost".into()),
             internal_ip: Some("127.0.0.1".into()),
-            has: Some(has(&info, chosen.runtime)),
+            has: Some(has),
             agent_version: Some(health.version),
             memo: json!(memo),
         })
@@ -281,6 +354,7 @@ impl Local {
                 program: self.program()?,
                 runtime: chosen.runtime.as_str(),
                 docker_socket: chosen.docker_socket,
+                processes: self.settings.processes,
                 env: Default::default(),
             };
             home.end_tasks(&with).await?;
@@ -300,9 +374,10 @@ impl Local {
     }
 }
 
-fn with_engine(runtime: Runtime, socket: PathBuf) -> Chosen {
-    let said = format!("this machine, {} (Docker engine at {})", in_words(runtime), socket.display());
-    Chosen { runtime, docker_socket: Some(socket), said }
+/// Whether an engine was there before.
+fn had_engine(home: &Home) -> bool {
+    let noted = std::fs::read_to_string(home.dir().join("runtime")).unwrap_or_default();
+    home.dir().join(ENGINE).exists() || matches!(noted.trim(), "any" | "docker")
 }
 
 fn in_words(runtime: Runtime) -> &'static str {
@@ -338,7 +413,7 @@ const fn arch() -> Option<CpuArch> {
     }
 }
 
-fn has(info: &HostInfo, runtime: Runtime) -> Has {
+fn has(info: &HostInfo, chosen: &Chosen) -> Has {
     Has {
         cpus: info.cpus,
         arch: arch().map(|arch| {
@@ -351,7 +426,8 @@ fn has(info: &HostInfo, runtime: Runtime) -> Has {
         memory_mib: info.memory / MIB,
         disk_mib: info.disk_size / MIB,
         gpus: gpus_of(info).iter().map(HasGpu::from).collect(),
-        runtime: runtime.as_str().to_owned(),
+        runtime: chosen.has().as_str().to_owned(),
+        engine_away: chosen.engine_away.clone(),
         addresses: info.addresses.clone(),
     }
 }
@@ -388,9 +464,17 @@ impl Backend for Local {
             let taken = self.home().owner().is_some();
             let availability = if taken { Availability::Busy } else { Availability::Available };
             // An engine that is asked for and does not answer is said when the machine is made.
-            let runtimes = self.choose(&self.home()).await.ok();
-            let runtimes = runtimes.and_then(|chosen| Runtimes::parse(chosen.runtime.as_str()));
-            Ok(vec![offer(&self.look().await?, availability, runtimes)])
+            let chosen = self.choose(&self.home()).await.ok();
+            let info = self.look().await?;
+            let processes = processes_of(info.processes.as_ref(), self.settings.processes);
+            let runtimes = chosen.and_then(|chosen| {
+                let runtimes = Runtimes::parse(chosen.has().as_str(), processes)?;
+                Some(match &chosen.engine_away {
+                    Some(why) => runtimes.without_engine(why),
+                    None => runtimes,
+                })
+            });
+            Ok(vec![offer(&info, availability, runtimes)])
         })
     }
 
@@ -406,7 +490,134 @@ impl Backend for Local {
         Box::pin(self.taken_back(order, machine))
     }
 
+    /// Whether its container engine came or went.
+    fn is_outdated<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, bool> {
+        Box::pin(async move {
+            let Ok(memo) = serde_json::from_value::<Memo>(machine.memo.clone()) else { return false };
+            if memo.host != hostname() {
+                return false;
+            }
+            let Ok(chosen) = self.choose(&Home::new(&memo.home)).await else { return false };
+            let runtime = machine.has.as_ref().map(|has| has.runtime.as_str());
+            chosen.engine_away.is_some() != memo.engine_away.is_some()
+                || runtime.is_some_and(|runtime| runtime != chosen.has().as_str())
+        })
+    }
+
     fn volumes(&self) -> Option<&dyn Volumes> {
         Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::UnixListener,
+    };
+    use windlass_testkit::{TempDir, temp_dir};
+
+    use super::*;
+
+    fn local(dir: &TempDir, runtime: Option<Runtime>) -> Local {
+        Local::new(Settings {
+            home: dir.path().join("local"),
+            runtime,
+            docker_socket: Some(dir.path().join("engine.sock")),
+            ..Settings::default()
+        })
+    }
+
+    /// An engine that answers every question with yes, until it is aborted.
+    fn engine(dir: &TempDir) -> tokio::task::JoinHandle<()> {
+        let path = dir.path().join("engine.sock");
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(path).unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut asked = [0; 37];
+                let _ = stream.read_exact(&mut asked).await;
+                let _ = stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nOK").await;
+            }
+        })
+    }
+
+    fn machine(local: &Local, chosen: &Chosen) -> Machine {
+        let memo = Memo {
+            home: local.home().dir().to_owned(),
+            host: hostname(),
+            said: chosen.said.clone(),
+            engine_away: chosen.engine_away.clone(),
+        };
+        let info = HostInfo {
+            gpu_vendor: "none".into(),
+            gpu_name: String::new(),
+            gpu_memory: 0,
+            gpu_count: 0,
+            gpu_compute_capability: None,
+            addresses: Vec::new(),
+            disk_size: 0,
+            cpus: 1,
+            memory: 0,
+            processes: None,
+        };
+        Machine {
+            id: hostname(),
+            reach: None,
+            hostname: None,
+            internal_ip: None,
+            has: Some(has(&info, chosen)),
+            agent_version: None,
+            memo: json!(memo),
+        }
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_was_there_is_waited_for_and_an_engine_that_comes_is_used() {
+        let dir = temp_dir("engine").unwrap();
+        let local = local(&dir, None);
+        let home = local.home();
+        std::fs::create_dir_all(home.dir()).unwrap();
+        let none = local.choose(&home).await.unwrap();
+        assert_eq!((none.has(), none.engine_away.is_some()), (Runtime::Process, false), "{none:?}");
+        let bare = machine(&local, &none);
+        assert!(!local.is_outdated(&bare).await);
+
+        // It comes up late: the machine runs containers from then on.
+        let running = engine(&dir);
+        assert!(local.is_outdated(&bare).await);
+        let with = local.choose(&home).await.unwrap();
+        assert_eq!((with.runtime, with.has(), &with.engine_away), (Runtime::Any, Runtime::Any, &None));
+        local.remember_engine(&home, &with);
+        let served = machine(&local, &with);
+        assert!(!local.is_outdated(&served).await);
+
+        // It goes away: jobs with an image wait, nothing is forgotten.
+        running.abort();
+        let _ = running.await;
+        std::fs::remove_file(dir.path().join("engine.sock")).unwrap();
+        assert!(local.is_outdated(&served).await);
+        let away = local.choose(&home).await.unwrap();
+        assert_eq!((away.runtime, away.has()), (Runtime::Process, Runtime::Any), "{away:?}");
+        assert!(away.engine_away.as_ref().unwrap().contains("no Docker engine at"), "{away:?}");
+        local.remember_engine(&home, &away);
+        let waits = machine(&local, &away);
+        assert!(!local.is_outdated(&waits).await);
+        assert_eq!(waits.has.as_ref().unwrap().runtime, "any");
+
+        // And it is back.
+        let _running = engine(&dir);
+        assert!(local.is_outdated(&waits).await);
+        assert_eq!(local.choose(&home).await.unwrap().runtime, Runtime::Any);
+    }
+
+    #[tokio::test]
+    async fn who_asks_for_containers_gets_no_plain_processes_instead() {
+        let dir = temp_dir("engine").unwrap();
+        for runtime in [Runtime::Docker, Runtime::Any] {
+            let local = local(&dir, Some(runtime));
+            let error = local.choose(&local.home()).await.unwrap_err();
+            assert!(matches!(error, BackendError::Unavailable { .. }), "{error}");
+        }
     }
 }

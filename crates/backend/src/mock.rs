@@ -15,6 +15,7 @@ use std::{
 };
 
 use serde_json::json;
+use windlass_api::agent::shim::ProcessMode;
 use windlass_model::{id::InstanceId, plan::offers::Offer};
 
 use self::{
@@ -74,7 +75,13 @@ impl Mock {
             Runtime::Hollow => "hollow",
             Runtime::Process => "process",
         };
-        Ok(StartWith { program, runtime, docker_socket: None, env: Default::default() })
+        Ok(StartWith {
+            program,
+            runtime,
+            docker_socket: None,
+            processes: ProcessMode::Own,
+            env: Default::default(),
+        })
     }
 
     fn kind_of(&self, made: &Made) -> Option<&Kind> {

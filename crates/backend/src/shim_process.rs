@@ -24,7 +24,7 @@ use tokio::{
 use windlass_api::{
     agent::{
         Health, client,
-        shim::{TaskStatus, Terminate},
+        shim::{ProcessMode, TaskStatus, Terminate},
     },
     unix,
 };
@@ -146,13 +146,31 @@ pub struct StartWith {
     /// `any`, `docker`, `process` or `hollow`.
     pub runtime: &'static str,
     pub docker_socket: Option<PathBuf>,
+    /// Which plain processes it takes.
+    pub processes: ProcessMode,
     pub env: BTreeMap<String, String>,
 }
 
-/// Which build was started last.
+impl StartWith {
+    fn how(&self) -> How {
+        How { runtime: self.runtime.to_owned(), processes: self.processes }
+    }
+}
+
+/// Which build was started last, and how.
 #[derive(Debug, Serialize, Deserialize)]
 struct Build {
     stamp: Stamp,
+    /// Absent from what was started by an older server.
+    #[serde(default)]
+    how: Option<How>,
+}
+
+/// What a running shim cannot be told: it is started anew.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct How {
+    runtime: String,
+    processes: ProcessMode,
 }
 
 /// The directory of a shim.
@@ -255,14 +273,14 @@ impl Home {
         if self.pid().is_some()
             && let Some(health) = self.answer().await
         {
-            if !self.is_outdated(&health, &with.program).await? {
+            if !self.is_outdated(&health, with).await? {
                 return Ok(health);
             }
-            tracing::info!(home = %self.0.display(), version = health.version, "replace the agent by a newer one");
+            tracing::info!(home = %self.0.display(), version = health.version, "replace the agent by one that is newer or started otherwise");
             self.stop().await?;
         }
         let health = self.start(with).await?;
-        self.note_build(&with.program)?;
+        self.note_build(with)?;
         Ok(health)
     }
 
@@ -281,20 +299,22 @@ impl Home {
         }
     }
 
-    /// By version, and between builds of one version by the file: but only where it is the same file, so that two
-    /// servers with programs of their own do not take turns.
-    async fn is_outdated(&self, running: &Health, program: &Program) -> Result<bool, ShimProcessError> {
+    /// By how it was started, by version, and between builds of one version by the file: but only where it is the same
+    /// file, so that two servers with programs of their own do not take turns.
+    async fn is_outdated(&self, running: &Health, with: &StartWith) -> Result<bool, ShimProcessError> {
+        let program = &with.program;
         let stamp = program.stamp()?;
         let noted = fs::read(self.0.join(BUILD)).ok();
         match noted.and_then(|text| serde_json::from_slice::<Build>(&text).ok()) {
+            Some(build) if build.how.as_ref().is_some_and(|how| *how != with.how()) => Ok(true),
             Some(build) if build.stamp == stamp => Ok(false),
             Some(build) if build.stamp.path == stamp.path => Ok(true),
             Some(_) | None => Ok(is_older(&running.version, &program.version().await?)),
         }
     }
 
-    fn note_build(&self, program: &Program) -> Result<(), ShimProcessError> {
-        let build = Build { stamp: program.stamp()? };
+    fn note_build(&self, with: &StartWith) -> Result<(), ShimProcessError> {
+        let build = Build { stamp: with.program.stamp()?, how: Some(with.how()) };
         let text = serde_json::to_vec(&build).map_err(io::Error::from).map_err(self.failed("note"))?;
         fs::write(self.0.join(BUILD), text).map_err(self.failed("write to"))
     }
@@ -304,8 +324,13 @@ impl Home {
         let second = log.try_clone().map_err(self.failed("write the log in"))?;
         let mut command = Command::new(with.program.path());
         command.arg("shim").arg("--home").arg(&self.0).args(["--runtime", with.runtime, "--own-session"]);
+        command.args(["--processes", with.processes.as_str()]);
         if let Some(socket) = &with.docker_socket {
             command.arg("--docker-socket").arg(socket);
+        }
+        // The server's data directory: its keys and its database are no business of jobs.
+        if let Some(data) = self.0.parent().filter(|data| data.parent().is_some()) {
+            command.arg("--hide").arg(data);
         }
         command.env_clear().envs(handed_on()).envs(&with.env);
         command.current_dir("/").stdin(Stdio::null()).stdout(log).stderr(second);

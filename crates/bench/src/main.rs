@@ -8,7 +8,8 @@ use windlass_testenv::server::binary;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const NAMES: &str = "engine, api, cli, agent, runs, dispatch, load, jobs, spot, growth, proxy, report";
+const NAMES: &str =
+    "engine, api, cli, agent, runs, isolation, dispatch, load, jobs, spot, growth, proxy, report";
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -36,6 +37,7 @@ fn main() -> Result<()> {
                 Some(other) => bail!("do not know the peer `{other}`; want dstack"),
             }
         }
+        "isolation" => flags.finish().and_then(|()| runtime.block_on(bench::runs::isolation(&binaries))),
         "dispatch" => flags.finish().and_then(|()| runtime.block_on(bench::dispatch::run())),
         "growth" => flags.finish().and_then(|()| runtime.block_on(bench::growth::run(&binaries))),
         "proxy" => {

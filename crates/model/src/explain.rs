@@ -82,10 +82,23 @@ pub enum Shortfall {
     NoContainers {
         image: String,
     },
+    /// The job names an image, and the machine's container engine does not answer now.
+    EngineAway {
+        image: String,
+        why: String,
+    },
     /// The job is to be a plain process, and the machine allows containers only.
     NoProcesses,
     /// The job names no image, the machine allows containers only, and no default image is set.
     NoDefaultImage,
+    /// The job is a plain process, and the machine's owner takes none.
+    ProcessesRefused,
+    /// The job is a plain process, and the machine's agent has not said yet what it does with those.
+    ProcessesUnknown,
+    /// The job is a plain process, and the machine cannot keep it from other tasks and from the agent.
+    NotConfined {
+        why: String,
+    },
     /// A managed job was lost there, and looks elsewhere first.
     Avoided {
         place: String,
@@ -147,6 +160,8 @@ impl Shortfall {
             | Self::Reserved { .. }
             | Self::Unreachable
             | Self::Unhealthy
+            | Self::EngineAway { .. }
+            | Self::ProcessesUnknown
             | Self::NotReady
             | Self::Draining
             | Self::FleetNotChosen => true,
@@ -171,6 +186,8 @@ impl Shortfall {
             | Self::NoContainers { .. }
             | Self::NoProcesses
             | Self::NoDefaultImage
+            | Self::ProcessesRefused
+            | Self::NotConfined { .. }
             | Self::Avoided { .. }
             | Self::FleetNotNamed
             | Self::NotCluster
@@ -202,9 +219,13 @@ impl Shortfall {
             | Self::NoContainers { .. }
             | Self::NoProcesses
             | Self::NoDefaultImage
+            | Self::ProcessesRefused
             | Self::FleetNotNamed
             | Self::NotCluster => true,
-            Self::Price { .. }
+            Self::EngineAway { .. }
+            | Self::ProcessesUnknown
+            | Self::NotConfined { .. }
+            | Self::Price { .. }
             | Self::Reservation { .. }
             | Self::Volume { .. }
             | Self::NotNamed
@@ -247,8 +268,12 @@ impl Shortfall {
             Self::Volume { .. } => "volume",
             Self::NotNamed => "not_named",
             Self::NoContainers { .. } => "no_containers",
+            Self::EngineAway { .. } => "engine_away",
             Self::NoProcesses => "no_processes",
             Self::NoDefaultImage => "no_default_image",
+            Self::ProcessesRefused => "processes_refused",
+            Self::ProcessesUnknown => "processes_unknown",
+            Self::NotConfined { .. } => "not_confined",
             Self::Avoided { .. } => "avoided",
             Self::FleetNotNamed => "fleet_not_named",
             Self::NotCluster => "not_cluster",
@@ -303,11 +328,17 @@ impl Shortfall {
             Self::Volume { .. } => "use a volume in the same place".into(),
             Self::NotNamed => "add it to `instances`".into(),
             Self::NoContainers { .. } => {
-                "install Docker or Podman on it, or set `image: none` to run without isolation".into()
+                "install Docker or Podman on it, or set `image: none` to run as a plain process".into()
             }
+            Self::EngineAway { .. } => "start the container engine on it again".into(),
             Self::NoProcesses => "set `image` to the name of one".into(),
             Self::NoDefaultImage => {
                 "set `image`, or a default image (`windlass server --default-image`)".into()
+            }
+            Self::ProcessesRefused => "set `image` to the name of one, or use another fleet".into(),
+            Self::ProcessesUnknown => "wait until the server has brought its own version there".into(),
+            Self::NotConfined { .. } => {
+                "set `image` to the name of one, run the agent as root, or allow user namespaces there".into()
             }
             Self::Avoided { .. } => "it is tried again when there is nothing else".into(),
             Self::FleetNotNamed => "add the fleet to `fleets`".into(),
@@ -429,8 +460,18 @@ impl Display for Shortfall {
             Self::NoContainers { image } => {
                 write!(f, "needs image {image}, and only plain processes run there")
             }
+            Self::EngineAway { image, why } => {
+                write!(f, "needs image {image}, and the container engine there is away: {why}")
+            }
             Self::NoProcesses => f.write_str("has `image: none`, and only containers run there"),
             Self::NoDefaultImage => f.write_str("names no image, and only containers run there"),
+            Self::ProcessesRefused => f.write_str("is a plain process, and the machine refuses those"),
+            Self::ProcessesUnknown => {
+                f.write_str("is a plain process, and the agent there has not said how it confines those")
+            }
+            Self::NotConfined { why } => {
+                write!(f, "is a plain process, and cannot be confined there: {why}")
+            }
             Self::Avoided { place } => write!(f, "is avoided for now: the last attempt at {place} failed"),
             Self::FleetNotNamed => f.write_str("belongs to a fleet that this run does not use"),
             Self::NotCluster => f.write_str("belongs to a fleet without `placement: cluster`"),

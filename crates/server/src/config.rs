@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::local::Runtime;
 use windlass_engine::settings::{LEASE_TTL, LEASE_TTL_MIN};
 use windlass_model::{
@@ -33,7 +34,7 @@ use crate::{
 
 /// What `config.yml` may hold, beside limits.
 const KNOWN: &str = "host, port, database_url, admin_token, key_file, no_local, agent, local_runtime, \
-                     docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
+                     local_processes, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                      retry_delay, lock_timeout, \
                      jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key";
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -46,6 +47,8 @@ pub enum SettingsError {
     Host { host: String },
     #[error("understand the runtime `{word}` of this machine: want `any`, `docker` or `process`")]
     Runtime { word: String },
+    #[error("understand the plain processes `{word}` of this machine: want `confined`, `own` or `refused`")]
+    Processes { word: String },
     #[error("understand the database url")]
     Database(#[from] DbError),
     #[error("invalid `{name}` value `{text}`: expected {expected}")]
@@ -93,6 +96,8 @@ pub struct Given {
     pub agent: Option<PathBuf>,
     /// `any`, `docker` or `process`: what jobs run in on this machine.
     pub local_runtime: Option<String>,
+    /// `confined`, `own` or `refused`: which rights plain processes have on this machine.
+    pub local_processes: Option<String>,
     pub docker_socket: Option<PathBuf>,
     /// Images of runs that name none: where plain processes are not allowed, for `nvcc` and for `docker`.
     pub default_image: Option<String>,
@@ -151,6 +156,7 @@ impl Given {
                 }
                 "agent" => given.agent = Some(word.text.into()),
                 "local_runtime" => given.local_runtime = Some(word.text),
+                "local_processes" => given.local_processes = Some(word.text),
                 "docker_socket" => given.docker_socket = Some(word.text.into()),
                 "default_image" => given.default_image = Some(word.text),
                 "nvcc_image" => given.nvcc_image = Some(word.text),
@@ -201,6 +207,7 @@ impl Given {
             no_local: self.no_local.or(other.no_local),
             agent: self.agent.or(other.agent),
             local_runtime: self.local_runtime.or(other.local_runtime),
+            local_processes: self.local_processes.or(other.local_processes),
             docker_socket: self.docker_socket.or(other.docker_socket),
             default_image: self.default_image.or(other.default_image),
             nvcc_image: self.nvcc_image.or(other.nvcc_image),
@@ -233,8 +240,10 @@ pub struct Settings {
     pub local: bool,
     /// The agent's program; `None`: the one beside the server's.
     pub agent_binary: Option<PathBuf>,
-    /// What jobs run in on this machine; `None`: either where an engine answers, else plain processes.
+    /// What jobs run in on this machine; `None`: either where an engine answers or once did, else plain processes.
     pub local_runtime: Option<Runtime>,
+    /// Which rights plain processes have on this machine.
+    pub local_processes: ProcessMode,
     /// The container engine of this machine; `None`: `DOCKER_HOST`, or the usual places.
     pub docker_socket: Option<PathBuf>,
     /// Of runs that name no image.
@@ -300,6 +309,10 @@ impl Settings {
             Some(word) => Some(Runtime::parse(&word).ok_or(SettingsError::Runtime { word })?),
             None => None,
         };
+        let local_processes = match given.local_processes {
+            Some(word) => ProcessMode::parse(&word).ok_or(SettingsError::Processes { word })?,
+            None => ProcessMode::default(),
+        };
         let keep_logs = limits::keep("keep_logs", given.keep_logs, Some(retention::KEEP))?;
         let lost_after = match given.lost_after.as_deref() {
             None => UNREACHABLE_GRACE,
@@ -342,6 +355,7 @@ impl Settings {
             local: !given.no_local.unwrap_or(false),
             agent_binary: given.agent,
             local_runtime,
+            local_processes,
             docker_socket: given.docker_socket,
             images: DefaultImages {
                 base: given.default_image,
@@ -387,7 +401,7 @@ fn lease(text: &str) -> Option<Duration> {
 mod tests {
     use std::{path::Path, time::Duration};
 
-    use super::{Given, Settings, Span};
+    use super::{Given, ProcessMode, Settings, Span};
     use crate::db::DatabaseUrl;
 
     #[test]
@@ -413,6 +427,22 @@ mod tests {
         std::fs::write(&file, "prot: 8080\n").unwrap();
         let problem = Given::from_file(&file).unwrap_err().to_string();
         assert!(problem.contains("`prot`"), "{problem}");
+    }
+
+    #[test]
+    fn plain_processes_are_confined_unless_the_settings_say_otherwise() {
+        let mode = |word: Option<&str>| {
+            let given = Given { local_processes: word.map(str::to_owned), ..Given::default() };
+            Settings::new(given, Some(Path::new("/h"))).map(|settings| settings.local_processes)
+        };
+        assert_eq!(mode(None).unwrap(), ProcessMode::Confined);
+        assert_eq!(mode(Some("own")).unwrap(), ProcessMode::Own);
+        assert_eq!(mode(Some("refused")).unwrap(), ProcessMode::Refused);
+        assert!(mode(Some("root")).unwrap_err().to_string().contains("`confined`, `own` or `refused`"));
+        let dir = windlass_testkit::temp_dir("config").unwrap();
+        std::fs::write(dir.path().join("config.yml"), "local_processes: own\n").unwrap();
+        let given = Given { data_dir: Some(dir.path().to_owned()), ..Given::default() };
+        assert_eq!(Settings::new(given, None).unwrap().local_processes, ProcessMode::Own);
     }
 
     #[test]

@@ -52,10 +52,57 @@ pub(crate) fn type_of_host(name: &str, has: &Has, spot: bool) -> Value {
         "cpus": has.cpus, "memory_mib": has.memory_mib, "spot": spot, "cpu_arch": has.arch,
         "disk": {"size_mib": has.disk_mib}, "gpus": gpus,
     });
-    if has.runtime.is_empty() {
-        return json!({ "name": name, "resources": resources });
+    let mut kind = json!({ "name": name, "resources": resources });
+    if !has.runtime.is_empty() {
+        kind["runtime"] = json!(has.runtime);
     }
-    json!({ "name": name, "resources": resources, "runtime": has.runtime })
+    if let Some(why) = &has.engine_away {
+        kind[ENGINE_AWAY] = json!(why);
+    }
+    kind
+}
+
+/// Where an instance type says what the host does with plain processes, and why its container engine does not answer.
+const PROCESSES: &str = "processes";
+const ENGINE_AWAY: &str = "engine_away";
+
+/// Why the container engine of a host does not answer, as stored.
+pub(crate) fn engine_away(instance_type: Option<&Value>) -> Option<&str> {
+    instance_type?[ENGINE_AWAY].as_str()
+}
+
+/// Puts what its agent tells into a stored instance type, beside what its backend found.
+pub(crate) fn put_news(
+    instance_type: &mut Value,
+    stored: Option<&Value>,
+    news: Option<&HostNews>,
+    is_local: bool,
+) {
+    let before = |key: &str| stored.map(|stored| stored[key].clone()).filter(|value| !value.is_null());
+    let processes = match news.and_then(|news| news.info.processes.as_ref()) {
+        Some(told) => Some(json!(told)),
+        // An agent that says nothing may be an older one than the one that spoke.
+        None if news.is_some() => None,
+        None => before(PROCESSES),
+    };
+    if let Some(processes) = processes {
+        instance_type[PROCESSES] = processes;
+    } else if let Some(fields) = instance_type.as_object_mut() {
+        fields.remove(PROCESSES);
+    }
+    // Of the server's own machine the backend knows more: an agent that was started without its engine misses none.
+    if is_local {
+        return;
+    }
+    let away = match news {
+        Some(news) => news.health.engine.as_ref().map(|why| json!(why)),
+        None => before(ENGINE_AWAY),
+    };
+    if let Some(why) = away {
+        instance_type[ENGINE_AWAY] = why;
+    } else if let Some(fields) = instance_type.as_object_mut() {
+        fields.remove(ENGINE_AWAY);
+    }
 }
 
 /// Column `instance_type`, from what was offered.
@@ -75,6 +122,7 @@ fn has(host: &Host) -> Has {
         disk_mib: host.disk_mib,
         gpus: host.gpus.iter().map(HasGpu::from).collect(),
         runtime: String::new(),
+        engine_away: None,
         addresses: Vec::new(),
     }
 }
@@ -88,6 +136,7 @@ pub(crate) fn has_of(info: &HostInfo) -> Has {
         disk_mib: info.disk_size / MIB,
         gpus: windlass_backend::gpus_of(info).iter().map(HasGpu::from).collect(),
         runtime: String::new(),
+        engine_away: None,
         addresses: info.addresses.clone(),
     }
 }
@@ -112,4 +161,60 @@ pub(crate) fn health_of(news: &HostNews) -> (Health, Option<String>) {
         Health::Healthy
     };
     (health, (!said.is_empty()).then(|| said.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_api::agent::shim::{ConfinedBy, InstanceHealth, ProcessMode, ProcessesInfo};
+
+    use super::*;
+
+    fn news(processes: Option<ProcessesInfo>, engine: Option<&str>) -> HostNews {
+        let info = HostInfo {
+            gpu_vendor: "none".into(),
+            gpu_name: String::new(),
+            gpu_memory: 0,
+            gpu_count: 0,
+            gpu_compute_capability: None,
+            addresses: Vec::new(),
+            disk_size: 0,
+            cpus: 1,
+            memory: 0,
+            processes,
+        };
+        let health = InstanceHealth { engine: engine.map(str::to_owned), ..InstanceHealth::default() };
+        HostNews { version: "1.0.0".into(), info, health }
+    }
+
+    #[test]
+    fn what_a_host_says_of_plain_processes_is_kept_until_it_says_otherwise() {
+        let told = ProcessesInfo {
+            mode: ProcessMode::Confined,
+            confined_by: Some(ConfinedBy::Users),
+            problem: None,
+        };
+        let fresh = || json!({"name": "ssh", "runtime": "any"});
+        let mut kind = fresh();
+        put_news(&mut kind, None, Some(&news(Some(told.clone()), None)), false);
+        assert_eq!(kind["processes"], json!(told));
+        let (stored, mut again) = (kind, fresh());
+        put_news(&mut again, Some(&stored), None, false);
+        assert_eq!(again, stored);
+        put_news(&mut again, Some(&stored), Some(&news(None, None)), false);
+        assert_eq!(again, fresh());
+    }
+
+    #[test]
+    fn an_engine_that_is_away_is_the_agents_word_on_ssh_hosts_and_the_backends_here() {
+        let fresh = || json!({"name": "ssh", "runtime": "any"});
+        let mut kind = fresh();
+        put_news(&mut kind, None, Some(&news(None, Some("no answer"))), false);
+        assert_eq!(engine_away(Some(&kind)), Some("no answer"));
+        let (stored, mut back) = (kind, fresh());
+        put_news(&mut back, Some(&stored), Some(&news(None, None)), false);
+        assert_eq!(engine_away(Some(&back)), None);
+        let mut here = stored.clone();
+        put_news(&mut here, Some(&stored), Some(&news(None, None)), true);
+        assert_eq!(engine_away(Some(&here)), Some("no answer"));
+    }
 }

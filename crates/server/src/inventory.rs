@@ -7,6 +7,8 @@ use std::{
 
 use parking_lot::Mutex;
 use serde::Deserialize;
+use windlass_api::agent::shim::ProcessesInfo;
+use windlass_backend::processes_of;
 use windlass_model::{
     fleet,
     id::{FleetId, InstanceId, SubmissionId},
@@ -16,7 +18,7 @@ use windlass_model::{
         blocks,
         offers::{Availability, Gpu, Host, Offer, gpus_given},
         place::{Fleet, Held, Instance, Inventory, Readiness},
-        runs_in::Runtimes,
+        runs_in::{Containers, Runtimes},
     },
     resources::{CpuArch, GpuVendor, ResourcesSpec},
     time::Timestamp,
@@ -27,6 +29,7 @@ use crate::{
     fleet_shape,
     instance_facts::Tries,
     pass_error::PassError,
+    plain_processes::Allowed,
 };
 
 /// An instance type as it travels on the wire.
@@ -37,6 +40,26 @@ struct Kind {
     /// The agent's runtime; absent where no agent has reported.
     #[serde(default)]
     runtime: String,
+    /// What it does with plain processes; absent where no agent has reported.
+    processes: Option<ProcessesInfo>,
+    /// Why its container engine does not answer.
+    engine_away: Option<String>,
+}
+
+impl Kind {
+    fn runtimes(&self) -> Option<Runtimes> {
+        let told = self.processes.as_ref();
+        let processes = processes_of(told, told.map(|told| told.mode).unwrap_or_default());
+        let runtimes = match told {
+            // Its agent spoke, and its backend did not look: what it does with images, it says when asked.
+            Some(_) if self.runtime.is_empty() => Runtimes { containers: Containers::Run, processes },
+            Some(_) | None => Runtimes::parse(&self.runtime, processes)?,
+        };
+        Some(match &self.engine_away {
+            Some(why) => runtimes.without_engine(why),
+            None => runtimes,
+        })
+    }
 }
 
 #[derive(Deserialize)]
@@ -65,8 +88,9 @@ struct GpuDocument {
     compute_capability: Option<(u32, u32)>,
 }
 
-pub(crate) fn of(stock: &Stock, offers: &[Offer]) -> Result<Inventory, PassError> {
-    let mut inventory = Inventory { offers: offers.to_vec(), ..Inventory::default() };
+pub(crate) fn of(stock: &Stock, offers: &[Offer], allowed: Allowed) -> Result<Inventory, PassError> {
+    let offers = offers.iter().map(|offer| allowed.on(offer.clone())).collect();
+    let mut inventory = Inventory { offers, ..Inventory::default() };
     let mut nums: BTreeMap<FleetId, BTreeSet<u32>> = BTreeMap::new();
     let mut holds: BTreeMap<InstanceId, Vec<Held>> = BTreeMap::new();
     for hold in &stock.holds {
@@ -80,7 +104,8 @@ pub(crate) fn of(stock: &Stock, offers: &[Offer]) -> Result<Inventory, PassError
     for row in &stock.instances {
         let Some(fleet) = row.fleet_id.filter(|fleet| !ending.contains(fleet)) else { continue };
         nums.entry(fleet).or_default().insert(u32::try_from(row.instance_num).unwrap_or_default());
-        inventory.instances.push(instance_of(row, fleet, holds.remove(&row.id).unwrap_or_default())?);
+        let held = holds.remove(&row.id).unwrap_or_default();
+        inventory.instances.push(instance_of(row, fleet, held, allowed)?);
     }
     for fleet in stock.fleets.iter().filter(|fleet| !ending.contains(&fleet.id)) {
         inventory.fleets.push(fleet_of(fleet, nums.remove(&fleet.id).unwrap_or_default()));
@@ -114,6 +139,7 @@ fn instance_of(
     row: &db::instances::Instance,
     fleet: FleetId,
     held: Vec<Held>,
+    allowed: Allowed,
 ) -> Result<Instance, PassError> {
     Ok(Instance {
         id: row.id,
@@ -121,7 +147,7 @@ fn instance_of(
         name: row.name.clone(),
         instance_num: u32::try_from(row.instance_num).unwrap_or_default(),
         hostname: row.hostname.clone(),
-        offer: offer(row)?,
+        offer: allowed.on(offer(row)?),
         readiness: readiness(row),
         held,
         stays: row.idle_seconds_max.is_none(),
@@ -141,7 +167,8 @@ fn readiness(row: &db::instances::Instance) -> Readiness {
     }
 }
 
-/// What the instance is, by its own document; one that nobody has looked at yet has nothing.
+/// What the instance is, by its own document; one that nobody has looked at yet has nothing. Whether its plain processes
+/// may be the server's own user is for [`Allowed`] to say.
 pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
     let (instance_type, host) = match &row.instance_type {
         Some(text) => known_kind(text)?,
@@ -178,7 +205,8 @@ fn known_kind(text: &str) -> Result<(String, Host), PassError> {
         return Ok(known.clone());
     }
     let kind: Kind = serde_json::from_str(text).map_err(PassError::document)?;
-    let read = (kind.name, host(kind.resources, &kind.runtime));
+    let runtimes = kind.runtimes();
+    let read = (kind.name, host(kind.resources, runtimes));
     let mut known = KNOWN.lock();
     if known.len() >= KINDS_MAX {
         known.clear();
@@ -190,7 +218,7 @@ fn known_kind(text: &str) -> Result<(String, Host), PassError> {
 /// More kinds than this are rare; then the memory starts afresh.
 const KINDS_MAX: usize = 4_096;
 
-fn host(resources: Resources, runtime: &str) -> Host {
+fn host(resources: Resources, runtimes: Option<Runtimes>) -> Host {
     Host {
         cpus: resources.cpus,
         arch: match resources.cpu_arch.as_deref() {
@@ -202,7 +230,7 @@ fn host(resources: Resources, runtime: &str) -> Host {
         disk_mib: resources.disk.map_or(0, |disk| disk.size_mib),
         gpus: resources.gpus.into_iter().map(gpu).collect(),
         spot: resources.spot,
-        runtimes: Runtimes::parse(runtime),
+        runtimes,
     }
 }
 
@@ -263,7 +291,7 @@ mod tests {
             row(3, fleet::Status::Terminating, Some(Timestamp(1))),
         ];
         let stock = Stock { fleets, instances: Vec::new(), holds: Vec::new() };
-        let inventory = of(&stock, &[]).unwrap();
+        let inventory = of(&stock, &[], Allowed::Confined).unwrap();
         let names: Vec<&str> = inventory.fleets.iter().map(|fleet| fleet.name.as_str()).collect();
         assert_eq!(names, ["fleet-1"]);
     }

@@ -25,6 +25,7 @@ pub mod metrics;
 pub mod pace;
 pub mod pass_error;
 pub mod pipelines;
+mod plain_processes;
 pub mod proxy;
 pub mod queue_backend;
 pub mod retention;

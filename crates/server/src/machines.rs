@@ -65,6 +65,7 @@ fn local_settings(settings: &Settings) -> local::Settings {
         agent: settings.agent_binary.clone(),
         runtime: settings.local_runtime,
         docker_socket: settings.docker_socket.clone(),
+        processes: settings.local_processes,
     }
 }
 

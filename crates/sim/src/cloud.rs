@@ -534,6 +534,7 @@ impl RemoteDoor {
                 disk_mib: 1_048_576,
                 gpus: vec![gpu; GPUS],
                 runtime: "docker".into(),
+                engine_away: None,
                 addresses: vec!["10.0.0.1/24".into()],
             }),
             agent_version: Some("0.0.0".into()),

@@ -74,7 +74,10 @@ impl Hosts<'_> {
             }
             Runtime::Process => {
                 for number in 1..=self.count {
-                    running.agents.push(start(&home_of(self.home, number), &["--runtime", "process"])?);
+                    running.agents.push(start(
+                        &home_of(self.home, number),
+                        &["--runtime", "process", "--processes", "own"],
+                    )?);
                 }
             }
         }

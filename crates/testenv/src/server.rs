@@ -69,6 +69,8 @@ impl Server {
             Some(path) => std::fs::File::options().create(true).append(true).open(path)?.into(),
             None => Stdio::null(),
         });
+        // Jobs of most tests leave signs in files of this machine.
+        command.env("WINDLASS_SERVER_LOCAL_PROCESSES", "own").env("WINDLASS_TEST_OWN_PROCESSES", "1");
         command.envs(options.env.iter().map(|(name, value)| (name, value)));
         if let Some(url) = options.database {
             command.args(["--database-url", url]);
@@ -215,10 +217,19 @@ pub async fn ask(address: &str, path: &str, body: &Value) -> Result<Answer> {
 
 /// The same, done once however often it is asked under this key.
 pub async fn ask_once(address: &str, path: &str, body: &Value, key: Option<&str>) -> Result<Answer> {
+    ask_with(address, TOKEN, path, body, key).await
+}
+
+/// The same as whoever has this token.
+pub async fn ask_as(address: &str, token: &str, path: &str, body: &Value) -> Result<Answer> {
+    ask_with(address, token, path, body, None).await
+}
+
+async fn ask_with(address: &str, token: &str, path: &str, body: &Value, key: Option<&str>) -> Result<Answer> {
     let body = body.to_string();
     let key = key.map_or(String::new(), |key| format!("idempotency-key: {key}\r\n"));
     let request = format!(
-        "POST {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {TOKEN}\r\nconnection: close\r\n{key}\
+        "POST {path} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {token}\r\nconnection: close\r\n{key}\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );

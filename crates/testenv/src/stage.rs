@@ -77,9 +77,20 @@ impl Stage {
         stage
     }
 
+    /// With plain processes as they are for whoever sets nothing.
+    pub async fn confined(machines: Machines) -> Self {
+        Self::with_settings(machines, &[("WINDLASS_SERVER_LOCAL_PROCESSES", "confined")]).await
+    }
+
     /// This machine as somebody has it who is not root.
     pub async fn unprivileged() -> Self {
-        let mut stage = Self::dark(Machines::Processes);
+        Self::unprivileged_with("own").await
+    }
+
+    /// The same, with these rights for plain processes.
+    pub async fn unprivileged_with(processes: &str) -> Self {
+        let mut stage =
+            Self::dark(Machines::Processes).with_env("WINDLASS_SERVER_LOCAL_PROCESSES", processes);
         // The directory that the tests are built in may be closed to others.
         let copy = |name: &str| {
             let copy = stage.home.join(name);
@@ -345,6 +356,24 @@ impl Stage {
             let instances = found["instances"].as_array().unwrap().iter();
             let ready = instances.filter(|i| i["status"] == "idle" && i["unreachable"] != true).count();
             if ready >= hosts { Ok(found) } else { Err(format!("{ready}: {found:#}\n{}", self.server_log())) }
+        })
+        .await
+    }
+
+    /// Waits until something is true of a fleet.
+    pub async fn eventually_fleet(&mut self, name: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        eventually_ok_async(&format!("fleet {name} is as it should be"), async || {
+            let found = self.fleet(name).await;
+            if holds(&found) { Ok(found) } else { Err(format!("{found:#}\n{}", self.server_log())) }
+        })
+        .await
+    }
+
+    /// Waits until a volume has a status.
+    pub async fn eventually_volume(&mut self, name: &str, status: &str) -> Value {
+        eventually_ok_async(&format!("volume {name} is {status}"), async || {
+            let found = self.project("volumes/get", &json!({"name": name})).await;
+            if found["status"] == status { Ok(found) } else { Err(format!("{found:#}")) }
         })
         .await
     }

@@ -392,6 +392,7 @@ pub(super) fn has(text: &str, arch: &str, runtime: &str) -> Result<Has, serde_js
         disk_mib: host.disk_size / MIB,
         gpus,
         runtime: runtime.to_owned(),
+        engine_away: None,
         addresses: host.addresses,
     })
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::{
     Backend,
     conformance::holds,
@@ -22,6 +23,7 @@ async fn this_machine_keeps_the_promises() {
             agent: Some(agent().path().to_owned()),
             runtime: Some(Runtime::Process),
             docker_socket: None,
+            processes: ProcessMode::Own,
         }))
     };
     let order = order(&*open(), 1).await;

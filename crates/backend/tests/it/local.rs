@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use windlass_api::agent::shim::TaskStatus;
+use windlass_api::agent::shim::{ProcessMode, TaskStatus};
 use windlass_backend::{
     Backend, BackendError, Deleted, Found,
     local::{Local, Runtime, Settings},
@@ -20,6 +20,7 @@ fn settings(dir: &TempDir) -> Settings {
         agent: Some(agent().path().to_owned()),
         runtime: Some(Runtime::Process),
         docker_socket: None,
+        processes: ProcessMode::Own,
     }
 }
 

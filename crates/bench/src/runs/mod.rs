@@ -47,6 +47,15 @@ pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()
     Ok(())
 }
 
+/// What it costs that plain processes are confined.
+pub async fn isolation(binaries: &Binaries<'_>) -> Result<()> {
+    let scratch = temp_dir("isolation")?;
+    let mut sheet = Sheet::new("isolation")?;
+    real::isolation(binaries, scratch.path(), &mut sheet).await?;
+    sheet.save()?;
+    Ok(())
+}
+
 /// How long after its submission a run was seen in each state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Life {

@@ -23,7 +23,41 @@ pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, sheet: &mut Sheet)
     containers(binaries, &home.join("docker"), &engine, sheet).await
 }
 
+/// Plain processes with the server's own rights and confined ones, in turns: what the borders cost.
+pub(super) async fn isolation(binaries: &Binaries<'_>, home: &Path, sheet: &mut Sheet) -> Result<()> {
+    let own = start_with(binaries, &home.join("own"), None, "own").await?;
+    let confined = start_with(binaries, &home.join("confined"), None, "confined").await?;
+    let (mut own_client, mut confined_client) = (own.client().await?, confined.client().await?);
+    let (mut owns, mut confineds) = (Vec::new(), Vec::new());
+    for time in 0..=2 * TIMES {
+        let mut job = task(&format!("line-{time}"), "none", "echo hello");
+        job.as_object_mut().context("a task is an object")?.remove("user");
+        let of_own = first_line(&mut own_client, &job).await?;
+        let of_confined = first_line(&mut confined_client, &job).await?;
+        if time > 0 {
+            owns.push(of_own);
+            confineds.push(of_confined);
+        }
+    }
+    sheet.say("this machine, plain processes, SQLite")?;
+    sheet.times("own_first_line", "own: submit to first line in the log", &mut owns)?;
+    sheet.times("confined_first_line", "confined: submit to first line in the log", &mut confineds)?;
+    let ratio = super::median(&mut confineds).as_secs_f64() / super::median(&mut owns).as_secs_f64();
+    sheet.figure("ratio", "confined, as a multiple of own", ratio, "times")?;
+    own.stop()?;
+    confined.stop()
+}
+
 async fn start(binaries: &Binaries<'_>, data: &Path, engine: Option<&Path>) -> Result<Server> {
+    start_with(binaries, data, engine, "own").await
+}
+
+async fn start_with(
+    binaries: &Binaries<'_>,
+    data: &Path,
+    engine: Option<&Path>,
+    processes: &str,
+) -> Result<Server> {
     std::fs::create_dir_all(data)?;
     // A socket that is not there: then jobs are processes, whatever this machine has.
     let engine = engine.map_or_else(|| data.join("no-engine.sock"), Path::to_owned);
@@ -36,6 +70,7 @@ async fn start(binaries: &Binaries<'_>, data: &Path, engine: Option<&Path>) -> R
         env: vec![
             ("WINDLASS_AGENT", binaries.agent.to_owned()),
             ("DOCKER_HOST", PathBuf::from(format!("unix://{}", engine.display()))),
+            ("WINDLASS_SERVER_LOCAL_PROCESSES", PathBuf::from(processes)),
         ],
         log: None,
     })

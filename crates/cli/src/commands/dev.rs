@@ -43,6 +43,9 @@ pub(crate) struct Args {
     /// What jobs run in on this machine: `any`, `docker` or `process`; `any` where a container engine answers
     #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", value_name = "RUNTIME")]
     pub(crate) local_runtime: Option<String>,
+    /// Rights of plain processes on this machine: `confined`, `own` (the server's own) or `refused`
+    #[arg(long, env = "WINDLASS_SERVER_LOCAL_PROCESSES", value_name = "MODE")]
+    pub(crate) local_processes: Option<String>,
     /// How much to log
     #[arg(long, env = "WINDLASS_LOG", value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
@@ -92,6 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         admin_token: Some(token.clone()),
         agent: args.agent.clone(),
         local_runtime: args.local_runtime.clone(),
+        local_processes: args.local_processes.clone(),
         ..Given::default()
     };
     let settings =

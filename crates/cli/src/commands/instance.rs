@@ -3,9 +3,12 @@
 use serde_json::Value;
 use uuid::Uuid;
 use windlass_api::{
+    agent::shim::ProcessesInfo,
     instances::{Instance, ListRequest, ReadRequest},
     operations::{ListInstances, ReadInstance},
 };
+use windlass_backend::processes_of;
+use windlass_model::plan::runs_in::Processes;
 
 use super::instance_status;
 use crate::{
@@ -156,7 +159,23 @@ fn blocks(instance: &Instance) -> String {
 /// What is wrong with it, or why it ended.
 pub(crate) fn trouble(instance: &Instance) -> String {
     let ended = instance.termination_reason_message.clone().or_else(|| instance.termination_reason.clone());
-    ended.or_else(|| instance.status_message.clone()).unwrap_or_default()
+    let engine = || engine_away(instance).map(|why| format!("its container engine is away: {why}"));
+    ended.or_else(|| instance.status_message.clone()).or_else(engine).unwrap_or_default()
+}
+
+/// Why its container engine does not answer.
+pub(crate) fn engine_away(instance: &Instance) -> Option<String> {
+    kind(instance)["engine_away"].as_str().map(str::to_owned)
+}
+
+/// What it does with plain processes; `None` where its agent has not said that.
+pub(crate) fn processes(instance: &Instance) -> Option<Processes> {
+    let kind = kind(instance);
+    if kind["runtime"] == "docker" {
+        return Some(Processes::None);
+    }
+    let told: ProcessesInfo = serde_json::from_value(kind["processes"].clone()).ok()?;
+    Some(processes_of(Some(&told), told.mode))
 }
 
 pub(crate) fn facts(instance: &Instance) -> Facts {
@@ -181,6 +200,8 @@ pub(crate) fn facts(instance: &Instance) -> Facts {
     facts.add("Host", text(&instance.hostname));
     facts.add("Type", kind(instance)["name"].as_str().unwrap_or_default());
     facts.add("Resources", resources(instance));
+    facts.add("Engine", engine_away(instance).map(|why| format!("away: {why}")).unwrap_or_default());
+    facts.add("Plain processes", processes(instance).map(|them| them.to_string()).unwrap_or_default());
     facts.add("Driver", instance.gpu_driver.as_ref().map(|gpu| gpu.version.clone()).unwrap_or_default());
     facts.add("Agent", text(&instance.agent_version));
     facts.add("Price", instance.price.map(words::price).unwrap_or_default());

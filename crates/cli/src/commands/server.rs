@@ -88,9 +88,13 @@ pub(crate) struct Args {
     #[arg(long, env = "WINDLASS_AGENT", global = true, value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
     /// What jobs run in on this machine: `any` (containers for jobs with an image, plain processes for the others),
-    /// `docker` or `process`; `any` where a container engine answers, if not given
+    /// `docker` or `process`; `any` where a container engine answers or once did, if not given
     #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", global = true, value_name = "RUNTIME")]
     pub(crate) local_runtime: Option<String>,
+    /// Rights of plain processes on this machine: `confined` (each sees nothing of other tasks and of the server), `own`
+    /// (the server's own, while it has one user) or `refused`; `confined`, if not given
+    #[arg(long, env = "WINDLASS_SERVER_LOCAL_PROCESSES", global = true, value_name = "MODE")]
+    pub(crate) local_processes: Option<String>,
     /// Socket of this machine's container engine; `DOCKER_HOST` or the usual places, if not given
     #[arg(long, env = "WINDLASS_SERVER_DOCKER_SOCKET", global = true, value_name = "PATH")]
     pub(crate) docker_socket: Option<PathBuf>,
@@ -310,6 +314,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         no_local: args.no_local.then_some(true),
         agent: args.agent,
         local_runtime: args.local_runtime,
+        local_processes: args.local_processes,
         docker_socket: args.docker_socket,
         default_image: args.default_image,
         nvcc_image: args.nvcc_image,

@@ -347,7 +347,7 @@ fn compare_place(offer: &Offer, needs: &Needs, short: &mut impl Report) {
         short.add(|| Shortfall::Avoided { place: location.to_string() });
     }
     if let Some(image) = &needs.image
-        && let Err(shortfall) = image.on(offer.host.runtimes)
+        && let Err(shortfall) = image.on(offer.host.runtimes.as_ref())
     {
         short.add(|| shortfall);
     }

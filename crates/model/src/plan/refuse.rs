@@ -6,7 +6,7 @@ use crate::{
     explain::{Refusal, Shortfall},
     plan::{
         gang::Pool,
-        offers::{LOCAL, Offer, compare, shortfalls},
+        offers::{LOCAL, Needs, Offer, compare, shortfalls},
         place::{Creation, REFUSALS_MAX, Why},
         queue::{Ask, Fit, Round},
         stock::split,
@@ -98,7 +98,8 @@ impl Round<'_> {
             }
             let Fit { blocks: wanted, missing } = self.fit(class, at);
             if wanted == 0 {
-                misses.push((true, missing, Miss::Shape { class, shape: at }));
+                let stays = missing > 1 || !waits_for_host(needs, shape.offer);
+                misses.push((stays, missing, Miss::Shape { class, shape: at }));
                 continue;
             }
             // A free one is short of nothing itself; its gang is.
@@ -245,6 +246,12 @@ fn without_doubles(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
         }
     }
     told
+}
+
+/// Whether what keeps a job from the machine may pass: its container engine is away, or its agent has not spoken yet.
+fn waits_for_host(needs: &Needs, offer: &Offer) -> bool {
+    let image = needs.image.as_ref();
+    image.and_then(|image| image.on(offer.host.runtimes.as_ref()).err()).is_some_and(|short| short.passes())
 }
 
 fn ranked(place: String, count: u32, shortfalls: Vec<Shortfall>) -> Ranked {

@@ -16,20 +16,97 @@ pub const NO_IMAGE: &str = "none";
 pub const OFFERS_ONLY: &str = "scratch";
 
 /// What a machine runs jobs in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Runtimes {
-    pub containers: bool,
-    pub processes: bool,
+    pub containers: Containers,
+    pub processes: Processes,
+}
+
+/// Whether a machine runs containers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Containers {
+    Run,
+    None,
+    /// It has an engine, which does not answer now, and why. Jobs with an image wait for it.
+    Away {
+        why: String,
+    },
+}
+
+/// What a machine does with plain processes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Processes {
+    /// Each has a user of its own, and sees nothing of other tasks, of the agent and of the server.
+    Users,
+    /// Each sees nothing of other tasks, of the agent and of the server, and has the agent's user.
+    Namespaces,
+    /// They are the server's own user and can do what that may, while the server has no other user.
+    Own { otherwise: Box<Processes> },
+    /// None: the machine runs containers only.
+    None,
+    /// None: the machine's owner refuses them.
+    Refused,
+    /// None: they cannot be confined there, and why.
+    NotConfined { why: String },
+    /// None yet: its agent has not said what it does with them.
+    Unknown,
+}
+
+impl Processes {
+    /// What the machine does where the server's own user is none that jobs may be: on other machines than the server's
+    /// own, and as soon as the server has a second user.
+    #[must_use]
+    pub fn never_own(self) -> Self {
+        match self {
+            Self::Own { otherwise } => otherwise.never_own(),
+            Self::Users
+            | Self::Namespaces
+            | Self::None
+            | Self::Refused
+            | Self::NotConfined { .. }
+            | Self::Unknown => self,
+        }
+    }
 }
 
 impl Runtimes {
-    /// By the name of the agent's runtime. `None` where it says nothing about real machines.
-    pub fn parse(name: &str) -> Option<Self> {
+    /// By the name of the agent's runtime, and what it does with plain processes. `None` where the name says nothing about
+    /// real machines.
+    pub fn parse(name: &str, processes: Processes) -> Option<Self> {
         match name {
-            "any" => Some(Self { containers: true, processes: true }),
-            "docker" => Some(Self { containers: true, processes: false }),
-            "process" => Some(Self { containers: false, processes: true }),
+            "any" => Some(Self { containers: Containers::Run, processes }),
+            "docker" => Some(Self { containers: Containers::Run, processes: Processes::None }),
+            "process" => Some(Self { containers: Containers::None, processes }),
             _ => None,
+        }
+    }
+
+    #[must_use]
+    pub fn never_own(self) -> Self {
+        Self { processes: self.processes.never_own(), ..self }
+    }
+
+    /// The same machine while its engine does not answer.
+    #[must_use]
+    pub fn without_engine(self, why: &str) -> Self {
+        match self.containers {
+            Containers::Run | Containers::Away { .. } => {
+                Self { containers: Containers::Away { why: why.to_owned() }, ..self }
+            }
+            Containers::None => self,
+        }
+    }
+
+    /// Whether a container of the image can be started there.
+    fn run<'a>(&self, image: &'a str) -> Result<RunsIn<'a>, Shortfall> {
+        match &self.containers {
+            Containers::Run => Ok(RunsIn::Container { image }),
+            Containers::None => Err(Shortfall::NoContainers { image: image.to_owned() }),
+            Containers::Away { why } => {
+                Err(Shortfall::EngineAway { image: image.to_owned(), why: why.clone() })
+            }
         }
     }
 }
@@ -59,16 +136,31 @@ impl ImageChoice {
 
     /// What the job runs in on a machine with these runtimes, or why it cannot run there. A machine whose runtimes are
     /// not known is taken to have what is asked for; its agent refuses what it cannot do.
-    pub fn on(&self, runtimes: Option<Runtimes>) -> Result<RunsIn<'_>, Shortfall> {
-        let containers = runtimes.is_none_or(|runtimes| runtimes.containers);
-        let processes = runtimes.is_none_or(|runtimes| runtimes.processes);
-        match self {
-            Self::Image(image) if containers => Ok(RunsIn::Container { image }),
-            Self::Image(image) => Err(Shortfall::NoContainers { image: image.clone() }),
-            Self::PlainProcess | Self::Default { .. } if processes => Ok(RunsIn::Process),
-            Self::PlainProcess => Err(Shortfall::NoProcesses),
-            Self::Default { image: Some(image) } => Ok(RunsIn::Container { image }),
-            Self::Default { image: None } => Err(Shortfall::NoDefaultImage),
+    pub fn on(&self, runtimes: Option<&Runtimes>) -> Result<RunsIn<'_>, Shortfall> {
+        let Some(runtimes) = runtimes else {
+            return Ok(match self {
+                Self::Image(image) => RunsIn::Container { image },
+                Self::PlainProcess | Self::Default { .. } => RunsIn::Process(Rights::Unknown),
+            });
+        };
+        let default = match self {
+            Self::Image(image) => return runtimes.run(image),
+            Self::PlainProcess => None,
+            Self::Default { image } => image.as_deref(),
+        };
+        let short = match &runtimes.processes {
+            Processes::Users => return Ok(RunsIn::Process(Rights::OwnUser)),
+            Processes::Namespaces => return Ok(RunsIn::Process(Rights::AgentUser)),
+            Processes::Own { .. } => return Ok(RunsIn::Process(Rights::Server)),
+            Processes::None if matches!(self, Self::PlainProcess) => Shortfall::NoProcesses,
+            Processes::None => Shortfall::NoDefaultImage,
+            Processes::Refused => Shortfall::ProcessesRefused,
+            Processes::NotConfined { why } => Shortfall::NotConfined { why: why.clone() },
+            Processes::Unknown => Shortfall::ProcessesUnknown,
+        };
+        match default {
+            Some(image) if runtimes.containers != Containers::None => runtimes.run(image),
+            Some(_) | None => Err(short),
         }
     }
 }
@@ -77,7 +169,20 @@ impl ImageChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunsIn<'a> {
     Container { image: &'a str },
-    Process,
+    Process(Rights),
+}
+
+/// Which rights a plain process has on its machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// What its machine gives it; no agent has told that yet.
+    Unknown,
+    /// Confined, with a user of its own.
+    OwnUser,
+    /// Confined by namespaces, with the agent's user.
+    AgentUser,
+    /// Those of the server.
+    Server,
 }
 
 impl<'a> RunsIn<'a> {
@@ -85,17 +190,46 @@ impl<'a> RunsIn<'a> {
     pub fn image_name(self) -> &'a str {
         match self {
             Self::Container { image } => image,
-            Self::Process => NO_IMAGE,
+            Self::Process(_) => NO_IMAGE,
         }
     }
 }
 
-/// `a container of image debian:12`, `a plain process, without an image`.
+/// `a container of image debian:12`, `a plain process, confined (user of its own)`.
 impl Display for RunsIn<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Container { image } => write!(f, "a container of image {image}"),
-            Self::Process => f.write_str("a plain process, without an image"),
+            Self::Process(Rights::Unknown) => f.write_str("a plain process"),
+            Self::Process(rights) => write!(f, "a plain process, {rights}"),
+        }
+    }
+}
+
+impl Display for Rights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "as its machine isolates them",
+            Self::OwnUser => "confined (user of its own)",
+            Self::AgentUser => "confined (namespaces of its own)",
+            Self::Server => "not confined: it has all rights of the server (`--local-processes own`)",
+        })
+    }
+}
+
+/// What a machine does with plain processes, for lists: `confined (user of its own)`, `refused`.
+impl Display for Processes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Users => Rights::OwnUser.fmt(f),
+            Self::Namespaces => Rights::AgentUser.fmt(f),
+            Self::Own { otherwise } => {
+                write!(f, "not confined while the server has one user, else {otherwise}")
+            }
+            Self::None => f.write_str("none, containers only"),
+            Self::Refused => f.write_str("refused"),
+            Self::NotConfined { why } => write!(f, "refused: they cannot be confined ({why})"),
+            Self::Unknown => f.write_str("not known yet"),
         }
     }
 }
@@ -104,17 +238,33 @@ impl Display for RunsIn<'_> {
 mod tests {
     use super::*;
 
-    const BOTH: Runtimes = Runtimes { containers: true, processes: true };
-    const CONTAINERS: Runtimes = Runtimes { containers: true, processes: false };
-    const PROCESSES: Runtimes = Runtimes { containers: false, processes: true };
+    const BOTH: Runtimes = Runtimes { containers: Containers::Run, processes: Processes::Users };
+    const CONTAINERS: Runtimes = Runtimes { containers: Containers::Run, processes: Processes::None };
+    const PROCESSES: Runtimes = Runtimes { containers: Containers::None, processes: Processes::Users };
 
     #[test]
     fn a_job_with_an_image_never_runs_outside_of_one() {
         let image = ImageChoice::Image("debian:12".into());
-        for runtimes in [None, Some(BOTH), Some(CONTAINERS)] {
+        for runtimes in [None, Some(&BOTH), Some(&CONTAINERS)] {
             assert_eq!(image.on(runtimes), Ok(RunsIn::Container { image: "debian:12" }));
         }
-        assert_eq!(image.on(Some(PROCESSES)), Err(Shortfall::NoContainers { image: "debian:12".into() }));
+        assert_eq!(image.on(Some(&PROCESSES)), Err(Shortfall::NoContainers { image: "debian:12".into() }));
+    }
+
+    #[test]
+    fn a_job_with_an_image_waits_for_an_engine_that_is_away() {
+        let away = BOTH.without_engine("no answer");
+        let short = ImageChoice::Image("debian:12".into()).on(Some(&away)).unwrap_err();
+        assert_eq!(short, Shortfall::EngineAway { image: "debian:12".into(), why: "no answer".into() });
+        assert!(!short.is_for_good());
+        assert_eq!(ImageChoice::PlainProcess.on(Some(&away)), Ok(RunsIn::Process(Rights::OwnUser)));
+        let default = ImageChoice::Default { image: Some("base:1".into()) };
+        let only = CONTAINERS.without_engine("no answer");
+        assert_eq!(default.on(Some(&only)).unwrap_err().kind(), "engine_away");
+        assert_eq!(PROCESSES.without_engine("no answer"), PROCESSES);
+        // And every other job for the first word of the agent.
+        let untold = Runtimes { containers: Containers::None, processes: Processes::Unknown };
+        assert!(ImageChoice::PlainProcess.on(Some(&untold)).unwrap_err().passes());
     }
 
     #[test]
@@ -122,20 +272,56 @@ mod tests {
         let with = ImageChoice::Default { image: Some("base:1".into()) };
         let without = ImageChoice::Default { image: None };
         for choice in [&with, &without, &ImageChoice::PlainProcess] {
-            for runtimes in [None, Some(BOTH), Some(PROCESSES)] {
-                assert_eq!(choice.on(runtimes), Ok(RunsIn::Process));
+            assert_eq!(choice.on(None), Ok(RunsIn::Process(Rights::Unknown)));
+            for runtimes in [&BOTH, &PROCESSES] {
+                assert_eq!(choice.on(Some(runtimes)), Ok(RunsIn::Process(Rights::OwnUser)));
             }
         }
-        assert_eq!(with.on(Some(CONTAINERS)), Ok(RunsIn::Container { image: "base:1" }));
-        assert_eq!(without.on(Some(CONTAINERS)), Err(Shortfall::NoDefaultImage));
-        assert_eq!(ImageChoice::PlainProcess.on(Some(CONTAINERS)), Err(Shortfall::NoProcesses));
+        assert_eq!(with.on(Some(&CONTAINERS)), Ok(RunsIn::Container { image: "base:1" }));
+        assert_eq!(without.on(Some(&CONTAINERS)), Err(Shortfall::NoDefaultImage));
+        assert_eq!(ImageChoice::PlainProcess.on(Some(&CONTAINERS)), Err(Shortfall::NoProcesses));
+    }
+
+    #[test]
+    fn a_machine_that_cannot_confine_or_refuses_takes_no_plain_process() {
+        let default = ImageChoice::Default { image: Some("base:1".into()) };
+        let why = "the kernel allows no user namespaces".to_owned();
+        let cannot = Processes::NotConfined { why: why.clone() };
+        for (processes, short) in
+            [(cannot, Shortfall::NotConfined { why }), (Processes::Refused, Shortfall::ProcessesRefused)]
+        {
+            let only = Runtimes { containers: Containers::None, processes: processes.clone() };
+            assert_eq!(ImageChoice::PlainProcess.on(Some(&only)), Err(short.clone()));
+            assert_eq!(default.on(Some(&only)), Err(short.clone()));
+            let both = Runtimes { containers: Containers::Run, processes };
+            assert_eq!(ImageChoice::PlainProcess.on(Some(&both)), Err(short));
+            assert_eq!(default.on(Some(&both)), Ok(RunsIn::Container { image: "base:1" }));
+        }
+    }
+
+    #[test]
+    fn processes_that_may_be_the_servers_user_are_confined_or_refused_when_they_may_not() {
+        let own = |otherwise| Processes::Own { otherwise: Box::new(otherwise) };
+        let on = |processes| {
+            let runtimes = Runtimes { containers: Containers::None, processes };
+            ImageChoice::PlainProcess.on(Some(&runtimes)).map(|runs_in| runs_in.to_string())
+        };
+        let not = || Processes::NotConfined { why: "no namespaces".into() };
+        let server =
+            "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
+        assert_eq!(on(own(not())), Ok(server.into()));
+        let confined = Ok("a plain process, confined (user of its own)".into());
+        assert_eq!(on(own(Processes::Users).never_own()), confined);
+        let short = on(own(not()).never_own()).unwrap_err();
+        assert_eq!(short, Shortfall::NotConfined { why: "no namespaces".into() });
     }
 
     #[test]
     fn runtimes_are_known_by_name() {
-        assert_eq!(Runtimes::parse("any"), Some(BOTH));
-        assert_eq!(Runtimes::parse("docker"), Some(CONTAINERS));
-        assert_eq!(Runtimes::parse("process"), Some(PROCESSES));
-        assert_eq!(Runtimes::parse("hollow"), None);
+        let parse = |name| Runtimes::parse(name, Processes::Users);
+        assert_eq!(parse("any"), Some(BOTH));
+        assert_eq!(parse("docker"), Some(CONTAINERS));
+        assert_eq!(parse("process"), Some(PROCESSES));
+        assert_eq!(parse("hollow"), None);
     }
 }

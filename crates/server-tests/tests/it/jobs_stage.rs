@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use windlass_backend::Backends;
 use windlass_server::{
     agents::Agents,
+    config::Given,
     db::{Unit, Val},
     params, pipelines,
 };
@@ -29,7 +30,12 @@ pub(crate) struct Stage {
 impl Stage {
     /// A fleet `hosts` of so many idle machines with 32 CPUs, 64 GB and 4 GPUs in so many blocks.
     pub(crate) async fn new(ground: &Ground, machines: usize, blocks: i64) -> Self {
-        let server = ground.start().await;
+        Self::with_given(ground.given(), machines, blocks).await
+    }
+
+    /// The same with settings of its own.
+    pub(crate) async fn with_given(given: Given, machines: usize, blocks: i64) -> Self {
+        let server = TestServer::start_with(given).await;
         let hosts = Arc::new(Hosts::default());
         let agents: Arc<dyn Agents> = Arc::clone(&hosts) as _;
         let running = pipelines::start(&server.app, agents, Backends::default()).unwrap();

@@ -39,6 +39,7 @@ mod http_users;
 mod job_metrics;
 mod jobs_endings;
 mod jobs_orders;
+mod jobs_processes;
 mod jobs_stage;
 mod log_copy;
 mod log_stores;

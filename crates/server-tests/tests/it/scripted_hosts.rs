@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use windlass_api::agent::{
     client::LogPart,
     runner::{JobRecord, JobStarted, JobState, Metrics},
-    shim::{HostInfo, InstanceHealth, Port, TaskInfo, TaskSpec, TaskStatus},
+    shim::{HostInfo, InstanceHealth, Port, ProcessesInfo, TaskInfo, TaskSpec, TaskStatus},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_server::agents::{AgentError, Agents, Answer, Call, HostNews, Pulled, Start};
@@ -30,6 +30,10 @@ pub(crate) struct Script {
     pub(crate) job_ends: Option<JobState>,
     pub(crate) no_connections_secs: Option<i64>,
     pub(crate) log: Vec<u8>,
+    /// What the hosts say of plain processes.
+    pub(crate) processes: Option<ProcessesInfo>,
+    /// Why their container engines do not answer.
+    pub(crate) engine: Option<&'static str>,
 }
 
 struct Task {
@@ -167,8 +171,11 @@ impl Agents for Hosts {
             disk_size: 1 << 40,
             cpus: 32,
             memory: 64 << 30,
+            processes: self.script.lock().processes.clone(),
         };
-        let news = HostNews { version: "1.2.3".into(), info, health: InstanceHealth::default() };
+        let engine = self.script.lock().engine.map(str::to_owned);
+        let health = InstanceHealth { engine, ..InstanceHealth::default() };
+        let news = HostNews { version: "1.2.3".into(), info, health };
         now(if self.is_silent(instance) { Err(AgentError::silent(instance)) } else { Ok(news) })
     }
     fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {

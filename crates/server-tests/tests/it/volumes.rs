@@ -195,6 +195,7 @@ fn turning(db: &Db, shelf: &Shelf) -> Turning {
         retry_delay: windlass_model::retry::DELAY,
         job_limits: windlass_model::decide::managed_jobs::slots::Limits::of_machine(2, 4096),
         images: Default::default(),
+        local_processes: Default::default(),
         limits: windlass_server::limits::Limits::default(),
     };
     let mut engine = Engine::new(Arc::new(db.clone()), Hints::new());

@@ -81,6 +81,9 @@ pub(super) fn host(mut info: HostInfo) -> HostInfo {
     cut(&mut info.gpu_vendor, WORD_MAX);
     cut(&mut info.gpu_name, WORD_MAX);
     words(&mut info.addresses, ADDRESSES_MAX, WORD_MAX);
+    if let Some(problem) = info.processes.as_mut().and_then(|processes| processes.problem.as_mut()) {
+        cut(problem, SENTENCE_MAX);
+    }
     for number in [&mut info.gpu_memory, &mut info.disk_size, &mut info.memory] {
         *number = (*number).min(NUMBER_MAX);
     }
@@ -89,6 +92,9 @@ pub(super) fn host(mut info: HostInfo) -> HostInfo {
 
 pub(super) fn health(mut health: InstanceHealth) -> InstanceHealth {
     words(&mut health.problems, PROBLEMS_MAX, WORD_MAX);
+    if let Some(engine) = &mut health.engine {
+        cut(engine, SENTENCE_MAX);
+    }
     if let Some(Dcgm { incidents, .. }) = &mut health.dcgm {
         incidents.truncate(PROBLEMS_MAX);
         for incident in incidents {

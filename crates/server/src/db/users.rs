@@ -124,6 +124,13 @@ pub async fn list(db: &Db, pattern: Option<&str>, page: &Page) -> Result<(Vec<Us
     Ok((users, count.map_or(Ok(0), |row| row.int(0))?))
 }
 
+/// How many may use the server now.
+pub async fn count_active(db: &Db) -> Result<i64, DbError> {
+    let row =
+        db.query_opt("SELECT count(*) FROM users u WHERE u.active AND NOT u.deleted", params![]).await?;
+    row.map_or(Ok(0), |row| row.int(0))
+}
+
 pub async fn ssh_private_key(db: &Db, id: UserId) -> Result<Option<Vec<u8>>, DbError> {
     let row = db.query_opt("SELECT ssh_private_key_sealed FROM users WHERE id = $1", params![id]).await?;
     row.map_or(Ok(None), |row| row.opt_bytes(0))

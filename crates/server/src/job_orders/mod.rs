@@ -22,9 +22,10 @@ use windlass_model::{
         job_spec::JobSpec,
         resolve::{self, awaited_addresses},
     },
+    explain::Shortfall,
     id::ManagedJobId,
     managed_job::plan::Plan,
-    plan::offers::Gpu,
+    plan::{offers::Gpu, runs_in::ImageChoice},
 };
 
 use crate::{
@@ -38,6 +39,7 @@ use crate::{
     inventory,
     pass_error::PassError,
     pipelines::Hands,
+    plain_processes::Allowed,
     run_shape::RunShape,
     secrets::{Belongs, KeyError},
 };
@@ -76,6 +78,8 @@ pub enum Unfit {
     NoArchive { id: Uuid },
     #[error("start the job: {said}")]
     NoVolume { said: String },
+    #[error("start the job: it {short}; hint: {hint}")]
+    NoProcess { short: String, hint: String },
     #[error("start the job: a queue cannot run {what}; hint: {hint}")]
     NotInQueue { what: String, hint: String },
 }
@@ -102,10 +106,29 @@ impl From<KeyError> for OrderError {
 /// How long commands may take to end where their job sets no limit.
 pub const STOP_MAX_SECS: i64 = 24 * 3600;
 
-/// The task of a job for the shim of its instance.
-pub async fn task(hands: &Hands, lease: &Lease, loaded: &Loaded) -> Result<TaskSpec, OrderError> {
+/// The task of a job for the shim of its instance, and what it runs in, for people.
+pub async fn task(
+    hands: &Hands,
+    lease: &Lease,
+    loaded: &Loaded,
+) -> Result<(TaskSpec, Option<String>), OrderError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
     let spec = spec_with_secrets(hands, loaded).await?;
+    // How many users there are may have changed since the job was placed.
+    let allowed = Allowed::now(&hands.db, hands.local_processes).await?;
+    let offer = allowed.on(inventory::offer(instance)?);
+    let choice = ImageChoice::of(&spec);
+    let runs_in = match choice.as_ref().map(|choice| choice.on(offer.host.runtimes.as_ref())).transpose() {
+        Ok(runs_in) => runs_in,
+        Err(short @ (Shortfall::NotConfined { .. } | Shortfall::ProcessesRefused)) => {
+            return Err(Unfit::NoProcess { short: short.to_string(), hint: short.cure() }.into());
+        }
+        Err(short @ (Shortfall::EngineAway { .. } | Shortfall::ProcessesUnknown)) => {
+            return Err(OrderError::NotYet { said: format!("the job {short}") });
+        }
+        // What does not suit the machine after all, its agent refuses.
+        Err(_) => None,
+    };
     let attach = attachments::attach(&hands.db, &hands.backends, lease, &loaded.job, instance);
     let mounts = match attach.await? {
         Attach::Ready(mounts) => mounts,
@@ -117,13 +140,14 @@ pub async fn task(hands: &Hands, lease: &Lease, loaded: &Loaded) -> Result<TaskS
     let built = task::build(&task::Inputs {
         job: &loaded.job,
         spec: &spec,
-        instance,
+        offer: &offer,
+        runs_in,
         mounts,
         user_key: user_key(loaded)?.as_deref(),
         project_key: loaded.project.ssh_public_key.as_deref(),
         login: login.as_ref(),
     });
-    Ok(built?)
+    Ok((built, runs_in.map(|runs_in| runs_in.to_string())))
 }
 
 /// Everything the runner of a job needs to begin.

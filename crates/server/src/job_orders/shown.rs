@@ -11,7 +11,11 @@ use windlass_api::agent::{
 };
 use windlass_model::{
     config::{Configuration, dev_environment::Ide, job_spec::JobSpec, profile::BackendType},
-    plan::{blocks::share, offers::gpus_given, runs_in::ImageChoice},
+    plan::{
+        blocks::share,
+        offers::{Offer, gpus_given},
+        runs_in::{ImageChoice, Rights, RunsIn},
+    },
 };
 
 use super::address;
@@ -89,7 +93,8 @@ pub struct Runtime {
     pub container_name: Option<String>,
     #[serde(default)]
     pub gpus_ids: Vec<String>,
-    /// What it runs in, for people: `a container of image debian:12`, `a plain process, without an image`.
+    /// What it runs in, for people: `a container of image debian:12`, `a plain process, confined (user
+    /// of its own)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runs_in: Option<String>,
 }
@@ -123,8 +128,7 @@ impl Runtime {
             username: None,
             container_name: None,
             gpus_ids: Vec::new(),
-            runs_in: ImageChoice::of(spec)
-                .and_then(|image| Some(image.on(offer.host.runtimes).ok()?.to_string())),
+            runs_in: runs_in(spec, &offer),
         })
     }
 
@@ -145,6 +149,15 @@ impl Runtime {
     pub fn started(&mut self, started: &JobStarted) {
         self.working_dir = Some(started.working_dir.clone());
         self.username = Some(started.username.clone());
+    }
+}
+
+/// What a placed job will run in. Whether a plain process is confined where it need not be, is known with its task.
+fn runs_in(spec: &JobSpec, offer: &Offer) -> Option<String> {
+    let image = ImageChoice::of(spec)?;
+    match image.on(offer.host.runtimes.as_ref()).ok()? {
+        RunsIn::Process(Rights::Server) => None,
+        runs_in @ (RunsIn::Process(_) | RunsIn::Container { .. }) => Some(runs_in.to_string()),
     }
 }
 

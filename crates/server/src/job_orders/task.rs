@@ -1,6 +1,6 @@
 //! The task specification of a submission, from what is stored.
 
-use windlass_api::agent::shim::{self, TaskSpec};
+use windlass_api::agent::shim::{self, ProcessIsolation, TaskSpec};
 use windlass_model::{
     config::{
         interpolate::{self, Answer, Dollars, Reference},
@@ -10,18 +10,13 @@ use windlass_model::{
     },
     plan::{
         blocks::share,
-        offers::gpus_given,
-        runs_in::{ImageChoice, NO_IMAGE, RunsIn, Runtimes},
+        offers::{Offer, gpus_given},
+        runs_in::{NO_IMAGE, Rights, RunsIn},
     },
 };
 
 use super::shown::{Login, network};
-use crate::{
-    attachments::Mounts,
-    db::{instances::Instance, jobs::Job},
-    inventory,
-    pass_error::PassError,
-};
+use crate::{attachments::Mounts, db::jobs::Job};
 
 const MIB: u64 = 1 << 20;
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -30,7 +25,10 @@ pub(super) struct Inputs<'a> {
     pub(super) job: &'a Job,
     /// With its secrets.
     pub(super) spec: &'a JobSpec,
-    pub(super) instance: &'a Instance,
+    /// What its instance has, and may do.
+    pub(super) offer: &'a Offer,
+    /// `None`: what the job says; the agent refuses what it cannot run.
+    pub(super) runs_in: Option<RunsIn<'a>>,
     /// Its network volumes, attached.
     pub(super) mounts: Mounts,
     pub(super) user_key: Option<&'a str>,
@@ -39,9 +37,8 @@ pub(super) struct Inputs<'a> {
     pub(super) login: Option<&'a Login>,
 }
 
-pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
-    let Inputs { job, spec, instance, .. } = inputs;
-    let offer = inventory::offer(instance)?;
+pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
+    let Inputs { job, spec, offer, .. } = inputs;
     let blocks = u32::try_from(job.blocks).unwrap_or_default();
     // It gets devices of its blocks, as many as it asked for, and no others.
     let part = share(&offer.host, blocks, offer.total_blocks);
@@ -51,12 +48,12 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
         spec.registry_auth.as_ref().map(|auth| with_variables(part(auth), spec)).unwrap_or_default()
     };
     let host_keys = host_keys(inputs);
-    Ok(TaskSpec {
+    TaskSpec {
         id: job.id,
         name: job.job_name.clone(),
         registry_username: auth(|auth| &auth.username),
         registry_password: auth(|auth| &auth.password),
-        image_name: image_name(spec, offer.host.runtimes),
+        image_name: image_name(spec, inputs.runs_in),
         // The runner becomes the user of the job; until then it prepares what only root may.
         container_user: "root".to_owned(),
         privileged: spec.privileged,
@@ -80,18 +77,25 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
         app_ports: app_ports(spec),
         pids: 0,
         cluster: several,
-        process_isolation: shim::ProcessIsolation::Confined,
+        process_isolation: process_isolation(inputs.runs_in),
         claims: None,
-    })
+    }
 }
 
-/// The image that the agent is told: `none` for a plain process. What does not suit the machine after all, its agent
-/// refuses.
-fn image_name(spec: &JobSpec, runtimes: Option<Runtimes>) -> String {
+/// The image that the agent is told: `none` for a plain process.
+fn image_name(spec: &JobSpec, runs_in: Option<RunsIn<'_>>) -> String {
     let asked = if spec.image_name.is_empty() { NO_IMAGE } else { &spec.image_name };
-    let choice = ImageChoice::of(spec);
-    let runs_in = choice.as_ref().and_then(|choice| choice.on(runtimes).ok());
     runs_in.map_or(asked, RunsIn::image_name).to_owned()
+}
+
+fn process_isolation(runs_in: Option<RunsIn<'_>>) -> ProcessIsolation {
+    match runs_in {
+        Some(RunsIn::Process(Rights::Server)) => ProcessIsolation::Own,
+        Some(
+            RunsIn::Process(Rights::Unknown | Rights::OwnUser | Rights::AgentUser) | RunsIn::Container { .. },
+        )
+        | None => ProcessIsolation::Confined,
+    }
 }
 
 /// Variables that no client has put in.

@@ -16,7 +16,8 @@ mod create;
 use std::sync::Arc;
 
 use futures_util::future::try_join;
-use windlass_backend::{Backend, BackendError, Backends, Found, Machine};
+use serde_json::Value;
+use windlass_backend::{Backend, BackendError, Backends, Found, Machine, local};
 use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::{
@@ -38,7 +39,7 @@ use crate::{
         passes::instances::{self as rows, Moved, OfFleet, Stray},
     },
     fleet_shape::{self, FleetShape},
-    instance_facts::{Tries, has_of, health_of, type_of_host, type_of_offer},
+    instance_facts::{Tries, engine_away, has_of, health_of, put_news, type_of_host, type_of_offer},
     pass_error::PassError,
 };
 
@@ -49,6 +50,9 @@ pub(crate) const QUEUE: Queue = Queue {
     table: "instances",
     statuses: &["pending", "provisioning", "idle", "busy", "terminating"],
 };
+
+/// How often a host is asked whose container engine is away.
+const ENGINE_POLL: Span = Span::secs(5);
 
 /// SSH hosts are given by their users; every other backend makes machines.
 const SSH: &str = "remote";
@@ -173,6 +177,10 @@ impl Pipeline for Instances {
         }
         if let Some(until) = learned.answered_until {
             plan.due = plan.due.min(until);
+        }
+        if engine_away(stored_type(&row.instance).as_ref()).is_some() {
+            // Jobs wait for it.
+            plan.due = plan.due.min(Timestamp(lease.now()) + ENGINE_POLL);
         }
         let due_in_us = Some(due_in(lease, plan.due));
         let moved = moved(lease, &row, &plan, &learned)?;
@@ -322,6 +330,11 @@ fn moved(lease: &Lease, row: &Row, plan: &Plan, learned: &Learned) -> Result<Mov
         moved.pokes_waiting = true;
         message = None;
     }
+    if let Some(said) = engine_news(instance, &moved.set) {
+        let why = because(event::Pipeline::Instance, lease, "engine", said);
+        moved.engine = Some(event::Event::note(event::Entity::Instance, instance.id, why));
+        moved.pokes_waiting = true;
+    }
     moved.set.push(("status_message", message.into()));
     Ok(moved)
 }
@@ -442,16 +455,48 @@ fn facts(row: &Row, learned: &Learned) -> Result<Values, PassError> {
             set.push(("agent_version", version.as_str().into()));
         }
     }
+    let stored = stored_type(instance);
     let has = machine.and_then(|machine| machine.has.clone());
     let looked = learned.news.as_ref().filter(|_| instance.instance_type.is_none());
-    if let Some(has) = has.or_else(|| looked.map(|news| has_of(&news.info))) {
+    let found = has.or_else(|| looked.map(|news| has_of(&news.info))).map(|has| {
         let granted = learned.granted.as_ref().and_then(Tries::current);
         let name = granted.map(|offer| offer.instance_type.clone()).unwrap_or_else(|| name_of(row));
         let spot = granted.map_or(instance.spot, |offer| offer.host.spot);
-        set.retain(|(column, _)| *column != "instance_type");
-        set.push(("instance_type", type_of_host(&name, &has, spot).to_string().into()));
+        type_of_host(&name, &has, spot)
+    });
+    let mut kind = match found {
+        Some(found) => found,
+        None => match learned.news.as_ref().and(stored.clone()) {
+            Some(stored) => stored,
+            None => return Ok(set),
+        },
+    };
+    let is_local = instance.backend.as_deref() == Some(local::NAME);
+    put_news(&mut kind, stored.as_ref(), learned.news.as_ref(), is_local);
+    set.retain(|(column, _)| *column != "instance_type");
+    if stored.as_ref() != Some(&kind) {
+        set.push(("instance_type", kind.to_string().into()));
     }
     Ok(set)
+}
+
+fn stored_type(instance: &Instance) -> Option<Value> {
+    instance.instance_type.as_deref().and_then(|text| serde_json::from_str(text).ok())
+}
+
+/// What to say when the container engine of the host went away, or is back.
+fn engine_news(instance: &Instance, set: &Values) -> Option<String> {
+    let (_, Val::Text(kind)) = set.iter().find(|(column, _)| *column == "instance_type")? else {
+        return None;
+    };
+    let (before, kind) = (stored_type(instance), serde_json::from_str::<Value>(kind).ok());
+    match (engine_away(before.as_ref()), engine_away(kind.as_ref())) {
+        (None, Some(why)) => {
+            Some(format!("its container engine is away, and jobs with an image wait for it: {why}"))
+        }
+        (Some(_), None) => Some("its container engine answers again".to_owned()),
+        (None, None) | (Some(_), Some(_)) => None,
+    }
 }
 
 /// What a host is called whose type nobody named.

@@ -259,7 +259,7 @@ impl JobsRunning {
     ) -> Result<(), PassError> {
         for action in way.plan.actions.clone() {
             let done = match action {
-                Action::SubmitTask => self.submit_task(lease, row, call).await?,
+                Action::SubmitTask => self.submit_task(lease, row, call, &mut way.learned).await?,
                 Action::SubmitJob => self.submit_job(lease, row, call, &mut way.learned).await?,
                 Action::PullLogs => {
                     self.pull_logs(lease, row, call).await;
@@ -335,7 +335,13 @@ impl JobsRunning {
         seen
     }
 
-    async fn submit_task(&self, lease: &Lease, row: &Row, call: Call) -> Result<Done, PassError> {
+    async fn submit_task(
+        &self,
+        lease: &Lease,
+        row: &Row,
+        call: Call,
+        learned: &mut Learned,
+    ) -> Result<Done, PassError> {
         let now = Timestamp(lease.now());
         if row.loaded.instance.as_ref().is_some_and(is_queue) {
             return match job_orders::queued(&self.0, &row.loaded).await {
@@ -344,7 +350,10 @@ impl JobsRunning {
             };
         }
         match job_orders::task(&self.0, lease, &row.loaded).await {
-            Ok(task) => Ok(outcome(self.0.agents.submit_task(call, &task).await, now)),
+            Ok((task, runs_in)) => {
+                learned.runs_in = runs_in;
+                Ok(outcome(self.0.agents.submit_task(call, &task).await, now))
+            }
             Err(error) => no_orders(error, now),
         }
     }

@@ -48,6 +48,7 @@ use crate::{
     inventory,
     market::Market,
     pass_error::PassError,
+    plain_processes::Allowed,
     run_shape::RunShape,
 };
 
@@ -151,7 +152,8 @@ impl JobsSubmitted {
         let Some(first) = replicas.first() else { return Ok(()) };
         let now = first.leases.values().map(Lease::now).max().unwrap_or_default();
         let stock = placing::stock(&self.hands.db, first.project).await?;
-        let inventory = inventory::of(&stock, &self.market.seen().await.offers)?;
+        let allowed = Allowed::now(&self.hands.db, self.hands.local_processes).await?;
+        let inventory = inventory::of(&stock, &self.market.seen().await.offers, allowed)?;
         let volumes = self.volumes(first.project, &replicas).await?;
         let full = self.full(&replicas).await?;
         let mut queue = Vec::with_capacity(replicas.len());

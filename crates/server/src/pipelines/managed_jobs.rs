@@ -225,7 +225,8 @@ impl ManagedJobs {
         if wanted.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let supply = Supply::of(&self.hands.db, &self.market, row.loaded.job.project_id).await?;
+        let Hands { db, local_processes, .. } = &self.hands;
+        let supply = Supply::of(db, &self.market, *local_processes, row.loaded.job.project_id).await?;
         Ok(wanted.into_iter().map(|index| (index, launch::prices(row, index, &supply))).collect())
     }
 

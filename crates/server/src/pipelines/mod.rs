@@ -12,6 +12,7 @@ mod volumes;
 use std::sync::Arc;
 
 use tokio::{sync::broadcast::error::RecvError, task::JoinSet};
+use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::Backends;
 use windlass_engine::{Applied, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::{
@@ -50,6 +51,8 @@ pub struct Hands {
     pub job_limits: Limits,
     /// Of runs that name no image.
     pub images: DefaultImages,
+    /// What plain processes are on this machine.
+    pub local_processes: ProcessMode,
     /// What users can meet.
     pub limits: crate::limits::Limits,
 }
@@ -93,6 +96,7 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
         retry_delay: app.settings().retry_delay,
         job_limits: app.settings().job_limits,
         images: app.settings().images.clone(),
+        local_processes: app.settings().local_processes,
         limits: app.settings().limits.clone(),
     };
     // Replicas that were started together must not fetch in step.

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::{Value, json};
 use windlass_api::{
+    agent::shim::ProcessMode,
     backends::BackendType,
     offers::{self as wire, InstanceType},
 };
@@ -32,6 +33,7 @@ use crate::{
     inventory,
     market::Market,
     pass_error::PassError,
+    plain_processes::Allowed,
     run_shape::RunShape,
 };
 
@@ -42,17 +44,19 @@ pub(crate) struct Supply {
 }
 
 pub(crate) async fn supply(app: &App, project: ProjectId) -> Result<Supply> {
-    Supply::of(app.db(), app.market(), project).await.map_err(unreadable)
+    Supply::of(app.db(), app.market(), app.settings().local_processes, project).await.map_err(unreadable)
 }
 
 impl Supply {
     pub(crate) async fn of(
         db: &Db,
         market: &Market,
+        local_processes: ProcessMode,
         project: ProjectId,
     ) -> std::result::Result<Self, PassError> {
         let stock = placing::stock(db, project).await?;
-        let inventory = inventory::of(&stock, &market.seen().await.offers)?;
+        let allowed = Allowed::now(db, local_processes).await?;
+        let inventory = inventory::of(&stock, &market.seen().await.offers, allowed)?;
         Ok(Self { project, inventory })
     }
 }
@@ -273,7 +277,7 @@ pub(crate) fn runs_in(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Vec<S
     let instances = inventory.instances.iter().map(|instance| &instance.offer);
     let mut known: Vec<RunsIn<'_>> = Vec::new();
     for offer in instances.chain(&inventory.offers) {
-        if let Ok(runs_in) = image.on(offer.host.runtimes)
+        if let Ok(runs_in) = image.on(offer.host.runtimes.as_ref())
             && !known.contains(&runs_in)
             && fit(offer, &needs).is_ok()
         {

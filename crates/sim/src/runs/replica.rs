@@ -114,6 +114,7 @@ impl Replica {
             retry_delay: retry::DELAY,
             job_limits: JOB_LIMITS,
             images: Default::default(),
+            local_processes: Default::default(),
             limits: windlass_server::limits::Limits::default(),
         };
         let mut engine = Engine::new(Arc::new(db), Hints::new());

@@ -19,6 +19,7 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What the tests ask of any machine: little.
+const LITTLE: &str = "resources: {cpu: 1.., memory: 0.., disk: null}\n";
 const RESOURCES: &str = "resources: {cpu: 1.., memory: 0.., disk: null}\nuser: root\n";
 
 fn said(output: &Output) -> String {
@@ -116,26 +117,34 @@ impl Drop for Daemon {
 
 #[tokio::test]
 async fn a_job_starts_from_the_commit_of_the_remote_with_the_changes_nobody_pushed() {
-    let stage = Stage::new(Machines::Processes).await;
+    starts_from_the_remote(&Stage::new(Machines::Processes).await, RESOURCES);
+}
+
+#[tokio::test]
+async fn a_confined_job_starts_from_the_commit_of_the_remote_with_the_changes_nobody_pushed() {
+    starts_from_the_remote(&Stage::confined(Machines::Processes).await, LITTLE);
+}
+
+fn starts_from_the_remote(stage: &Stage, resources: &str) {
     let (served, here) = (stage.home().join("served"), stage.home().join("here"));
     fs::create_dir(&served).unwrap();
     Git { dir: &served, ssh: String::new() }.run(&["init", "--quiet", "--bare", "app.git"]);
     let daemon = Daemon::start(&served);
     let commit = work_tree(&here, &format!("git://127.0.0.1:{}/app.git", daemon.port), "");
-    let file = format!("type: task\nname: look\nrepos: [.]\n{LOOK}{RESOURCES}");
+    let file = format!("type: task\nname: look\nrepos: [.]\n{LOOK}{resources}");
     // The file itself is one of the changes.
     fs::write(here.join("look.yml"), file).unwrap();
-    let output = apply(&stage, &here, &["-f", "look.yml"]);
+    let output = apply(stage, &here, &["-f", "look.yml"]);
     assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), seen(&commit) + "look.yml\n");
 
     // Elsewhere and by its address alone: what was pushed, and nothing of the folder.
     let file = format!(
-        "type: task\nname: pushed\nrepos: [\"git://127.0.0.1:{}/app.git:code\"]\ncommands: [cat code/changed, ls code]\n{RESOURCES}",
+        "type: task\nname: pushed\nrepos: [\"git://127.0.0.1:{}/app.git:code\"]\ncommands: [cat code/changed, ls code]\n{resources}",
         daemon.port
     );
     fs::write(here.join("pushed.yml"), file).unwrap();
-    let output = apply(&stage, &here, &["-f", "pushed.yml"]);
+    let output = apply(stage, &here, &["-f", "pushed.yml"]);
     assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), "old\nchanged\ngone\nkept\n");
 }
@@ -178,7 +187,15 @@ async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
 
 #[tokio::test]
 async fn a_folder_without_a_remote_is_sent_whole_and_files_go_where_they_are_wanted() {
-    let stage = Stage::new(Machines::Processes).await;
+    sends_a_folder(&Stage::new(Machines::Processes).await, RESOURCES);
+}
+
+#[tokio::test]
+async fn a_confined_job_gets_a_folder_without_a_remote_and_files() {
+    sends_a_folder(&Stage::confined(Machines::Processes).await, LITTLE);
+}
+
+fn sends_a_folder(stage: &Stage, resources: &str) {
     let here = stage.home().join("here");
     fs::create_dir_all(here.join("code/below")).unwrap();
     for (name, text) in [
@@ -194,10 +211,10 @@ async fn a_folder_without_a_remote_is_sent_whole_and_files_go_where_they_are_wan
         .unwrap();
     let file = format!(
         "type: task\nname: whole\nrepos: [\"code:src\"]\nfiles: [settings, \"settings:etc/other\"]\n\
-         commands: [src/run.sh runs, cat src/below/deep settings etc/other, ls -A src]\n{RESOURCES}"
+         commands: [src/run.sh runs, cat src/below/deep settings etc/other, ls -A src]\n{resources}"
     );
     fs::write(here.join("whole.yml"), file).unwrap();
-    let output = apply(&stage, &here, &["-f", "whole.yml"]);
+    let output = apply(stage, &here, &["-f", "whole.yml"]);
     assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
     let want = "runs\ndeep\na = 1\na = 1\n.gitignore\nbelow\nrun.sh\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), want);

@@ -10,6 +10,9 @@ pub(crate) fn image() {
     busybox(&engine());
 }
 
+/// What plain processes of these servers are said to be.
+const OWN: &str = "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
+
 #[tokio::test]
 async fn a_docker_job_runs_in_its_image_and_nothing_is_left_of_it() {
     image();
@@ -74,7 +77,7 @@ async fn beside_a_docker_engine_a_job_without_an_image_is_a_plain_process_and_th
     plain.as_object_mut().unwrap().remove("image");
     for (job, runs_in, said) in [
         (&contained, format!("a container of image {IMAGE}"), "contained\n"),
-        (&plain, "a plain process, without an image".to_owned(), "on the machine\n"),
+        (&plain, OWN.to_owned(), "on the machine\n"),
     ] {
         let asked = json!({"run_spec": submission(job)["plan"]["run_spec"]});
         let plan = stage.project("runs/get_plan", &asked).await;

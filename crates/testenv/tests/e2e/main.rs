@@ -7,6 +7,7 @@
 mod arvados;
 mod canary;
 mod code;
+mod confined;
 mod containers;
 mod dstack;
 mod endings;

@@ -95,6 +95,9 @@ impl Host {
         if init == Init::Systemd {
             systemd::install(&dir)?;
         }
+        // Jobs of most tests leave signs in files of their host.
+        fs::create_dir_all(dir.join("etc/windlass"))?;
+        fs::write(dir.join("etc/windlass/policy.yml"), "processes: own\n")?;
         host.make_host_key()?;
         fs::write(dir.join("etc/ssh/sshd_config"), SSHD_CONFIG)?;
         host.add_user("root", 0, Path::new("root"))?;

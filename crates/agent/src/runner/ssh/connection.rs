@@ -25,9 +25,12 @@ use super::{
     program::{self, Control, Link, Start, What},
     terminal::{Size, Terminal},
 };
-use crate::runner::{
-    session::Session,
-    user::{Account, Users},
+use crate::{
+    isolation::restrict::Restrictions,
+    runner::{
+        session::Session,
+        user::{Account, Users},
+    },
 };
 
 /// Listeners that a client may open here.
@@ -158,11 +161,13 @@ impl Connection {
     }
 }
 
-/// As whom somebody who logs in under this name works: root as root, everybody else as the job's user.
+/// As whom somebody who logs in under this name works: root as root, everybody else as the job's user. In a task that is
+/// confined nobody is root.
 fn session_of(config: &Config, login: &str) -> Option<Session> {
     let sessions = config.sessions.as_ref()?;
     let mut session = sessions();
-    if login == "root" && session.account.uid != 0 && rustix::process::geteuid().is_root() {
+    let may_be_root = rustix::process::geteuid().is_root() && !Restrictions::of_children().are_active();
+    if login == "root" && session.account.uid != 0 && may_be_root {
         let root = User { uid: Some(0), ..User::default() };
         session.account = Users::read("/".as_ref())
             .and_then(|users| users.account(Some(&root), 0))

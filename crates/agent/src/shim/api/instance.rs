@@ -30,7 +30,8 @@ pub(super) async fn healthcheck(State(gate): State<Gate>) -> Answer<Health> {
 
 pub(super) async fn health(State(gate): State<Gate>) -> Answer<InstanceHealth> {
     let problems = gate.shim.problems.lock().clone();
-    Answer(InstanceHealth { dcgm: host::health::dcgm().await, problems })
+    let engine = crate::shim::boot::engine_problem(&gate.shim).await;
+    Answer(InstanceHealth { dcgm: host::health::dcgm().await, problems, engine })
 }
 
 pub(super) async fn info(State(gate): State<Gate>) -> Answer<InstanceInfo> {
@@ -39,7 +40,10 @@ pub(super) async fn info(State(gate): State<Gate>) -> Answer<InstanceInfo> {
 
 pub(super) async fn host(State(gate): State<Gate>) -> Result<Answer<HostInfo>, Refusal> {
     let shim = gate.shim;
-    let gathered = tokio::task::spawn_blocking(move || host::info::gather(&shim.data, &shim.gpus)).await;
+    let gathered = tokio::task::spawn_blocking(move || {
+        host::info::gather(&shim.data, &shim.gpus, shim.processes.clone())
+    })
+    .await;
     match gathered {
         Ok(Ok(info)) => Ok(Answer(info)),
         Ok(Err(error)) => Err(Refusal::internal(format!("look at the host: {}", chain(&error)))),

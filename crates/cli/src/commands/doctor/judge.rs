@@ -1,7 +1,9 @@
 //! What was found, and what it means. Pure: every case is in a table of tests.
 
 use serde::Serialize;
-use windlass_api::agent::shim::HostInfo;
+use windlass_api::agent::shim::{HostInfo, ProcessMode};
+use windlass_backend::processes_of;
+use windlass_model::plan::runs_in::Processes;
 
 /// The version of this program; the others should have the same.
 const OURS: &str = env!("CARGO_PKG_VERSION");
@@ -53,6 +55,8 @@ pub(super) struct Seen {
     pub(super) agent: Agent,
     pub(super) engine: Engine,
     pub(super) gpus: Gpus,
+    /// Machines of the server's project.
+    pub(super) hosts: Vec<Host>,
     /// What `ssh -V` says; `None` when there is none.
     pub(super) ssh: Option<String>,
     pub(super) git: Option<String>,
@@ -116,6 +120,15 @@ pub(super) enum Agent {
     Fine { path: String, version: String, host: Box<HostInfo> },
 }
 
+/// A machine that the server has.
+#[derive(Clone, Debug)]
+pub(super) struct Host {
+    pub(super) name: String,
+    pub(super) processes: Option<Processes>,
+    /// Why its container engine does not answer.
+    pub(super) engine_away: Option<String>,
+}
+
 #[derive(Clone, Debug)]
 pub(super) enum Engine {
     At(String),
@@ -139,7 +152,8 @@ pub(super) fn all(seen: &Seen) -> Vec<Check> {
         version(&seen.server),
         port(&seen.port),
         agent(&seen.agent),
-        engine(&seen.engine),
+        engine(&seen.engine, &seen.hosts),
+        processes(&seen.agent, &seen.hosts),
         gpu(seen),
     ];
     checks.push(match &seen.ssh {
@@ -266,7 +280,53 @@ fn agent(agent: &Agent) -> Check {
     }
 }
 
-fn engine(engine: &Engine) -> Check {
+/// What jobs without an image are here, and on the machines of the server.
+fn processes(agent: &Agent, hosts: &[Host]) -> Check {
+    const NAME: &str = "processes";
+    let told = |host: &Host| match host.processes.as_ref()? {
+        processes @ (Processes::Own { .. } | Processes::NotConfined { .. }) => {
+            Some((host.name.clone(), processes.clone()))
+        }
+        Processes::Users
+        | Processes::Namespaces
+        | Processes::None
+        | Processes::Refused
+        | Processes::Unknown => None,
+    };
+    let here = match agent {
+        Agent::Fine { host, .. } => host.processes.as_ref(),
+        Agent::Missing { .. } | Agent::Broken { .. } => None,
+    };
+    let here = here.map(|here| processes_of(Some(here), ProcessMode::Confined));
+    match (hosts.iter().find_map(told), here) {
+        (Some((name, processes @ Processes::Own { .. })), _) => Check::note(
+            NAME,
+            format!("on {name} plain processes are {processes}"),
+            "every job can do what the server can: `windlass server --local-processes confined`, unless all jobs are yours",
+        ),
+        (Some((name, processes)), _) => {
+            Check::note(NAME, format!("on {name} plain processes are {processes}"), CONFINE)
+        }
+        (None, Some(processes @ Processes::NotConfined { .. })) => {
+            Check::note(NAME, format!("here plain processes are {processes}"), CONFINE)
+        }
+        (None, Some(processes)) => Check::well(NAME, format!("plain processes are {processes}")),
+        (None, None) => Check::well(NAME, "no agent tells of plain processes"),
+    }
+}
+
+const CONFINE: &str = "run the agent as root, or allow it user namespaces; a server with one user may run them as itself: \
+     `windlass server --local-processes own`";
+
+fn engine(engine: &Engine, hosts: &[Host]) -> Check {
+    let away = hosts.iter().find_map(|host| Some((&host.name, host.engine_away.as_ref()?)));
+    if let Some((name, why)) = away {
+        return Check::note(
+            "docker",
+            format!("the container engine of {name} is away: {why}"),
+            "jobs with an image wait for it: start it again there",
+        );
+    }
     match engine {
         Engine::At(socket) => Check::well("docker", format!("an engine answers at {socket}")),
         Engine::None { why } if why.contains("ermission denied") => Check::note(
@@ -317,6 +377,8 @@ fn gpu(seen: &Seen) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use windlass_api::agent::shim::{ConfinedBy, ProcessesInfo};
+
     use super::*;
 
     fn host() -> HostInfo {
@@ -330,6 +392,7 @@ mod tests {
             disk_size: 100 * GIB,
             cpus: 2,
             memory: 4 * GIB,
+            processes: None,
         }
     }
 
@@ -341,6 +404,7 @@ mod tests {
             agent: Agent::Fine { path: "/a".into(), version: OURS.into(), host: Box::new(host()) },
             engine: Engine::At("/run/docker.sock".into()),
             gpus: Gpus::default(),
+            hosts: Vec::new(),
             ssh: Some("OpenSSH".into()),
             git: Some("git".into()),
         }
@@ -397,6 +461,29 @@ mod tests {
         check(&Seen { home: Home::Unset, ..fine() }, "home", Grade::Bad, "export WINDLASS_HOME");
         let open = Home::Open { path: "/h".into(), mode: 0o755 };
         check(&Seen { home: open, ..fine() }, "home", Grade::Note, "chmod 700 /h");
+    }
+
+    #[test]
+    fn how_jobs_without_an_image_are_kept_apart_is_judged() {
+        let with = |name: &str, processes, engine_away: Option<&str>| {
+            let host = Host { name: name.into(), processes, engine_away: engine_away.map(str::to_owned) };
+            Seen { hosts: vec![host], ..fine() }
+        };
+        check(&with("local-0", Some(Processes::Users), None), "processes", Grade::Well, "");
+        let own = Processes::Own { otherwise: Box::new(Processes::Users) };
+        check(&with("local-0", Some(own), None), "processes", Grade::Note, "--local-processes confined");
+        let not = Processes::NotConfined { why: "no user namespaces".into() };
+        check(&with("rack-1", Some(not), None), "processes", Grade::Note, "no user namespaces");
+        let away = with("rack-1", None, Some("connection refused"));
+        check(&away, "docker", Grade::Note, "engine of rack-1 is away: connection refused");
+        let told = |confined_by, problem: Option<&str>| {
+            let problem = problem.map(str::to_owned);
+            let told = ProcessesInfo { mode: ProcessMode::Confined, confined_by, problem };
+            let host = Box::new(HostInfo { processes: Some(told), ..host() });
+            Seen { agent: Agent::Fine { path: "/a".into(), version: OURS.into(), host }, ..fine() }
+        };
+        check(&told(Some(ConfinedBy::Users), None), "processes", Grade::Well, "user of its own");
+        check(&told(None, Some("no user namespaces")), "processes", Grade::Note, "--local-processes own");
     }
 
     #[test]

@@ -21,8 +21,11 @@ use windlass_backend::{
 use windlass_dial::DialError;
 use windlass_model::causes::chain;
 
-use super::judge::{Agent, Engine, Gpus, Home, Port, Seen, Server};
-use crate::{cli::At, context::Context, home, login};
+use super::{
+    super::instance,
+    judge::{Agent, Engine, Gpus, Home, Host, Port, Seen, Server},
+};
+use crate::{cli::At, context::Context, home, login, problem::Problem};
 
 /// That of `windlass server`.
 const PORT: u16 = 3000;
@@ -35,7 +38,7 @@ const TOOLKIT: [&str; 2] = ["nvidia-container-runtime", "nvidia-ctk"];
 
 pub(super) async fn around(at: &At) -> Seen {
     let home_path = home::Home::path();
-    let server = server(at).await;
+    let (server, hosts) = server(at).await;
     let (agent, mut gpus) = agent(home_path.as_deref()).await;
     gpus.nvidia = on_bus(Path::new(BUS));
     gpus.toolkit = TOOLKIT.iter().any(|name| in_path(name).is_some());
@@ -49,6 +52,7 @@ pub(super) async fn around(at: &At) -> Seen {
         home: look_at_home(home_path),
         port: port(PORT, &server),
         server,
+        hosts,
         agent,
         engine,
         gpus,
@@ -75,24 +79,41 @@ fn look_at_home(path: Option<PathBuf>) -> Home {
     Home::Fine { path: shown, free }
 }
 
-async fn server(at: &At) -> Server {
+/// The server, and the machines that it has for the project.
+async fn server(at: &At) -> (Server, Vec<Host>) {
+    let unusable = |problem: Problem| {
+        let (why, hint) = problem.parts();
+        (Server::Unusable { why, hint }, Vec::new())
+    };
     let chosen = match login::choose_running(at) {
         Ok(Some(chosen)) => chosen,
-        Ok(None) => return Server::None,
-        Err(problem) => {
-            let (why, hint) = problem.parts();
-            return Server::Unusable { why, hint };
-        }
+        Ok(None) => return (Server::None, Vec::new()),
+        Err(problem) => return unusable(problem),
     };
     let (url, project) = (chosen.url.clone(), chosen.project.clone());
-    let here = ["127.0.0.1", "localhost", "[::1]"].iter().any(|host| url.contains(host));
     let cx = match Context::new(chosen) {
         Ok(cx) => cx,
-        Err(problem) => {
-            let (why, hint) = problem.parts();
-            return Server::Unusable { why, hint };
-        }
+        Err(problem) => return unusable(problem),
     };
+    let server = reach(&cx, url, project).await;
+    let hosts = match &server {
+        Server::Up { project: Ok(_), .. } => instance::list(&cx, true, None).await.unwrap_or_default(),
+        Server::None
+        | Server::Unusable { .. }
+        | Server::Away { .. }
+        | Server::Denied { .. }
+        | Server::Up { .. } => Vec::new(),
+    };
+    let hosts = hosts.iter().map(|found| Host {
+        name: found.name.clone(),
+        processes: instance::processes(found),
+        engine_away: instance::engine_away(found),
+    });
+    (server, hosts.collect())
+}
+
+async fn reach(cx: &Context, url: String, project: String) -> Server {
+    let here = ["127.0.0.1", "localhost", "[::1]"].iter().any(|host| url.contains(host));
     let version = match cx.try_call::<ReadServerInfo>(&Nothing {}).await {
         Ok(info) => info.windlass_version,
         Err(CallError::Dial(DialError::Connect { source, .. })) => {

@@ -120,6 +120,7 @@ fn engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
         retry_delay: app.settings().retry_delay,
         job_limits: app.settings().job_limits,
         images: Default::default(),
+        local_processes: Default::default(),
         limits: app.settings().limits.clone(),
     };
     let mut engine = Engine::new(Arc::new(db), Hints::new());

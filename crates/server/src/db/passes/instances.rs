@@ -97,6 +97,8 @@ pub async fn progress(db: &Db, held: Held, said: Option<&str>) -> Result<Written
 pub struct Moved {
     pub set: Values,
     pub event: Option<Event>,
+    /// Its container engine went away, or is back.
+    pub engine: Option<Event>,
     /// It ends, unless a job came in the same moment.
     pub only_while_idle: bool,
     /// It ends, unless its fleet would then have fewer than these.
@@ -148,7 +150,7 @@ pub async fn apply(
     if let Some(fleet) = instance.fleet_id.filter(|_| moved.pokes_fleet) {
         unit = unit.exec(POKE_FLEET.as_str(), params![fleet]);
     }
-    if let Some(event) = &moved.event {
+    for event in moved.event.iter().chain(&moved.engine) {
         unit = unit.and(told(db, held, instance.project_id, event, &instance.name)?);
     }
     db.write(unit).await

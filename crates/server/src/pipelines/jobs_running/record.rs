@@ -20,6 +20,8 @@ pub(crate) struct Learned {
     pub(super) answered: bool,
     pub(super) task: Option<TaskInfo>,
     pub(super) started: Option<JobStarted>,
+    /// What the task that was handed over runs in, for people.
+    pub(super) runs_in: Option<String>,
     pub(super) no_connections: Option<Span>,
     /// What it waits for, where the plan's own word says too little.
     pub(super) waits: Option<String>,
@@ -58,6 +60,9 @@ pub(super) fn columns(
             Runtime::placed(job, &spec, instance)?
         }
     };
+    if learned.runs_in.is_some() {
+        runtime.runs_in.clone_from(&learned.runs_in);
+    }
     if let Some(task) = &learned.task {
         runtime.seen(task);
     }

@@ -4,13 +4,16 @@
 //! # /etc/windlass/policy.yml; everything has a default
 //! privileged: false
 //! host_network: true
-//! mounts: [/mnt, /srv, /data, /scratch]     # these and what is below; `/etc` and its like by their exact path only
+//! mounts: [/data, /scratch]                 # these and what is below; `/etc` and its like by their exact path only. Default none
 //! devices: [/dev/nvidia*, /dev/dri]         # an entry may end in `*`
 //! registries: [docker.io, ghcr.io/team]     # absent: any
 //! new_privileges: false                     # true lets set-user-id programs work
 //! capabilities: [CHOWN, SETUID]             # kept; everything else is dropped
 //! pids: 16384                               # default and ceiling
 //! host_ssh_users: [ubuntu]                  # whose account may carry keys of users; absent: any
+//! processes: confined                       # tasks without an image; or `own`, `refused`. Wins over the shim's flag
+//! users: [nobody]                           # accounts that a plain process may ask for; default none, never root
+//! user_ids: 1900000000-1900065535           # users of confined tasks, one each
 //! ```
 //!
 //! The decision is pure: what the links of a path lead to was looked up before (`mounts::look`).
@@ -23,17 +26,17 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use windlass_api::agent::shim::{NetworkMode, TaskSpec};
+use windlass_api::agent::shim::{NetworkMode, ProcessMode, TaskSpec};
 use windlass_model::config::{
     decode::{self, Ctx, Decode, Mode},
     yaml::{self, Node},
 };
 
-use super::{mounts::Seen, runtime::Limits};
+use super::{mounts::Seen, process, runtime::Limits};
+use crate::isolation::user_ids::{DEFAULT_RANGE, Range};
 
 pub const DEFAULT_FILE: &str = "/etc/windlass/policy.yml";
 const PIDS_DEFAULT: i64 = 16_384;
-const MOUNTS_DEFAULT: [&str; 4] = ["/mnt", "/srv", "/data", "/scratch"];
 const DEVICES_DEFAULT: [&str; 8] = [
     "/dev/nvidia*",
     "/dev/dri",
@@ -85,6 +88,8 @@ const SENSITIVE: [&str; 24] = [
     "/var/lib/kubelet",
     "/var/spool",
 ];
+/// The agent's own, beside its home: nobody gets it by any entry.
+const AGENTS: [&str; 1] = ["/var/lib/windlass"];
 /// Where nothing may be put inside a container: the agent's own place and the kernel's.
 const TARGETS_TAKEN: [&str; 3] = ["/windlass", "/proc", "/sys"];
 
@@ -100,6 +105,10 @@ pub struct Rules {
     pub capabilities: Vec<String>,
     pub pids: i64,
     pub host_ssh_users: Option<Vec<String>>,
+    /// Absent: as the shim was started.
+    pub processes: Option<ProcessMode>,
+    pub users: Vec<String>,
+    pub user_ids: Range,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -108,6 +117,8 @@ pub struct Policy {
     rules: Rules,
     /// Of this host, beside the well-known ones.
     sensitive: Vec<PathBuf>,
+    /// Directories of the agent and of the server beside it.
+    agents: Vec<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -150,20 +161,23 @@ impl Default for Rules {
         Self {
             privileged: false,
             host_network: true,
-            mounts: MOUNTS_DEFAULT.iter().map(PathBuf::from).collect(),
+            mounts: Vec::new(),
             devices: owned(&DEVICES_DEFAULT),
             registries: None,
             new_privileges: false,
             capabilities: owned(&CAPABILITIES_DEFAULT),
             pids: PIDS_DEFAULT,
             host_ssh_users: None,
+            processes: None,
+            users: Vec::new(),
+            user_ids: DEFAULT_RANGE,
         }
     }
 }
 
 impl Policy {
     pub fn new(file: &Path, rules: Rules) -> Self {
-        Self { file: file.to_owned(), rules, sensitive: Vec::new() }
+        Self { file: file.to_owned(), rules, sensitive: Vec::new(), agents: Vec::new() }
     }
 
     /// Reads the file; an absent one is all defaults. One that others could write is refused.
@@ -190,7 +204,27 @@ impl Policy {
         Ok(Self::new(path, rules))
     }
 
-    /// Adds what only this host knows to be sensitive: the shim's home, the engine's socket.
+    /// Adds directories of the agent that no entry gives away, those above them included: its home, the server's data.
+    #[must_use]
+    pub fn keeping(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let known = AGENTS.iter().map(PathBuf::from).filter(|path| path.exists());
+        for path in paths.into_iter().chain(known) {
+            self.agents.push(fs::canonicalize(&path).unwrap_or(path));
+        }
+        self
+    }
+
+    /// What it says about plain processes; the mode is the shim's where the file names none.
+    pub fn processes(&self, mode: ProcessMode, hidden: Vec<PathBuf>) -> process::Rules {
+        process::Rules {
+            mode: self.rules.processes.unwrap_or(mode),
+            user_ids: self.rules.user_ids,
+            users: self.rules.users.clone(),
+            hidden,
+        }
+    }
+
+    /// Adds what only this host knows to be sensitive: the engine's socket.
     #[must_use]
     pub fn guarding(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
         for path in paths {
@@ -274,6 +308,11 @@ impl Policy {
 
     /// Why a resolved path is not given, and the entry that would give it.
     fn why_not_mount(&self, real: &Path) -> Option<(String, Option<String>)> {
+        let touches = |path: &&PathBuf| real.starts_with(path) || path.starts_with(real);
+        if let Some(own) = self.agents.iter().find(touches) {
+            let real = shown(&real.to_string_lossy());
+            return Some((format!("{real} touches {}, which is the agent's", own.display()), None));
+        }
         if self.rules.mounts.iter().any(|entry| entry == real) {
             return None;
         }
@@ -401,7 +440,7 @@ fn parse(file: &str, bytes: &[u8]) -> Result<Rules, String> {
     })
 }
 
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 12] = [
     "privileged",
     "host_network",
     "mounts",
@@ -411,6 +450,9 @@ const KEYS: [&str; 9] = [
     "capabilities",
     "pids",
     "host_ssh_users",
+    "processes",
+    "users",
+    "user_ids",
 ];
 
 impl Decode for Rules {
@@ -433,6 +475,18 @@ impl Decode for Rules {
             decode::Int(default.pids)
         });
         let host_ssh_users = decode::optional_field(node, "host_ssh_users", cx, || default.host_ssh_users);
+        let processes = match node.entry("processes") {
+            None => Some(default.processes),
+            Some(entry) => cx.under("processes", |cx| mode(&entry.value, cx)).map(Some),
+        };
+        let users = match node.entry("users") {
+            None => Some(default.users),
+            Some(entry) => cx.under("users", |cx| accounts(&entry.value, cx)),
+        };
+        let user_ids = match node.entry("user_ids") {
+            None => Some(default.user_ids),
+            Some(entry) => cx.under("user_ids", |cx| range(&entry.value, cx)),
+        };
         Some(Self {
             privileged: privileged?,
             host_network: host_network?,
@@ -443,7 +497,36 @@ impl Decode for Rules {
             capabilities: capabilities?.iter().map(|name| capability(name)).collect(),
             pids: pids?.get(),
             host_ssh_users: host_ssh_users?,
+            processes: processes?,
+            users: users?,
+            user_ids: user_ids?,
         })
+    }
+}
+
+fn mode(node: &Node, cx: &mut Ctx) -> Option<ProcessMode> {
+    let text = String::decode(node, cx)?;
+    match text.as_str() {
+        "confined" => Some(ProcessMode::Confined),
+        "own" => Some(ProcessMode::Own),
+        "refused" => Some(ProcessMode::Refused),
+        _ => cx.invalid(node, format!("`{text}` is none of `confined`, `own` and `refused`")),
+    }
+}
+
+fn accounts(node: &Node, cx: &mut Ctx) -> Option<Vec<String>> {
+    let names: Vec<String> = Decode::decode(node, cx)?;
+    if names.iter().any(|name| name == "root" || name.parse() == Ok(0)) {
+        return cx.invalid(node, "a plain process is never root: `root` cannot be listed");
+    }
+    Some(names)
+}
+
+fn range(node: &Node, cx: &mut Ctx) -> Option<Range> {
+    let text = String::decode(node, cx)?;
+    match Range::parse(&text) {
+        Some(range) => Some(range),
+        None => cx.invalid(node, format!("`{text}` is not `FIRST-LAST`, from 1000 to 4294967293")),
     }
 }
 
@@ -468,208 +551,4 @@ fn absolute_paths(node: &Node, cx: &mut Ctx) -> Option<Vec<PathBuf>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use windlass_api::agent::shim::{InstanceMount, VolumeMount};
-
-    use super::{super::mounts::Source, *};
-
-    fn spec() -> TaskSpec {
-        let json = r#"{"id":"00000000-0000-0000-0000-000000000001","name":"t","image_name":"debian:12"}"#;
-        serde_json::from_str(json).unwrap()
-    }
-
-    fn policy(yaml: &str) -> Policy {
-        let rules = parse("policy.yml", yaml.as_bytes()).unwrap();
-        let home = PathBuf::from("/mnt/windlass");
-        Policy { sensitive: vec![home], ..Policy::new(Path::new("/etc/windlass/policy.yml"), rules) }
-    }
-
-    /// What the policy says to a change of the plainest specification; mounts lead where they say.
-    fn says(yaml: &str, change: impl FnOnce(&mut TaskSpec)) -> Vec<String> {
-        let mut spec = spec();
-        change(&mut spec);
-        let real = |path: &String| Source { real: PathBuf::from(path), missing: Vec::new() };
-        let seen = Seen {
-            mounts: spec.instance_mounts.iter().map(|mount| Ok(real(&mount.instance_path))).collect(),
-            devices: spec
-                .gpu_devices
-                .iter()
-                .map(|device| (device.path_on_host.clone(), Ok(PathBuf::from(&device.path_on_host))))
-                .collect(),
-        };
-        policy(yaml).decide(&spec, &seen).problems.into_iter().map(|problem| problem.what).collect()
-    }
-
-    fn mount(path: &str) -> InstanceMount {
-        InstanceMount { instance_path: path.to_owned(), path: "/in".to_owned(), optional: false }
-    }
-
-    #[track_caller]
-    fn may_mount(yaml: &str, path: &str) {
-        assert_eq!(says(yaml, |spec| spec.instance_mounts.push(mount(path))), [""; 0]);
-    }
-
-    #[track_caller]
-    fn may_not_mount(yaml: &str, path: &str) {
-        assert_ne!(says(yaml, |spec| spec.instance_mounts.push(mount(path))), [""; 0], "{path} is given");
-    }
-
-    #[test]
-    fn a_plain_task_is_allowed_and_gets_the_defaults() {
-        assert_eq!(says("", |_| {}), [""; 0]);
-        let limits = policy("").limits(&spec());
-        assert_eq!((limits.pids, limits.new_privileges), (PIDS_DEFAULT, false));
-        assert!(limits.capabilities.contains(&"SETUID".to_owned()));
-        assert!(!limits.capabilities.contains(&"SYS_ADMIN".to_owned()));
-    }
-
-    #[test]
-    fn x9_privileged_is_forbidden_until_the_file_says_otherwise() {
-        let privileged = |spec: &mut TaskSpec| spec.privileged = true;
-        assert_eq!(says("", privileged), ["privileged: not on this host"]);
-        assert_eq!(says("privileged: true", privileged), [""; 0]);
-    }
-
-    #[test]
-    fn x9_the_hosts_network_can_be_forbidden() {
-        assert_eq!(says("host_network: false", |_| {}), ["network_mode host: not on this host"]);
-        let bridge = |spec: &mut TaskSpec| spec.network_mode = NetworkMode::Bridge;
-        assert_eq!(says("host_network: false", bridge), [""; 0]);
-    }
-
-    #[test]
-    fn x9_only_what_is_below_an_entry_is_mounted() {
-        for path in ["/mnt/cache", "/data/set/1", "/scratch/x"] {
-            may_mount("", path);
-        }
-        for path in ["/var/tmp", "/opt", "/mntx", "/tmp/a"] {
-            may_not_mount("", path);
-        }
-        may_mount("mounts: [/opt/sets/]", "/opt/sets");
-        may_not_mount("mounts: [/opt/sets]", "/mnt/cache");
-    }
-
-    #[test]
-    fn x9_what_gives_the_host_away_needs_its_exact_entry() {
-        let all = "mounts: [/]";
-        for path in ["/etc", "/etc/ssl", "/proc/1", "/sys", "/dev/sda", "/root/.ssh", "/run/windlass"] {
-            may_not_mount(all, path);
-        }
-        for path in
-            ["/run/docker.sock", "/run", "/var", "/var/lib/docker/volumes", "/mnt", "/mnt/windlass/tasks"]
-        {
-            may_not_mount(all, path);
-        }
-        may_mount(all, "/");
-        may_mount(all, "/opt");
-        may_mount("mounts: [/etc/ssl/certs]", "/etc/ssl/certs");
-        may_not_mount("mounts: [/etc/ssl]", "/etc/ssl/certs");
-        may_not_mount("mounts: [/etc/ssl/certs]", "/etc/ssl");
-    }
-
-    #[test]
-    fn an_optional_mount_that_is_forbidden_is_left_out() {
-        let mut spec = spec();
-        spec.instance_mounts = vec![mount("/etc"), mount("/mnt/a")];
-        spec.instance_mounts[0].optional = true;
-        let source = |path: &str| Ok(Source { real: PathBuf::from(path), missing: Vec::new() });
-        let seen = Seen { mounts: vec![source("/etc"), source("/mnt/a")], devices: Vec::new() };
-        spec.instance_mounts[1].path = "/other".to_owned();
-        assert_eq!(policy("").decide(&spec, &seen), Verdict { problems: Vec::new(), left_out: vec![0] });
-    }
-
-    #[test]
-    fn nothing_is_mounted_over_the_agent_or_the_kernel() {
-        for target in ["/", "in", "/a/../b", "/proc/x", "/sys", "/windlass/run", "/a:b", "//"] {
-            let told = says("", |spec| {
-                spec.volume_mounts.push(VolumeMount { name: "v".to_owned(), path: target.to_owned() });
-            });
-            assert_eq!(told.len(), 1, "{target}: {told:?}");
-        }
-        let twice = says("", |spec| spec.instance_mounts = vec![mount("/mnt/a"), mount("/mnt/b")]);
-        assert_eq!(twice, ["mount at /in: two mounts want the same place"]);
-    }
-
-    #[test]
-    fn images_come_from_allowed_registries() {
-        let image = |name: &str| {
-            let name = name.to_owned();
-            move |spec: &mut TaskSpec| spec.image_name = name
-        };
-        let yaml = "registries: [docker.io/library, ghcr.io/team, localhost:5000]";
-        for name in
-            ["debian:12", "docker.io/library/debian", "ghcr.io/team/x@sha256:00", "localhost:5000/a/b"]
-        {
-            assert_eq!(says(yaml, image(name)), [""; 0], "{name}");
-        }
-        for name in ["user/x", "ghcr.io/teammate/x", "ghcr.io/other", "evil.example/ghcr.io/team/x"] {
-            assert_eq!(says(yaml, image(name)).len(), 1, "{name}");
-        }
-        assert_eq!(says("registries: []", image("debian")).len(), 1);
-    }
-
-    #[test]
-    fn devices_and_users_and_pids_have_their_lists() {
-        let device = |path: &str| {
-            let device = format!(r#"[{{"path_on_host":"{path}","path_in_container":"/dev/x"}}]"#);
-            move |spec: &mut TaskSpec| spec.gpu_devices = serde_json::from_str(&device).unwrap()
-        };
-        assert_eq!(says("", device("/dev/nvidia0")), [""; 0]);
-        assert_eq!(says("", device("/dev/dri/renderD128")), [""; 0]);
-        assert_eq!(says("", device("/dev/sda")), ["device /dev/sda: not an allowed device"]);
-        assert_eq!(says("", device("/dev/nvidia/../sda")).len(), 1);
-        assert_eq!(says("devices: [/etc]", device("/etc/shadow")), ["device /etc/shadow: not below /dev"]);
-        let keys = |user: &'static str| {
-            move |spec: &mut TaskSpec| {
-                spec.host_ssh_keys = vec!["k".to_owned()];
-                spec.host_ssh_user = user.to_owned();
-            }
-        };
-        assert_eq!(says("", keys("ubuntu")), [""; 0]);
-        assert_eq!(says("", keys("root")), [""; 0]);
-        assert_eq!(says("host_ssh_users: []", keys("root")), ["host_ssh_keys for root: not this user"]);
-        assert_eq!(says("host_ssh_users: [root]", keys("root")), [""; 0]);
-        assert_eq!(says("host_ssh_users: [root]", keys("ubuntu")).len(), 1);
-        assert_eq!(says("pids: 10", |spec| spec.pids = 11), ["pids 11: at most 10"]);
-    }
-
-    #[test]
-    fn a_refusal_tells_everything_and_names_the_lines_that_help() {
-        let policy = policy("");
-        let mut spec = spec();
-        spec.privileged = true;
-        spec.instance_mounts.push(mount("/etc\n"));
-        let seen = Seen { mounts: vec![Err("does not exist".to_owned())], devices: Vec::new() };
-        let text = policy.render(&policy.decide(&spec, &seen).problems);
-        assert!(text.contains("- privileged: not on this host\n"), "{text}");
-        assert!(
-            text.contains("hint: to allow it, say `privileged: true` in /etc/windlass/policy.yml"),
-            "{text}"
-        );
-        assert!(text.contains("- mount /etc\\n: does not exist"), "{text}");
-        spec.instance_mounts = vec![mount("/opt/nope")];
-        let real = Source { real: "/opt/nope".into(), missing: Vec::new() };
-        let seen = Seen { mounts: vec![Ok(real)], devices: Vec::new() };
-        let text = policy.render(&policy.decide(&spec, &seen).problems);
-        assert!(text.contains("hint: to allow it, add `/opt/nope` to `mounts` in"), "{text}");
-        assert!(!text.contains('['), "brackets are markup for a dstack server: {text}");
-    }
-
-    #[test]
-    fn a_mistake_in_the_file_is_told_with_its_place() {
-        let told = parse("policy.yml", b"privilged: true\nmounts: [etc]\npids: 0\n").unwrap_err();
-        for part in [
-            "policy.yml:1:1",
-            "did you mean `privileged`?",
-            "`etc` is not an absolute path",
-            "policy.yml:3:7",
-        ] {
-            assert!(told.contains(part), "{part} is not in {told}");
-        }
-        assert!(parse("policy.yml", b"- a\n").is_err());
-        assert_eq!(parse("policy.yml", b"# nothing\n").unwrap(), Rules::default());
-        let json = br#"{"capabilities": ["cap_sys_nice"], "registries": null}"#;
-        let rules = parse("policy.yml", json).unwrap();
-        assert_eq!((rules.capabilities, rules.registries), (vec!["SYS_NICE".to_owned()], None));
-    }
-}
+mod tests;

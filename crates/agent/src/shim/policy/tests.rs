@@ -1,0 +1,233 @@
+use windlass_api::agent::shim::{InstanceMount, VolumeMount};
+
+use super::{super::mounts::Source, *};
+
+fn spec() -> TaskSpec {
+    let json = r#"{"id":"00000000-0000-0000-0000-000000000001","name":"t","image_name":"debian:12"}"#;
+    serde_json::from_str(json).unwrap()
+}
+
+fn policy(yaml: &str) -> Policy {
+    let rules = parse("policy.yml", yaml.as_bytes()).unwrap();
+    let home = PathBuf::from("/mnt/windlass");
+    Policy { agents: vec![home], ..Policy::new(Path::new("/etc/windlass/policy.yml"), rules) }
+}
+
+/// What the policy says to a change of the plainest specification; mounts lead where they say.
+fn says(yaml: &str, change: impl FnOnce(&mut TaskSpec)) -> Vec<String> {
+    let mut spec = spec();
+    change(&mut spec);
+    let real = |path: &String| Source { real: PathBuf::from(path), missing: Vec::new() };
+    let seen = Seen {
+        mounts: spec.instance_mounts.iter().map(|mount| Ok(real(&mount.instance_path))).collect(),
+        devices: spec
+            .gpu_devices
+            .iter()
+            .map(|device| (device.path_on_host.clone(), Ok(PathBuf::from(&device.path_on_host))))
+            .collect(),
+    };
+    policy(yaml).decide(&spec, &seen).problems.into_iter().map(|problem| problem.what).collect()
+}
+
+fn mount(path: &str) -> InstanceMount {
+    InstanceMount { instance_path: path.to_owned(), path: "/in".to_owned(), optional: false }
+}
+
+#[track_caller]
+fn may_mount(yaml: &str, path: &str) {
+    assert_eq!(says(yaml, |spec| spec.instance_mounts.push(mount(path))), [""; 0]);
+}
+
+#[track_caller]
+fn may_not_mount(yaml: &str, path: &str) {
+    assert_ne!(says(yaml, |spec| spec.instance_mounts.push(mount(path))), [""; 0], "{path} is given");
+}
+
+#[test]
+fn a_plain_task_is_allowed_and_gets_the_defaults() {
+    assert_eq!(says("", |_| {}), [""; 0]);
+    let limits = policy("").limits(&spec());
+    assert_eq!((limits.pids, limits.new_privileges), (PIDS_DEFAULT, false));
+    assert!(limits.capabilities.contains(&"SETUID".to_owned()));
+    assert!(!limits.capabilities.contains(&"SYS_ADMIN".to_owned()));
+}
+
+#[test]
+fn x9_privileged_is_forbidden_until_the_file_says_otherwise() {
+    let privileged = |spec: &mut TaskSpec| spec.privileged = true;
+    assert_eq!(says("", privileged), ["privileged: not on this host"]);
+    assert_eq!(says("privileged: true", privileged), [""; 0]);
+}
+
+#[test]
+fn x9_the_hosts_network_can_be_forbidden() {
+    assert_eq!(says("host_network: false", |_| {}), ["network_mode host: not on this host"]);
+    let bridge = |spec: &mut TaskSpec| spec.network_mode = NetworkMode::Bridge;
+    assert_eq!(says("host_network: false", bridge), [""; 0]);
+}
+
+#[test]
+fn x9_only_what_is_below_an_entry_is_mounted() {
+    for path in ["/mnt/cache", "/srv/x", "/data/set/1", "/scratch/x", "/opt"] {
+        may_not_mount("", path);
+    }
+    let some = "mounts: [/mnt/sets, /data]";
+    for path in ["/mnt/sets/cache", "/data/set/1"] {
+        may_mount(some, path);
+    }
+    for path in ["/var/tmp", "/opt", "/mnt/setsx", "/tmp/a"] {
+        may_not_mount(some, path);
+    }
+    may_mount("mounts: [/opt/sets/]", "/opt/sets");
+    may_not_mount("mounts: [/opt/sets]", "/mnt/cache");
+}
+
+#[test]
+fn x9_what_gives_the_host_away_needs_its_exact_entry() {
+    let all = "mounts: [/]";
+    for path in ["/etc", "/etc/ssl", "/proc/1", "/sys", "/dev/sda", "/root/.ssh", "/run/windlass"] {
+        may_not_mount(all, path);
+    }
+    for path in ["/run/docker.sock", "/run", "/var", "/var/lib/docker/volumes", "/mnt", "/mnt/windlass/tasks"]
+    {
+        may_not_mount(all, path);
+    }
+    may_mount(all, "/opt");
+    // The agent's home, /mnt/windlass here, is given by no entry, nor is what contains it.
+    for path in ["/mnt/windlass", "/mnt/windlass/tasks", "/mnt", "/"] {
+        may_not_mount(&format!("mounts: [{path}]"), path);
+    }
+    may_mount("mounts: [/etc/ssl/certs]", "/etc/ssl/certs");
+    may_not_mount("mounts: [/etc/ssl]", "/etc/ssl/certs");
+    may_not_mount("mounts: [/etc/ssl/certs]", "/etc/ssl");
+}
+
+#[test]
+fn an_optional_mount_that_is_forbidden_is_left_out() {
+    let mut spec = spec();
+    spec.instance_mounts = vec![mount("/etc"), mount("/mnt/a")];
+    spec.instance_mounts[0].optional = true;
+    let source = |path: &str| Ok(Source { real: PathBuf::from(path), missing: Vec::new() });
+    let seen = Seen { mounts: vec![source("/etc"), source("/mnt/a")], devices: Vec::new() };
+    spec.instance_mounts[1].path = "/other".to_owned();
+    let policy = policy("mounts: [/mnt/a]");
+    assert_eq!(policy.decide(&spec, &seen), Verdict { problems: Vec::new(), left_out: vec![0] });
+}
+
+#[test]
+fn nothing_is_mounted_over_the_agent_or_the_kernel() {
+    for target in ["/", "in", "/a/../b", "/proc/x", "/sys", "/windlass/run", "/a:b", "//"] {
+        let told = says("", |spec| {
+            spec.volume_mounts.push(VolumeMount { name: "v".to_owned(), path: target.to_owned() });
+        });
+        assert_eq!(told.len(), 1, "{target}: {told:?}");
+    }
+    let some = "mounts: [/mnt/a, /mnt/b]";
+    let twice = says(some, |spec| spec.instance_mounts = vec![mount("/mnt/a"), mount("/mnt/b")]);
+    assert_eq!(twice, ["mount at /in: two mounts want the same place"]);
+}
+
+#[test]
+fn images_come_from_allowed_registries() {
+    let image = |name: &str| {
+        let name = name.to_owned();
+        move |spec: &mut TaskSpec| spec.image_name = name
+    };
+    let yaml = "registries: [docker.io/library, ghcr.io/team, localhost:5000]";
+    for name in ["debian:12", "docker.io/library/debian", "ghcr.io/team/x@sha256:00", "localhost:5000/a/b"] {
+        assert_eq!(says(yaml, image(name)), [""; 0], "{name}");
+    }
+    for name in ["user/x", "ghcr.io/teammate/x", "ghcr.io/other", "evil.example/ghcr.io/team/x"] {
+        assert_eq!(says(yaml, image(name)).len(), 1, "{name}");
+    }
+    assert_eq!(says("registries: []", image("debian")).len(), 1);
+}
+
+#[test]
+fn devices_and_users_and_pids_have_their_lists() {
+    let device = |path: &str| {
+        let device = format!(r#"[{{"path_on_host":"{path}","path_in_container":"/dev/x"}}]"#);
+        move |spec: &mut TaskSpec| spec.gpu_devices = serde_json::from_str(&device).unwrap()
+    };
+    assert_eq!(says("", device("/dev/nvidia0")), [""; 0]);
+    assert_eq!(says("", device("/dev/dri/renderD128")), [""; 0]);
+    assert_eq!(says("", device("/dev/sda")), ["device /dev/sda: not an allowed device"]);
+    assert_eq!(says("", device("/dev/nvidia/../sda")).len(), 1);
+    assert_eq!(says("devices: [/etc]", device("/etc/shadow")), ["device /etc/shadow: not below /dev"]);
+    let keys = |user: &'static str| {
+        move |spec: &mut TaskSpec| {
+            spec.host_ssh_keys = vec!["k".to_owned()];
+            spec.host_ssh_user = user.to_owned();
+        }
+    };
+    assert_eq!(says("", keys("ubuntu")), [""; 0]);
+    assert_eq!(says("", keys("root")), [""; 0]);
+    assert_eq!(says("host_ssh_users: []", keys("root")), ["host_ssh_keys for root: not this user"]);
+    assert_eq!(says("host_ssh_users: [root]", keys("root")), [""; 0]);
+    assert_eq!(says("host_ssh_users: [root]", keys("ubuntu")).len(), 1);
+    assert_eq!(says("pids: 10", |spec| spec.pids = 11), ["pids 11: at most 10"]);
+}
+
+#[test]
+fn a_refusal_tells_everything_and_names_the_lines_that_help() {
+    let policy = policy("");
+    let mut spec = spec();
+    spec.privileged = true;
+    spec.instance_mounts.push(mount("/etc\n"));
+    let seen = Seen { mounts: vec![Err("does not exist".to_owned())], devices: Vec::new() };
+    let text = policy.render(&policy.decide(&spec, &seen).problems);
+    assert!(text.contains("- privileged: not on this host\n"), "{text}");
+    assert!(text.contains("hint: to allow it, say `privileged: true` in /etc/windlass/policy.yml"), "{text}");
+    assert!(text.contains("- mount /etc\\n: does not exist"), "{text}");
+    spec.instance_mounts = vec![mount("/opt/nope")];
+    let real = Source { real: "/opt/nope".into(), missing: Vec::new() };
+    let seen = Seen { mounts: vec![Ok(real)], devices: Vec::new() };
+    let text = policy.render(&policy.decide(&spec, &seen).problems);
+    assert!(text.contains("hint: to allow it, add `/opt/nope` to `mounts` in"), "{text}");
+    assert!(!text.contains('['), "brackets are markup for a dstack server: {text}");
+}
+
+#[test]
+fn the_agents_own_directories_are_given_by_no_entry() {
+    let dir = windlass_testkit::temp_dir("policy").unwrap();
+    let rules = parse("policy.yml", b"mounts: [/var, /]").unwrap();
+    let policy = Policy::new(Path::new("/policy.yml"), rules).keeping([dir.path().to_owned()]);
+    let mut policy = policy;
+    policy.agents.push("/var/lib/windlass".into());
+    let real = fs::canonicalize(dir.path()).unwrap();
+    for path in ["/var", "/var/lib/windlass/agent", "/var/lib/windlass/home/enrolment.json", "/"] {
+        let why = policy.why_not_mount(Path::new(path)).unwrap();
+        assert!(why.0.contains("which is the agent's") && why.1.is_none(), "{path}: {why:?}");
+    }
+    assert!(policy.why_not_mount(&real.join("tasks")).is_some());
+    assert_eq!(policy.why_not_mount(Path::new("/var/cache")), None);
+}
+
+#[test]
+fn the_file_says_what_plain_processes_are() {
+    let rules = |yaml: &str| parse("policy.yml", yaml.as_bytes());
+    let policy = |yaml: &str| Policy::new(Path::new("/p"), rules(yaml).unwrap());
+    let mode = |yaml: &str| policy(yaml).processes(ProcessMode::Own, Vec::new()).mode;
+    assert_eq!((mode(""), mode("processes: refused")), (ProcessMode::Own, ProcessMode::Refused));
+    let all =
+        policy("{users: [nobody, ubuntu], user_ids: 5000-5999}").processes(ProcessMode::Confined, Vec::new());
+    assert_eq!((all.users.len(), all.user_ids.first, all.user_ids.last), (2, 5000, 5999));
+    for bad in ["processes: free", "users: [root]", "users: ['0']", "user_ids: 1-2", "user_ids: 5000"] {
+        assert!(rules(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn a_mistake_in_the_file_is_told_with_its_place() {
+    let told = parse("policy.yml", b"privilged: true\nmounts: [etc]\npids: 0\n").unwrap_err();
+    for part in
+        ["policy.yml:1:1", "did you mean `privileged`?", "`etc` is not an absolute path", "policy.yml:3:7"]
+    {
+        assert!(told.contains(part), "{part} is not in {told}");
+    }
+    assert!(parse("policy.yml", b"- a\n").is_err());
+    assert_eq!(parse("policy.yml", b"# nothing\n").unwrap(), Rules::default());
+    let json = br#"{"capabilities": ["cap_sys_nice"], "registries": null}"#;
+    let rules = parse("policy.yml", json).unwrap();
+    assert_eq!((rules.capabilities, rules.registries), (vec!["SYS_NICE".to_owned()], None));
+}
