@@ -20,9 +20,13 @@ use nix::sys::{
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
-    process::{Pid, Signal, WaitStatus, kill_process_group, set_parent_process_death_signal},
+    process::{
+        DumpableBehavior, Pid, Signal, WaitStatus, kill_process_group, set_dumpable_behavior,
+        set_parent_process_death_signal,
+    },
 };
 
+use super::isolation::Isolation;
 use crate::{
     cgroup::{
         Hierarchies,
@@ -50,6 +54,18 @@ pub struct Args {
     /// Name of the attempt's control group
     #[arg(long, value_name = "NAME")]
     group: String,
+    /// Whether the program is a plain process: then it gains no rights
+    #[arg(long)]
+    plain: bool,
+    /// The user and group that a plain process has for itself
+    #[arg(long, value_name = "NUMBER", requires = "apart")]
+    user: Option<u32>,
+    /// Directory that holds those of all attempts, of which that user sees its own root only
+    #[arg(long, value_name = "DIR")]
+    apart: Option<PathBuf>,
+    /// What that user does not see either
+    #[arg(long, value_name = "PATH")]
+    hide: Vec<PathBuf>,
     /// What to run when the executor is gone, word by word
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     after: Vec<String>,
@@ -64,6 +80,8 @@ pub(super) fn groups() -> io::Result<Groups> {
 }
 
 pub fn main(args: &Args) -> ExitCode {
+    // What the program is given is not for other processes of the same user.
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     match run(args) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
@@ -83,7 +101,15 @@ enum End {
 fn run(args: &Args) -> io::Result<u8> {
     let signals = take_charge()?;
     let group = groups()?.find(&args.group);
-    let child = start(&args.command, &group)?;
+    let isolation = match (args.plain, args.user, &args.apart) {
+        (false, ..) => None,
+        (true, Some(uid), Some(apart)) => {
+            let made = Isolation::of(uid, &args.dir.join(ROOT), apart, &args.hide);
+            Some(made.map_err(|error| cannot_isolate(&error))?)
+        }
+        (true, ..) => Some(Isolation::plain()),
+    };
+    let child = start(&args.command, &group, isolation)?;
     let end = attend(child, &signals)?;
     group.kill();
     clear(&Orders::default(), &signals);
@@ -108,8 +134,12 @@ fn tidy(args: &Args, group: &TaskGroup) {
     let _ = fs::remove_dir_all(if args.whole { args.dir.clone() } else { args.dir.join(ROOT) });
 }
 
+fn cannot_isolate(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("give it a user of its own: {error}"))
+}
+
 #[expect(unsafe_code, reason = "what happens between fork and exec cannot be said otherwise")]
-fn start(words: &[String], group: &TaskGroup) -> io::Result<Pid> {
+fn start(words: &[String], group: &TaskGroup, isolation: Option<Isolation>) -> io::Result<Pid> {
     // Opened here: what is written there between fork and exec is one call.
     let door = |group: &PathBuf| fs::File::options().write(true).open(group.join("cgroup.procs")).ok();
     let doors: Vec<fs::File> = group.directories().iter().filter_map(door).collect();
@@ -122,7 +152,10 @@ fn start(words: &[String], group: &TaskGroup) -> io::Result<Pid> {
             for door in &doors {
                 let _ = rustix::io::write(door, b"0");
             }
-            // A guard that is killed takes the program along: the executor sees to the rest.
+            if let Some(isolation) = &isolation {
+                isolation.enter()?;
+            }
+            // A guard that is killed takes the program along: the executor sees to the rest. Another user forgets it.
             set_parent_process_death_signal(Some(Signal::KILL))?;
             reset_signals()?;
             sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;

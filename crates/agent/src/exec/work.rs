@@ -18,7 +18,8 @@ use tokio::{
 use super::{
     Stopped,
     guard::{NOT_STARTED, ROOT, groups},
-    image::{Engine, Order, Runtime, Verdict, choose},
+    image::{Engine, Network, Order, Runtime, Verdict, choose, confine, host_from},
+    isolation::{Claim, Users, give, without_links},
 };
 use crate::cgroup::task::{Limits, TaskGroup};
 use windlass_model::queue::reuse::IMAGE_IGNORED;
@@ -64,6 +65,14 @@ pub(super) struct Given<'a> {
     /// Whether a program there cannot check who answers at `host`.
     pub(super) is_unknown: bool,
     pub(super) runtime: Runtime,
+    pub(super) allow_process: bool,
+    /// For plain processes, where we are root.
+    pub(super) users: Users,
+    /// What plain processes do not see.
+    pub(super) hidden: &'a [PathBuf],
+    pub(super) network: Network,
+    /// The file with what this host allows.
+    pub(super) policy: &'a Path,
 }
 
 pub(super) struct Work {
@@ -80,7 +89,9 @@ pub(super) struct Work {
     group: TaskGroup,
     oom_before: u64,
     engine: Option<Engine>,
-    /// What is not as it was asked for.
+    /// The user that a plain process has for itself.
+    claim: Option<Claim>,
+    hidden: Vec<PathBuf>,
     /// Said where the image was ignored.
     warning: Option<String>,
     started: std::sync::OnceLock<std::time::Instant>,
@@ -130,10 +141,25 @@ impl Work {
     pub(super) async fn prepare(given: &Given<'_>) -> Result<Self, Stopped> {
         let record = given.record;
         let image = record["container_image"].as_str().unwrap_or_default();
-        let (engine, warning) = choose(given.runtime, image).await?;
+        let (engine, warning) = choose(given.runtime, given.allow_process, image).await?;
+        let gpus = std::env::var(DEVICES[0]).ok().filter(|gpus| !gpus.is_empty());
+        let mut confinement = None;
+        let mut host = given.host.to_owned();
         if let Some(engine) = engine {
+            let wanted = [&record["mounts"], given.secrets].into_iter().filter_map(Value::as_object);
+            let wanted: Vec<String> = wanted.flat_map(|mounts| mounts.keys().cloned()).collect();
+            let kept_in = confine(given.policy, engine, image, given.network, &wanted, gpus.as_deref())?;
+            if kept_in.network != "host" {
+                host = host_from(&host, engine.ensure_network().await?);
+            }
             engine.fetch(image).await?;
+            confinement = Some(kept_in);
         }
+        let claim = if engine.is_none() && rustix::process::geteuid().is_root() {
+            Some(Claim::take(given.users, given.name).map_err(Stopped::Machine)?)
+        } else {
+            None
+        };
         let root = given.dir.join(ROOT);
         fs::create_dir_all(&root).map_err(Stopped::Machine)?;
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).map_err(Stopped::Machine)?;
@@ -151,7 +177,7 @@ impl Work {
         let mut work = Self {
             command: texts(&record["command"]),
             after: Vec::new(),
-            environment: environment(given),
+            environment: environment(given, &host),
             dir: given.dir.to_owned(),
             is_own: given.is_own,
             cwd: root.clone(),
@@ -159,17 +185,33 @@ impl Work {
             group,
             oom_before,
             engine,
+            claim,
+            hidden: given.hidden.to_vec(),
             warning,
             started: std::sync::OnceLock::new(),
         };
         let asked = record["cwd"].as_str().unwrap_or_default();
-        let ready = match engine {
-            None => work.as_process(&root, asked),
-            Some(engine) => {
+        let ready = match (engine, confinement) {
+            (Some(engine), Some(confinement)) => {
                 let binds = targets.iter().map(|target| (inside(&root, target), target.clone())).collect();
-                work.in_image(engine, image, asked, binds, (memory, cpus));
+                let names: Vec<String> = work.environment.iter().map(|(name, _)| name.clone()).collect();
+                let name = work.container();
+                let order = Order {
+                    name: &name,
+                    image,
+                    command: &work.command.clone(),
+                    cwd: if asked == "." { "" } else { asked },
+                    binds,
+                    names: names.iter().map(String::as_str).collect(),
+                    memory,
+                    cpus,
+                    gpus,
+                    confinement,
+                };
+                work.in_image(engine, &order);
                 Ok(())
             }
+            (None | Some(_), _) => work.as_process(&root, asked),
         };
         match ready {
             Ok(()) => Ok(work),
@@ -197,24 +239,14 @@ impl Work {
         let own = own.map(|(name, value)| (name.to_owned(), value));
         // What the container asks for comes last, and so counts.
         self.environment.splice(0..0, own);
-        Ok(())
+        match &self.claim {
+            Some(claim) => give(&self.dir.join(ROOT), claim.uid).map_err(Stopped::Machine),
+            None => Ok(()),
+        }
     }
 
-    fn in_image(
-        &mut self,
-        engine: Engine,
-        image: &str,
-        cwd: &str,
-        binds: Vec<(PathBuf, String)>,
-        (memory, cpus): (Option<u64>, Option<u64>),
-    ) {
-        let names = self.environment.iter().map(|(name, _)| name.as_str()).collect();
-        let cwd = if cwd == "." { "" } else { cwd };
-        let name = self.container();
-        let gpus = std::env::var(DEVICES[0]).ok().filter(|gpus| !gpus.is_empty());
-        let order =
-            Order { name: &name, image, command: &self.command, cwd, binds, names, memory, cpus, gpus };
-        (self.command, self.after) = engine.words(&order);
+    fn in_image(&mut self, engine: Engine, order: &Order<'_>) {
+        (self.command, self.after) = engine.words(order);
         for words in [&mut self.command, &mut self.after] {
             // By its place: the container may ask for a search path of its own.
             if let Some(program) = words.first_mut() {
@@ -240,6 +272,17 @@ impl Work {
         command.arg("exec-guard").arg("--dir").arg(&self.dir).args(["--group", &self.attempt]);
         if self.is_own {
             command.arg("--whole");
+        }
+        if self.engine.is_none() {
+            command.arg("--plain");
+        }
+        if let Some(claim) = &self.claim {
+            // Directories of attempts lie together, unless each has one of its own somewhere.
+            let above = self.dir.parent().filter(|_| !self.is_own);
+            command.args(["--user", &claim.uid.to_string()]).arg("--apart").arg(above.unwrap_or(&self.dir));
+            for path in &self.hidden {
+                command.arg("--hide").arg(path);
+            }
         }
         for word in &self.after {
             command.arg("--after").arg(word);
@@ -350,9 +393,15 @@ impl Work {
         usage
     }
 
-    /// Where a path of the container is on this machine.
-    pub(super) fn place_of(&self, path: &str) -> PathBuf {
-        inside(&self.dir.join(ROOT), path)
+    /// Where a path of the container is on this machine, once nothing of it runs any more. What the program had for itself
+    /// is ours then.
+    pub(super) fn take_back(&self, path: &str) -> io::Result<PathBuf> {
+        let root = self.dir.join(ROOT);
+        let path = without_links(&root, &inside(&root, path))?;
+        if self.claim.is_some() && path.exists() {
+            give(&path, 0)?;
+        }
+        Ok(path)
     }
 
     pub(super) async fn clean(&self) {
@@ -366,14 +415,15 @@ impl Work {
     }
 }
 
-/// What the server gives the program, and what the container asks for.
-fn environment(given: &Given<'_>) -> Vec<(String, String)> {
-    let mut all = vec![
-        ("ARVADOS_API_HOST".to_owned(), given.host.to_owned()),
-        ("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned()),
-    ];
-    // Its client speaks TLS or not at all, and would refuse a certificate that it does not know.
-    all.extend(given.is_unknown.then(|| ("ARVADOS_API_HOST_INSECURE".to_owned(), "1".to_owned())));
+/// What the server gives the program, if it asked for that, and what the container asks for.
+fn environment(given: &Given<'_>, host: &str) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    if given.record["runtime_constraints"]["API"] == true {
+        all.push(("ARVADOS_API_HOST".to_owned(), host.to_owned()));
+        all.push(("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned()));
+        // Its client speaks TLS or not at all, and would refuse a certificate that it does not know.
+        all.extend(given.is_unknown.then(|| ("ARVADOS_API_HOST_INSECURE".to_owned(), "1".to_owned())));
+    }
     let of_slurm = |name: &String| name.starts_with(OF_SLURM) && !NOT_FOR_PROGRAMS.contains(&name.as_str());
     // What is no text means nothing to anybody.
     let texts = std::env::vars_os()
