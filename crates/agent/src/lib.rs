@@ -11,6 +11,7 @@ pub mod digest;
 pub mod exec;
 pub mod host;
 pub mod http;
+pub mod isolation;
 pub mod proc;
 pub mod runner;
 pub mod shim;

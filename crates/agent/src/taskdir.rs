@@ -1,7 +1,7 @@
 //! Where a task keeps its files, and what shim and runner tell each other there.
 //!
 //! ```text
-//! HOME/tasks/ID/            0700, the shim's; 0711 where plain processes of other users must pass through
+//! HOME/tasks/ID/            0700, the shim's; 0711 where unconfined processes of other users must pass through
 //!   task.json               what was asked for and what became of it, without credentials
 //!   registry.json           0600, the registry's credential, gone once the image is here
 //!   token                   0600, what the shim says to the runner
@@ -16,6 +16,7 @@
 //!     states.jsonl          the job's states, one `JobState` a line, each synced
 //!     exit.json             the runner's last word (`LastWord`)
 //!   scratch/                0700, where a plain process starts; the runner gives it to the job's user
+//!   private/                what else a confined plain process has: `home`, `python`, `tmp`, `var-tmp`
 //! ```
 
 use std::{
@@ -71,6 +72,10 @@ impl TaskDir {
     }
     pub fn run(&self) -> PathBuf {
         self.root.join("run")
+    }
+    /// Directories of a confined plain process beside `scratch`: its home, its temporary files.
+    pub fn private(&self) -> PathBuf {
+        self.root.join("private")
     }
     pub fn scratch(&self) -> PathBuf {
         self.root.join("scratch")

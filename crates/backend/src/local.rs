@@ -145,10 +145,12 @@ impl Local {
         Ok(())
     }
 
-    /// Tasks that exist keep what they were started with; otherwise what suits the machine now.
+    /// Tasks that exist keep what they were started with; otherwise what suits the machine now. A machine that ran
+    /// containers does not become one without them by itself: an engine that is down is said, not passed over.
     async fn choose(&self, home: &Home) -> Result<Chosen, BackendError> {
-        let before = std::fs::read_to_string(home.dir().join("runtime")).ok();
-        let before = before.filter(|_| !home.is_idle()).and_then(|word| Runtime::parse(word.trim()));
+        let noted = std::fs::read_to_string(home.dir().join("runtime")).ok();
+        let noted = noted.and_then(|word| Runtime::parse(word.trim()));
+        let before = noted.filter(|_| !home.is_idle());
         let places = Places::here(self.settings.docker_socket.clone());
         let (runtime, why) = match (before, self.settings.runtime) {
             (Some(before), _) => (before, "as its jobs were started".to_owned()),
@@ -161,6 +163,12 @@ impl Local {
             },
             (None, None) => match places.look().await {
                 Engine::At(socket) => return Ok(with_engine(Runtime::Any, socket)),
+                Engine::None { why } if matches!(noted, Some(Runtime::Any | Runtime::Docker)) => {
+                    let said = format!(
+                        "{why} (it did before: start the engine, or say `--local-runtime process` to do without)"
+                    );
+                    return Err(BackendError::Unavailable { what: "run jobs in containers", said });
+                }
                 Engine::None { why } => (Runtime::Process, why),
             },
         };

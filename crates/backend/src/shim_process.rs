@@ -307,6 +307,10 @@ impl Home {
         if let Some(socket) = &with.docker_socket {
             command.arg("--docker-socket").arg(socket);
         }
+        // The server's data directory: its keys and its database are no business of jobs.
+        if let Some(data) = self.0.parent().filter(|data| data.parent().is_some()) {
+            command.arg("--hide").arg(data);
+        }
         command.env_clear().envs(handed_on()).envs(&with.env);
         command.current_dir("/").stdin(Stdio::null()).stdout(log).stderr(second);
         command.spawn().map_err(|source| ShimProcessError::Io {

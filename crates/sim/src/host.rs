@@ -375,6 +375,7 @@ impl Host {
                 disk_size: 1 << 40,
                 cpus: 32,
                 memory: 256 << 30,
+                processes: None,
             },
             health: InstanceHealth::default(),
         }

@@ -3,6 +3,7 @@
 //! [`Group`] is one group over all hierarchies, for reading. [`task`] makes, limits, kills and removes groups.
 //! On a mixed machine the controllers are on version 1 while an empty version 2 beside them still kills.
 
+pub mod metadata;
 pub mod ports;
 pub mod task;
 

@@ -30,22 +30,24 @@ const NAME: &[u8; 16] = b"windlass_ports\0\0";
 
 /// Where the kernel asks the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hook {
+pub(super) enum Hook {
     Bind4 = 8,
     Bind6 = 9,
     Connect4 = 10,
     Connect6 = 11,
+    SendTo4 = 14,
+    SendTo6 = 15,
 }
 
 const HOOKS: [Hook; 4] = [Hook::Bind4, Hook::Bind6, Hook::Connect4, Hook::Connect6];
 
 /// Offsets of `struct bpf_sock_addr`.
-const IP4: i16 = 4;
-const IP6: i16 = 8;
-const PORT: i16 = 24;
+pub(super) const IP4: i16 = 4;
+pub(super) const IP6: i16 = 8;
+pub(super) const PORT: i16 = 24;
 
 /// One instruction of the kernel's machine, eight bytes.
-fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> [u8; 8] {
+pub(super) fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes[0] = code;
     bytes[1] = to | from << 4;
@@ -95,14 +97,14 @@ const PAIR: i16 = 4;
 const CONTEXT: u8 = 1;
 
 /// As the address holds it: network order in the lower half of a word.
-fn word(port: u16) -> i32 {
+pub(super) fn word(port: u16) -> i32 {
     i32::from(u16::from_ne_bytes(port.to_be_bytes()))
 }
 
 fn steps(hook: Hook, ports: &PortMap) -> Vec<Step> {
     let mut steps = Vec::new();
     match hook {
-        Hook::Bind4 | Hook::Bind6 => {}
+        Hook::Bind4 | Hook::Bind6 | Hook::SendTo4 | Hook::SendTo6 => {}
         // 127.0.0.0/8: the first byte is the lowest.
         Hook::Connect4 => steps.extend([
             Step::Load { to: 3, offset: IP4 },
@@ -186,8 +188,7 @@ fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<libc::c_long> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
 
-fn load(hook: Hook, ports: &PortMap) -> io::Result<OwnedFd> {
-    let instructions = program(hook, ports);
+pub(super) fn load(hook: Hook, instructions: &[u8]) -> io::Result<OwnedFd> {
     let attributes = Load {
         kind: SOCK_ADDR,
         count: u32::try_from(instructions.len() / 8).unwrap_or(u32::MAX),
@@ -209,19 +210,21 @@ pub fn rewrite(group: &Path, ports: &PortMap) -> io::Result<()> {
     if ports.iter().all(|(from, to)| from == to) {
         return Ok(());
     }
+    HOOKS.into_iter().try_for_each(|hook| attach(group, hook, &program(hook, ports)))
+}
+
+/// Has the kernel ask a program about everything in the group.
+pub(super) fn attach(group: &Path, hook: Hook, instructions: &[u8]) -> io::Result<()> {
     let group = File::open(group)?;
+    let program = load(hook, instructions)?;
     let number = |descriptor: i32| u32::try_from(descriptor).map_err(io::Error::other);
-    for hook in HOOKS {
-        let program = load(hook, ports)?;
-        let attributes = Attach {
-            group: number(group.as_raw_fd())?,
-            program: number(program.as_raw_fd())?,
-            hook: hook as u32,
-            flags: ALLOW_MULTI,
-        };
-        bpf(PROG_ATTACH, &attributes)?;
-    }
-    Ok(())
+    let attributes = Attach {
+        group: number(group.as_raw_fd())?,
+        program: number(program.as_raw_fd())?,
+        hook: hook as u32,
+        flags: ALLOW_MULTI,
+    };
+    bpf(PROG_ATTACH, &attributes).map(drop)
 }
 
 #[cfg(test)]

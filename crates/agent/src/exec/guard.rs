@@ -20,10 +20,7 @@ use nix::sys::{
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
-    process::{
-        DumpableBehavior, Pid, Signal, WaitStatus, kill_process_group, set_dumpable_behavior,
-        set_parent_process_death_signal,
-    },
+    process::{Pid, Signal, WaitStatus, kill_process_group, set_parent_process_death_signal},
 };
 
 use super::isolation::Isolation;
@@ -32,6 +29,7 @@ use crate::{
         Hierarchies,
         task::{Groups, TaskGroup},
     },
+    isolation::restrict::hide_memory,
     runner::init::{Orders, Reaped, clear, code, pending, reap, reset_signals, take_charge},
 };
 
@@ -81,7 +79,7 @@ pub(super) fn groups() -> io::Result<Groups> {
 
 pub fn main(args: &Args) -> ExitCode {
     // What the program is given is not for other processes of the same user.
-    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let _ = hide_memory();
     match run(args) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {

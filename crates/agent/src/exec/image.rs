@@ -15,7 +15,7 @@ use std::{
 
 use serde_json::{Value, json};
 use tokio::process::Command;
-use windlass_api::agent::shim::{NetworkMode, TaskSpec};
+use windlass_api::agent::shim::{NetworkMode, ProcessMode, TaskSpec};
 use windlass_model::queue::REFUSED;
 
 use super::Stopped;
@@ -127,6 +127,25 @@ fn no_process(image: &str) -> String {
         "container_image `{image}` would run as a plain process, which the dispatcher does not allow; \
          name an image that an engine can run, or have its operator start it with `--allow-process`"
     )
+}
+
+/// Whether the policy of this host lets a plain process run, whoever started the executor.
+pub(super) fn allow_process(policy: &Path) -> Result<(), Stopped> {
+    let policy = load(policy)?;
+    let why = match policy.processes(ProcessMode::Own, Vec::new()).mode {
+        ProcessMode::Refused => "takes none",
+        ProcessMode::Confined if !rustix::process::geteuid().is_root() => {
+            "takes those that are confined, and the executor is not root"
+        }
+        ProcessMode::Confined | ProcessMode::Own => return Ok(()),
+    };
+    let file = policy.file().display();
+    Err(refused(format!("a plain process: the policy of this host {why} (`processes` in {file})")))
+}
+
+fn load(policy: &Path) -> Result<Policy, Stopped> {
+    Policy::load(policy)
+        .map_err(|error| Stopped::Machine(std::io::Error::other(windlass_model::causes::chain(&error))))
 }
 
 /// What the policy of this host makes of a container, unless it forbids it.
@@ -522,6 +541,10 @@ mod tests {
             assert!(word == REFUSED && why.contains("mount at"), "{why}");
         }
         assert_eq!(ask(docker, "x", Network::Host).unwrap().network, "host");
+        allow_process(&file).unwrap();
+        write("processes: refused\n");
+        let (word, why) = reason(allow_process(&file).unwrap_err());
+        assert!(word == REFUSED && why.contains("`processes` in"), "{why}");
     }
 
     #[test]

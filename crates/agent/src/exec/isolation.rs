@@ -26,11 +26,10 @@ use rustix::{
     io::Errno,
     mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change},
     process::{Gid, Uid},
-    thread::{
-        CapabilitySet, UnshareFlags, clear_ambient_capability_set, remove_capability_from_bounding_set,
-        set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid, unshare_unsafe,
-    },
+    thread::{UnshareFlags, set_thread_groups, set_thread_res_gid, set_thread_res_uid, unshare_unsafe},
 };
+
+use crate::isolation::restrict::{Restrictions, restrict_children};
 
 /// Where it is written down who has which user on this machine.
 const CLAIMS: &str = "/run/windlass/exec-users";
@@ -144,6 +143,7 @@ pub(super) fn without_links(root: &Path, path: &Path) -> io::Result<PathBuf> {
 /// What a plain process becomes between fork and exec. Everything is prepared: then there are system calls alone.
 pub(super) struct Isolation {
     user: Option<OwnUser>,
+    restrictions: Restrictions,
 }
 
 struct OwnUser {
@@ -161,7 +161,8 @@ struct OwnUser {
 impl Isolation {
     /// For whoever is not root: nothing can be gained.
     pub(super) fn plain() -> Self {
-        Self { user: None }
+        restrict_children();
+        Self { user: None, restrictions: Restrictions::of_children() }
     }
 
     /// A user of its own that sees `root`, and of the directories it is in what others may see anyway. `apart` is one of
@@ -193,16 +194,18 @@ impl Isolation {
         let flags = (OFlags::PATH | OFlags::DIRECTORY).bits();
         let root = options.read(true).custom_flags(i32::from_ne_bytes(flags.to_ne_bytes())).open(root)?;
         let cover = text(&cover)?;
-        Ok(Self { user: Some(OwnUser { uid, hidden_files, hidden_dirs, cover, way, root, cwd }) })
+        let user = OwnUser { uid, hidden_files, hidden_dirs, cover, way, root, cwd };
+        Ok(Self { user: Some(user), ..Self::plain() })
     }
 
     /// Between fork and exec, in a process with one thread. Nothing is allocated and no lock is taken.
     pub(super) fn enter(&self) -> io::Result<()> {
         if let Some(user) = &self.user {
             user.hide()?;
+            self.restrictions.drop_capabilities()?;
             user.become_user()?;
         }
-        Ok(set_no_new_privs(true)?)
+        self.restrictions.seal()
     }
 }
 
@@ -235,14 +238,6 @@ impl OwnUser {
     }
 
     fn become_user(&self) -> io::Result<()> {
-        clear_ambient_capability_set()?;
-        for capability in CapabilitySet::all() {
-            match remove_capability_from_bounding_set(capability) {
-                // An older kernel does not know it.
-                Ok(()) | Err(Errno::INVAL) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.uid));
         set_thread_groups(&[])?;
         set_thread_res_gid(gid, gid, gid)?;

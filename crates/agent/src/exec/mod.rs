@@ -134,7 +134,7 @@ fn read_token() -> std::io::Result<String> {
 
 async fn run(args: &Args) -> ExitCode {
     // Other processes of the same user read neither our memory nor what we have open.
-    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+    let _ = crate::isolation::restrict::hide_memory();
     let token = match read_token() {
         Ok(token) => token,
         Err(error) => {

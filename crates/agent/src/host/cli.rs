@@ -7,11 +7,19 @@ use std::{
 };
 
 use serde::Serialize;
-use windlass_api::agent::shim::HostInfo;
+use windlass_api::agent::shim::{HostInfo, ProcessMode};
+use windlass_model::causes::chain;
 
 use super::{
     gpu::{self, Inventory},
     health, info,
+};
+use crate::{
+    isolation::probe,
+    shim::{
+        cli::ProcessModeName,
+        policy::{self, Policy},
+    },
 };
 
 #[derive(Debug, clap::Args)]
@@ -19,6 +27,12 @@ pub struct Args {
     /// The directory whose disk tasks would use
     #[arg(long, value_name = "DIR", default_value = "/")]
     data: PathBuf,
+    /// What becomes of tasks without an image; the policy's own word wins
+    #[arg(long, value_name = "MODE", env = "WINDLASS_AGENT_PROCESSES", default_value = "confined")]
+    processes: ProcessModeName,
+    /// What tasks may have on this host
+    #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_POLICY", default_value = policy::DEFAULT_FILE)]
+    policy: PathBuf,
 }
 
 /// What is printed, as JSON.
@@ -31,7 +45,15 @@ struct Host {
 }
 
 pub fn main(args: &Args) -> ExitCode {
-    match run(&args.data) {
+    let policy = match Policy::load(&args.policy) {
+        Ok(policy) => policy,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "windlass-agent host: {}", chain(&error));
+            return ExitCode::FAILURE;
+        }
+    };
+    let mode = policy.processes(args.processes.into(), Vec::new()).mode;
+    match run(&args.data, mode) {
         Ok(text) if std::io::stdout().write_all(text.as_bytes()).is_ok() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -41,13 +63,13 @@ pub fn main(args: &Args) -> ExitCode {
     }
 }
 
-fn run(data: &Path) -> std::io::Result<String> {
+fn run(data: &Path, mode: ProcessMode) -> std::io::Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let gpus = gpu::discover().await;
         let watched = health::Watched { home: data, data: None, engine: None, gpus: &[] };
         let health = health::problems(&watched).await;
-        let host = info::gather(data, &gpus)?;
+        let host = info::gather(data, &gpus, probe::look(Path::new("/proc/self/exe"), mode))?;
         Ok(serde_json::to_string_pretty(&Host { host, gpus, health })? + "\n")
     })
 }

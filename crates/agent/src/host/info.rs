@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use windlass_api::agent::shim::{HostInfo, InstanceInfo};
+use windlass_api::agent::shim::{HostInfo, InstanceInfo, ProcessesInfo};
 
 use super::{
     addresses,
@@ -18,7 +18,7 @@ use crate::cgroup::Group;
 pub const FILE: &str = "host_info.json";
 
 /// Reads processors, memory, addresses and the disk that `data` (where images and scratch directories are) is on.
-pub fn gather(data: &Path, gpus: &Inventory) -> io::Result<HostInfo> {
+pub fn gather(data: &Path, gpus: &Inventory, processes: ProcessesInfo) -> io::Result<HostInfo> {
     let disk = rustix::fs::statvfs(data)?;
     let of_meminfo = field(&fs::read_to_string("/proc/meminfo")?, "MemTotal").unwrap_or(0);
     let offered = uniform(&gpus.gpus);
@@ -37,6 +37,7 @@ pub fn gather(data: &Path, gpus: &Inventory) -> io::Result<HostInfo> {
         cpus: std::thread::available_parallelism()
             .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
         memory: memory_limit().map_or(of_meminfo, |limit| limit.min(of_meminfo)),
+        processes: Some(processes),
     })
 }
 
@@ -117,11 +118,16 @@ mod tests {
         }
     }
 
+    fn processes() -> ProcessesInfo {
+        let mode = windlass_api::agent::shim::ProcessMode::default();
+        ProcessesInfo { mode, confined_by: None, problem: None }
+    }
+
     #[test]
     fn a_host_tells_what_it_has() {
         let gpus = vec![gpu("A", "1", 10), gpu("B", "2", 20), gpu("B", "3", 19)];
         let inventory = Inventory { gpus, driver_version: Some("570".into()), problems: vec![] };
-        let info = gather(Path::new("/"), &inventory).unwrap();
+        let info = gather(Path::new("/"), &inventory, processes()).unwrap();
         assert!(info.cpus > 0 && info.memory > 1 << 20 && info.disk_size > 1 << 20, "{info:?}");
         assert!(info.addresses.iter().all(|address| address.contains('/')), "{info:?}");
         assert_eq!((info.gpu_vendor.as_str(), info.gpu_name.as_str()), ("nvidia", "B"));
@@ -132,16 +138,16 @@ mod tests {
         );
         assert_eq!(instance(&inventory).gpu_driver_version.as_deref(), Some("570"));
 
-        let none = gather(Path::new("/"), &Inventory::default()).unwrap();
+        let none = gather(Path::new("/"), &Inventory::default(), processes()).unwrap();
         assert_eq!((none.gpu_vendor.as_str(), none.gpu_count), ("none", 0));
         assert_eq!(instance(&Inventory::default()), InstanceInfo::default());
-        assert!(gather(Path::new("/nonexistent"), &Inventory::default()).is_err());
+        assert!(gather(Path::new("/nonexistent"), &Inventory::default(), processes()).is_err());
     }
 
     #[test]
     fn the_file_is_written_whole_and_once() {
         let fixture = Fixture::new();
-        let mut info = gather(Path::new("/"), &Inventory::default()).unwrap();
+        let mut info = gather(Path::new("/"), &Inventory::default(), processes()).unwrap();
         write_once(fixture.path(), &info).unwrap();
         let read =
             || -> HostInfo { serde_json::from_slice(&fs::read(fixture.path().join(FILE)).unwrap()).unwrap() };

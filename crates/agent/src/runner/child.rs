@@ -18,6 +18,7 @@ use tokio::{
 };
 
 use super::{site::Site, user::Account};
+use crate::isolation::{probe, restrict::Restrictions};
 
 /// The subcommands of the agent's own binary that are started as children.
 #[derive(Debug, clap::Args)]
@@ -34,6 +35,8 @@ enum Part {
     GitCredential(super::repo::credential::Args),
     /// Run a command on a host, as git asks an SSH client to
     GitSsh(super::repo::ssh::Args),
+    /// Try whether this host can confine plain processes
+    TryConfinement,
 }
 
 pub fn main(args: &Args) -> std::process::ExitCode {
@@ -41,6 +44,7 @@ pub fn main(args: &Args) -> std::process::ExitCode {
         Part::Unpack(args) => super::unpack::child::main(args),
         Part::GitCredential(args) => super::repo::credential::main(args),
         Part::GitSsh(args) => super::repo::ssh::main(args),
+        Part::TryConfinement => probe::main(),
     }
 }
 
@@ -52,13 +56,16 @@ pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -
         let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
         (Uid::from_raw(account.uid), Gid::from_raw(account.gid), groups)
     });
+    let restrictions = Restrictions::of_children();
     let lower = move || {
         if let Some((uid, gid, groups)) = &switch {
+            restrictions.drop_capabilities()?;
             setgroups(groups)?;
             setresgid(*gid, *gid, *gid)?;
             setresuid(*uid, *uid, *uid)?;
         }
-        rustix::thread::set_no_new_privs(true).map_err(io::Error::from)
+        rustix::thread::set_no_new_privs(true)?;
+        restrictions.seal()
     };
     #[expect(unsafe_code, reason = "the user of a child is set between fork and exec")]
     // SAFETY: the closure makes system calls only; it neither allocates nor takes a lock.

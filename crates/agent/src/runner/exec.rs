@@ -22,6 +22,7 @@ use rustix::{
 };
 
 use super::{env::Env, names::Names, user::Account};
+use crate::isolation::restrict::Restrictions;
 
 /// What a program sees that asks for the size of its terminal.
 const WINDOW: Winsize = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
@@ -193,6 +194,7 @@ pub fn become_account(command: &mut Command, account: &Account, with_terminal: b
     let is_root = rustix::process::geteuid().is_root();
     let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
     let (uid, gid) = (Uid::from_raw(account.uid), Gid::from_raw(account.gid));
+    let restrictions = Restrictions::of_children();
     let prepare = move || {
         setsid()?;
         if with_terminal {
@@ -203,11 +205,12 @@ pub fn become_account(command: &mut Command, account: &Account, with_terminal: b
         umask(rustix::fs::Mode::from_raw_mode(UMASK));
         // Without root's rights there is nobody else to become.
         if is_root {
+            restrictions.drop_capabilities()?;
             set_thread_groups(&groups)?;
             set_thread_res_gid(gid, gid, gid)?;
             set_thread_res_uid(uid, uid, uid)?;
         }
-        Ok(())
+        restrictions.seal()
     };
     // SAFETY: between fork and exec only system calls are made: nothing is allocated, locked or freed. The
     // thread calls change the only thread the child has.

@@ -7,6 +7,9 @@
 //! In a container it starts at once. A shim without containers starts it *gated*: it then has a socket as its
 //! standard input, tells nothing to anybody and starts nothing until [`Orders`] come. So a shim that is killed
 //! after the start and before it has written down whom it started leaves nothing behind.
+//!
+//! Of a task that is confined there are two: the one that the shim knows stays on the host and leaves the last word, the other
+//! is the first process of the task's namespaces and does the rest ([`crate::isolation`]).
 
 use std::{
     ffi::OsStr,
@@ -34,6 +37,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cgroup::Group,
+    isolation::{
+        self, Confinement,
+        namespaces::{Half, SetUpError, make_harmless, set_up, split},
+        restrict,
+    },
     proc::{self, Held},
     taskdir::{LAST_WORD, LastWord},
 };
@@ -52,6 +60,7 @@ const REAP_PATIENCE: Duration = Duration::from_secs(20);
 /// Between two looks for processes that appeared while others were killed.
 const REAP_AGAIN: Duration = Duration::from_millis(20);
 const OOM_SCORE: &str = "/proc/self/oom_score_adj";
+const OOM_SCORE_LAST: &str = "-900";
 /// What a shell says when it could not start the program.
 const CANNOT_START: u8 = 127;
 
@@ -66,6 +75,9 @@ pub struct Orders {
     pub binds: Vec<BindOrder>,
     /// Things the runner is to say in its log.
     pub notices: Vec<String>,
+    /// How the task is kept in; absent: it has the rights of the agent's user.
+    #[serde(default)]
+    pub confinement: Option<Confinement>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +110,12 @@ pub enum InitError {
         #[source]
         source: io::Error,
     },
+    #[error("make namespaces for the task")]
+    Split(#[source] io::Error),
+    #[error(transparent)]
+    Confine(#[from] SetUpError),
+    #[error("give up rights")]
+    Restrict(#[source] io::Error),
     #[error("start the runner")]
     Start(#[source] io::Error),
     #[error("write the last word")]
@@ -121,19 +139,32 @@ fn run(dir: &Path) -> Result<u8, InitError> {
     let home = rustix::fs::open(dir, flags, Mode::empty())
         .map_err(|error| InitError::Directory { dir: dir.to_owned(), source: error.into() })?;
     let signals = take_charge().map_err(InitError::Charge)?;
-    let Some(orders) = orders(&home)? else { return Ok(CANNOT_START) };
+    let Some((orders, gate)) = orders(&home)? else { return Ok(CANNOT_START) };
     let group = Group::own().unwrap_or_default();
     let kills_before = group.oom_kills();
-    let status = match start(dir, &orders) {
-        Ok(runner) => {
-            let status = attend(runner, &signals).map_err(InitError::Charge)?;
-            clear(&orders, &signals);
-            code(status)
+    let job = job_group(&orders);
+    let status = match &orders.confinement {
+        None => {
+            gate.answer(&Ok(()));
+            look_after(start(dir, &orders, job), &orders, &signals)?
         }
-        Err(error) => {
-            complain(&InitError::Start(error));
-            CANNOT_START
-        }
+        Some(task) => match split(task.user.is_none()).map_err(InitError::Split) {
+            Ok(Half::Inner) => {
+                // On the host's side of the border: from it one could walk anywhere.
+                drop(home);
+                return inside(task, &orders, job, gate, &signals);
+            }
+            Ok(Half::Outer(inner)) => {
+                drop((gate, job));
+                let _ = fs::write(OOM_SCORE, OOM_SCORE_LAST);
+                look_after(Ok(inner), &orders, &signals)?
+            }
+            Err(error) => {
+                let refused = Err(error);
+                gate.answer(&refused);
+                return refused.map(|()| CANNOT_START);
+            }
+        },
     };
     let word =
         LastWord { exit_status: Some(i32::from(status)), oom_killed: group.oom_kills() > kills_before };
@@ -144,14 +175,61 @@ fn run(dir: &Path) -> Result<u8, InitError> {
     Ok(status)
 }
 
+/// The first process of the namespaces of a confined task. The other half leaves the last word.
+fn inside(
+    task: &Confinement,
+    orders: &Orders,
+    job: Option<fs::File>,
+    gate: Gate,
+    signals: &SignalFd,
+) -> Result<u8, InitError> {
+    let ready = set_up(task, &orders.binds).map_err(InitError::from).and_then(|()| {
+        if task.user.is_some() {
+            return Ok(());
+        }
+        // Everything in here is of one user. What this process keeps nobody else may look at.
+        restrict::restrict_self().and_then(|()| restrict::hide_memory()).map_err(InitError::Restrict)
+    });
+    gate.answer(&ready);
+    ready?;
+    look_after(start(&task.place.join("run"), orders, job), orders, signals)
+}
+
+/// Waits for the end of what was started, and leaves nothing of it running. Its exit status.
+fn look_after(started: io::Result<Pid>, orders: &Orders, signals: &SignalFd) -> Result<u8, InitError> {
+    match started {
+        Ok(pid) => {
+            let status = attend(pid, signals).map_err(InitError::Charge)?;
+            clear(orders, signals);
+            Ok(code(status))
+        }
+        Err(error) => {
+            complain(&InitError::Start(error));
+            Ok(CANNOT_START)
+        }
+    }
+}
+
+/// Where the shim waits for the answer to its orders. Closed without one, it knows that something went wrong.
+struct Gate(Option<UnixStream>);
+
+impl Gate {
+    fn answer(mut self, result: &Result<(), InitError>) {
+        let Some(mut socket) = self.0.take() else { return };
+        let answer = result.as_ref().map_or_else(said, |()| ORDERS_DONE.to_owned());
+        // The shim may have gone again by now; it gave its orders, and they stand.
+        let _ = socket.write_all(answer.as_bytes());
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+}
+
 /// What goes to the standard error: there is no log here, and the shim shows its last lines.
 fn complain(error: &InitError) {
     let _ = io::stderr().write_all(format!("init: {}\n", said(error)).as_bytes());
 }
 
 fn said(error: &InitError) -> String {
-    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    format!("{error}{cause}")
+    super::job::told(error)
 }
 
 /// Orphans come to us, and every signal that can wait is read from the returned file.
@@ -180,16 +258,16 @@ pub(crate) fn reset_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for orders if there is a gate, and carries them out. `None`: whoever was to give them is gone.
-fn orders(home: &OwnedFd) -> Result<Option<Orders>, InitError> {
+/// Waits for orders if there is a gate, and carries out those for this process. `None`: whoever was to give them is gone.
+fn orders(home: &OwnedFd) -> Result<Option<(Orders, Gate)>, InitError> {
     if std::env::var_os(GATE).as_deref() != Some(OsStr::new("1")) {
-        return Ok(Some(Orders::default()));
+        return Ok(Some((Orders::default(), Gate(None))));
     }
     // A session of our own: signals for the shim's terminal or process group are not for us.
     rustix::process::setsid().map_err(|error| InitError::Orders(error.into()))?;
     let socket =
         rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3).map_err(|error| InitError::Orders(error.into()))?;
-    let mut socket = UnixStream::from(socket);
+    let socket = UnixStream::from(socket);
     let mut text = Vec::new();
     (&socket).take(ORDERS_MAX).read_to_end(&mut text).map_err(InitError::Orders)?;
     // Orders that end early are as good as none: nothing was done, and the shim that wrote them is gone.
@@ -197,12 +275,13 @@ fn orders(home: &OwnedFd) -> Result<Option<Orders>, InitError> {
         put(home, NEVER_STARTED, b"").map_err(InitError::LastWord)?;
         return Ok(None);
     };
+    let gate = Gate(Some(socket));
     let result = obey(&mut orders);
-    let answer = result.as_ref().map_or_else(said, |()| ORDERS_DONE.to_owned());
-    // The shim may have gone again by now; it gave its orders, and they stand.
-    let _ = socket.write_all(answer.as_bytes());
-    let _ = socket.shutdown(Shutdown::Both);
-    result.map(|()| Some(orders))
+    if result.is_err() {
+        gate.answer(&result);
+        return result.map(|()| None);
+    }
+    Ok(Some((orders, gate)))
 }
 
 fn obey(orders: &mut Orders) -> Result<(), InitError> {
@@ -215,7 +294,8 @@ fn obey(orders: &mut Orders) -> Result<(), InitError> {
                 .push(format!("the limits of {group} are not enforced: it cannot be entered: {error}"));
         }
     }
-    let Some(first) = orders.binds.first() else { return Ok(()) };
+    // Those of a confined task are mounted in its namespaces.
+    let Some(first) = orders.binds.first().filter(|_| orders.confinement.is_none()) else { return Ok(()) };
     separate_mounts().map_err(|source| InitError::Mount { bind: first.clone(), source })?;
     for bind in &orders.binds {
         mount(bind).map_err(|source| InitError::Mount { bind: bind.clone(), source })?;
@@ -236,17 +316,18 @@ fn separate_mounts() -> io::Result<()> {
 }
 
 fn mount(bind: &BindOrder) -> io::Result<()> {
-    use rustix::mount::{MountFlags, mount_bind_recursive, mount_remount};
-    mount_bind_recursive(&bind.source, &bind.target)?;
-    if bind.read_only {
-        mount_remount(&bind.target, MountFlags::BIND | MountFlags::RDONLY, c"")?;
-    }
-    Ok(())
+    rustix::mount::mount_bind_recursive(&bind.source, &bind.target)?;
+    make_harmless(&bind.target, bind.read_only)
+}
+
+fn job_group(orders: &Orders) -> Option<fs::File> {
+    let procs = orders.job_group.as_ref()?.join("cgroup.procs");
+    fs::OpenOptions::new().write(true).open(procs).ok()
 }
 
 /// The runner: this program once more, with signals as they were meant and nothing of ours to read.
 #[expect(unsafe_code, reason = "signals of the child are set between fork and exec")]
-fn start(dir: &Path, orders: &Orders) -> io::Result<Pid> {
+fn start(dir: &Path, orders: &Orders, job: Option<fs::File>) -> io::Result<Pid> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("windlass-agent").args(["runner", "--inner", "--dir"]).arg(dir);
     #[cfg(feature = "testing")]
@@ -258,10 +339,11 @@ fn start(dir: &Path, orders: &Orders) -> io::Result<Pid> {
     if !orders.notices.is_empty() {
         command.env(NOTICES, orders.notices.join("\n"));
     }
-    let job = orders.job_group.as_ref().map(|group| group.join("cgroup.procs"));
-    let job = job.and_then(|procs| fs::OpenOptions::new().write(true).open(procs).ok());
+    if let Some(task) = &orders.confinement {
+        command.env(isolation::INSIDE, serde_json::to_string(&task.inside())?);
+    }
     // We should be the last to go when memory runs out. Only some may say so, and the runner takes it back.
-    let score = fs::read(OOM_SCORE).ok().filter(|_| fs::write(OOM_SCORE, "-900").is_ok());
+    let score = fs::read(OOM_SCORE).ok().filter(|_| fs::write(OOM_SCORE, OOM_SCORE_LAST).is_ok());
     // SAFETY: everything in here is a plain system call on what was prepared above.
     unsafe {
         command.pre_exec(move || {

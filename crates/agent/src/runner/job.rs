@@ -24,9 +24,10 @@ use super::{
     ssh::{AuthorizedKeys, Connections},
     states::States,
     steps::{self, Call, Happening, Step, Verdict},
-    user::{Account, Users},
+    user::{Account, UserError, Users},
 };
 use crate::{
+    isolation::Inside,
     spool::{Spool, Stream},
     taskdir::{IMAGE_CONFIG, INSIDE, ImageConfig, RunnerConfig, TaskPorts},
 };
@@ -34,6 +35,9 @@ use crate::{
 /// Where the MPI list of hosts is inside a container; elsewhere it is in the `run` directory.
 const HOSTFILE_INSIDE: &str = "/windlass/mpi/hostfile";
 const HOSTFILE: &str = "hostfile";
+/// In the home of a task that is confined.
+const HOSTFILE_HOME: &str = ".windlass-hostfile";
+const NOBODY: u32 = 65_534;
 const UPLOADS: &str = "uploads";
 /// What was uploaded as code.
 const CODE: &str = "code";
@@ -53,6 +57,23 @@ pub struct Surroundings {
     /// Written before the runner is started, and the same for its whole life.
     pub ports: TaskPorts,
     pub uid: u32,
+    /// What keeps a plain process in, where something does.
+    pub confined: Option<Inside>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum AccountError {
+    #[error(transparent)]
+    User(#[from] UserError),
+    #[error(
+        "become user {name}: a plain process has a user of its own here (leave `user` out, or have the host's owner add \
+         `{name}` to `users` in its policy)"
+    )]
+    NotListed { name: String },
+    #[error("become user {name}: a plain process is never root here (leave `user` out)")]
+    Root { name: String },
+    #[error("take group {group} as user {name}: the user does not belong to it")]
+    Group { name: String, group: u32 },
 }
 
 impl Surroundings {
@@ -73,7 +94,57 @@ impl Surroundings {
             scratch,
             ports: TaskPorts::read(run),
             uid: rustix::process::geteuid().as_raw(),
+            confined: Inside::read(),
         })
+    }
+
+    /// As whom a job runs that asks for this user.
+    fn account(&self, users: &Users, asked: Option<&User>) -> Result<Account, AccountError> {
+        let Some(inside) = &self.confined else { return Ok(users.account(asked, self.uid)?) };
+        let by_id = |uid: u32| User { uid: Some(uid), ..User::default() };
+        let own_id = inside.user.as_ref().map_or(self.uid, |user| user.id);
+        let mut own = users.account(Some(&by_id(own_id)), self.uid)?;
+        own.home.clone_from(&inside.home);
+        let Some(user) = &inside.user else {
+            // Nobody else can be become.
+            let asked = users.account(asked, self.uid)?;
+            return Ok(Account { home: own.home, ..asked });
+        };
+        // Of what the host's groups open, a task gets its GPUs.
+        let groups = |gid: u32| std::iter::once(gid).chain(user.groups.iter().copied()).collect();
+        (own.gid, own.groups) = (user.id, groups(user.id));
+        let Some(asked) = asked.filter(|asked| **asked != User::default()) else { return Ok(own) };
+        let other = users.account(Some(asked), self.uid)?;
+        let name = other.name.clone();
+        match other.uid {
+            uid if uid == own_id => Ok(own),
+            0 => Err(AccountError::Root { name }),
+            _ if !inside.users.contains(&name) => Err(AccountError::NotListed { name }),
+            uid => {
+                let belongs = users.account(Some(&by_id(uid)), self.uid)?.groups;
+                if !belongs.contains(&other.gid) {
+                    return Err(AccountError::Group { name, group: other.gid });
+                }
+                Ok(Account { groups: groups(other.gid), ..other })
+            }
+        }
+    }
+
+    /// Who somebody is that cannot be found.
+    fn least(&self) -> Account {
+        match &self.confined {
+            Some(_) => Account { uid: NOBODY, gid: NOBODY, groups: Vec::new(), ..Account::root() },
+            None => Account::root(),
+        }
+    }
+
+    /// Where and as whom its files are made.
+    fn site(&self, account: Account) -> Site {
+        let mut site = Site::new(account, self.home_dir.clone());
+        if let Some(inside) = &self.confined {
+            site.agent.clone_from(&inside.agent);
+        }
+        site
     }
 }
 
@@ -324,10 +395,10 @@ impl Job {
         let known = self.inner.lock().session.clone();
         known.unwrap_or_else(|| {
             let users = Users::read(Path::new("/")).unwrap_or_default();
-            let account = users.account(None, self.around.uid).unwrap_or_else(|_| Account::root());
+            let account = self.around.account(&users, None).unwrap_or_else(|_| self.around.least());
             let mut env = self.around.base.clone();
             env::add_account(&mut env, &account);
-            session(&Site::new(account, self.around.home_dir.clone()), &env)
+            session(&self.around.site(account), &env)
         })
     }
 
@@ -350,8 +421,8 @@ impl Job {
         let image = self.image_config();
         let of_image = image_user(&image.user);
         let user = submit.job_spec.user.as_ref().or(of_image.as_ref());
-        let account = users.account(user, self.around.uid).map_err(|error| failed(&error))?;
-        let default = Site::new(account, self.around.home_dir.clone());
+        let account = self.around.account(&users, user).map_err(|error| failed(&error))?;
+        let default = self.around.site(account);
         let working_dir = match submit.job_spec.working_dir.as_deref() {
             None | Some("") => default.working_dir.clone(),
             Some(dir) => default.resolve(dir),
@@ -361,9 +432,11 @@ impl Job {
             site.account.home = site.working_dir.join(phase::HOME);
         }
         let hostfile = submit.cluster_info.as_ref().filter(|cluster| !cluster.job_ips.is_empty());
-        let hostfile = hostfile.map(|_| match self.around.in_container {
-            true => PathBuf::from(HOSTFILE_INSIDE),
-            false => self.around.run.join(HOSTFILE),
+        let hostfile = hostfile.map(|_| match (&self.around.confined, self.around.in_container) {
+            // The `run` directory is the runner's alone.
+            (Some(inside), _) => inside.home.join(HOSTFILE_HOME),
+            (None, true) => PathBuf::from(HOSTFILE_INSIDE),
+            (None, false) => self.around.run.join(HOSTFILE),
         });
         let mut env = env::of_job(&self.around.base, &submit, &site, hostfile.as_deref());
         let phase = phase::fill_in(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);

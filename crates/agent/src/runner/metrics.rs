@@ -104,7 +104,11 @@ fn is_own(group: &Group, top: i32) -> bool {
         [group.v1_of("memory"), group.v1_of("cpuacct"), group.v2.as_deref().filter(|_| group.v1.is_empty())];
     let Ok(ours) = proc::descendants(top) else { return false };
     let known = |pid: i32| pid == top || ours.iter().any(|stat| stat.name.pid == pid);
+    let task = std::env::var("WINDLASS_TASK_ID").unwrap_or_default();
     dirs.into_iter().flatten().all(|dir| {
+        // Of a confined task, one process is on the host: it has no number in here.
+        let is_of_task = !task.is_empty() && dir.ends_with(&task);
+        let known = |pid| known(pid) || (pid == 0 && is_of_task);
         fs::read_to_string(dir.join("cgroup.procs"))
             .is_ok_and(|text| text.lines().all(|line| line.parse().is_ok_and(known)))
     })

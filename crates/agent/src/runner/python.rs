@@ -39,6 +39,9 @@ pub(super) enum PythonError {
 
 /// Where the environment of a job is made.
 pub(super) fn directory(around: &Surroundings) -> PathBuf {
+    if let Some(inside) = &around.confined {
+        return inside.python.clone();
+    }
     match &around.scratch {
         Some(scratch) if !around.in_container => scratch.with_file_name(NAME),
         Some(_) | None => PathBuf::from(INSIDE),

@@ -29,6 +29,7 @@ use super::{
 };
 use crate::{
     http,
+    isolation::{Inside, restrict},
     spool::{self, Spool, Stamps, Stream},
     taskdir::{HTTP_PORT_FILE, RUNNER_CONFIG, RUNNER_SOCKET, RunnerConfig, SSH_PORT_FILE},
 };
@@ -89,6 +90,12 @@ fn run(dir: &Path) -> Result<u8, ServeError> {
     exec::keep_inherited_files().map_err(ServeError::Look)?;
     let config = config(dir)?;
     let around = Surroundings::look(dir, config).map_err(ServeError::Look)?;
+    match &around.confined {
+        Some(Inside { user: Some(_), .. }) => restrict::restrict_children(),
+        // The job has the same user: it must not look into this process.
+        Some(Inside { user: None, .. }) => restrict::hide_memory().map_err(ServeError::Look)?,
+        None => {}
+    }
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ServeError::Runtime)?;
     let code = runtime.block_on(serve(around))?;

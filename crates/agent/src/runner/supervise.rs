@@ -24,7 +24,7 @@ use super::{
     python, repo,
     steps::Step,
     tree::Tree,
-    user::make_dir,
+    user::{acting_as, make_dir},
 };
 use crate::{cgroup, confine::Landlock, proc, spool::Stream};
 
@@ -195,10 +195,9 @@ fn give_scratch(job: &Job, plan: &Plan) -> std::io::Result<()> {
         return Ok(());
     }
     let account = &plan.site.account;
-    match &around.scratch {
-        Some(scratch) => std::os::unix::fs::lchown(scratch, Some(account.uid), Some(account.gid)),
-        None => Ok(()),
-    }
+    let confined = around.confined.iter().flat_map(|inside| [&inside.home, &inside.python]);
+    { around.scratch.iter().chain(confined) }
+        .try_for_each(|dir| std::os::unix::fs::lchown(dir, Some(account.uid), Some(account.gid)))
 }
 
 /// What the kernel could not do to hold the unpacking of archives in.
@@ -218,8 +217,12 @@ fn fence_gap(landlock: Landlock) -> Option<&'static str> {
 fn cluster_files(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Cause> {
     let Some(cluster) = &plan.submit.cluster_info else { return Ok(()) };
     if let Some(path) = &plan.hostfile {
-        write_hostfile(path, &cluster::hostfile(cluster))
-            .map_err(|error| not_started("write the list of hosts", &error))?;
+        let text = cluster::hostfile(cluster);
+        let written = match &job.around.confined {
+            Some(_) => acting_as(&plan.site.account, || write_hostfile(path, &text)),
+            None => write_hostfile(path, &text),
+        };
+        written.map_err(|error| not_started("write the list of hosts", &error))?;
         traces.files.push(path.clone());
     }
     if let Some(key) = &plan.submit.job_spec.ssh_key {

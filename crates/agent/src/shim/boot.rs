@@ -17,7 +17,10 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
-use windlass_api::agent::events::What;
+use windlass_api::agent::{
+    events::What,
+    shim::{ProcessMode, ProcessesInfo},
+};
 
 use super::{
     api::{self, Shim},
@@ -36,6 +39,7 @@ use super::{
 use crate::{
     host::{self, gpu, health::Watched},
     http,
+    isolation::probe,
 };
 
 /// Held for the life of a shim: two on one home would both start its tasks.
@@ -58,6 +62,10 @@ pub struct Boot {
     /// `None`: what suits the host.
     pub runtime: Option<RuntimeName>,
     pub docker_socket: Option<PathBuf>,
+    /// Which plain processes are taken, where the policy does not say.
+    pub processes: ProcessMode,
+    /// What confined tasks must not see and nobody gets mounted.
+    pub hidden: Vec<PathBuf>,
     pub policy: PathBuf,
     pub compat_tcp: Option<SocketAddr>,
     #[cfg(feature = "testing")]
@@ -214,9 +222,10 @@ fn choose(boot: &Boot) -> Result<Chosen, BootError> {
         Some(RuntimeName::Process) => Chosen::Process,
         Some(RuntimeName::Docker) => Chosen::Docker(usual()),
         Some(RuntimeName::Any) => Chosen::Any(usual()),
-        // An engine that is not up yet is still the one that has our containers.
+        // An engine that is not up yet is still the one that has our containers: a host that runs containers does not become
+        // one that has none by itself.
         None if matches!(noted.as_str(), "docker" | "any") => Chosen::Any(usual()),
-        None if noted == "process" => Chosen::Process,
+        // One that had no engine may have one now.
         None => socket().map_or(Chosen::Process, Chosen::Any),
     };
     let name = match &chosen {
@@ -253,7 +262,19 @@ async fn open_real(
     policy: Policy,
     stop: &CancellationToken,
 ) -> Result<Arc<Shim>, BootError> {
-    let processes = || Process::new(boot.home.clone());
+    let rules = policy.processes(boot.processes, boot.hidden.clone());
+    let mode = rules.mode;
+    let looked = tokio::task::spawn_blocking(move || probe::look(Path::new("/proc/self/exe"), mode)).await;
+    let processes_info =
+        looked.map_err(|error| failed("look at plain processes")(io::Error::other(error)))?;
+    if let Some(problem) = &processes_info.problem {
+        tracing::warn!(problem, ?mode, "plain processes");
+    }
+    let processes = || {
+        let found =
+            processes_info.confined_by.ok_or_else(|| processes_info.problem.clone().unwrap_or_default());
+        Process::new(boot.home.clone()).with_rules(rules.clone()).confined_by(found)
+    };
     let (runtime, engine, data): (Arc<dyn Runtime>, _, _) = match chosen {
         Chosen::Docker(socket) => {
             let docker = reach(socket, &boot.home).await?;
@@ -273,7 +294,8 @@ async fn open_real(
         Chosen::Hollow => (Arc::new(processes()), None, None),
         Chosen::Process => (Arc::new(processes()), None, None),
     };
-    let policy = policy.guarding([boot.home.clone()].into_iter().chain(engine));
+    let own = [boot.home.clone()].into_iter().chain(boot.hidden.iter().cloned());
+    let policy = policy.keeping(own).guarding(engine);
     let gpus = gpu::discover().await;
     let events = Events::new(boot_name());
     let premises = Premises::new(&boot.home, policy);
@@ -295,6 +317,7 @@ async fn open_real(
         events,
         growth,
         gpus,
+        processes: processes_info.clone(),
         data: data.unwrap_or_else(|| boot.home.clone()),
         problems: Mutex::new(Vec::new()),
         stop: stop.clone(),
@@ -354,6 +377,11 @@ async fn open_hollow(
         events,
         growth,
         gpus: gpu::Inventory::default(),
+        processes: ProcessesInfo {
+            mode: ProcessMode::Own,
+            confined_by: Some(windlass_api::agent::shim::ConfinedBy::Users),
+            problem: None,
+        },
         data: home.to_owned(),
         problems: Mutex::new(Vec::new()),
         stop: stop.clone(),
@@ -393,7 +421,7 @@ async fn open_doors(
 async fn write_host_info(shim: &Arc<Shim>) -> Result<(), BootError> {
     let shim = Arc::clone(shim);
     let written = tokio::task::spawn_blocking(move || {
-        let info = host::info::gather(&shim.data, &shim.gpus)?;
+        let info = host::info::gather(&shim.data, &shim.gpus, shim.processes.clone())?;
         host::info::write_once(&shim.home, &info)
     });
     let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));

@@ -13,6 +13,7 @@ use tracing_subscriber::{
     layer::SubscriberExt,
     util::SubscriberInitExt,
 };
+use windlass_api::agent::shim::ProcessMode;
 use windlass_model::{causes::chain, id::InstanceId};
 
 use super::{
@@ -53,6 +54,12 @@ struct Flags {
     /// What starts tasks [default: any where an engine answers, else process]
     #[arg(long, value_name = "NAME", env = "WINDLASS_AGENT_RUNTIME")]
     runtime: Option<RuntimeName>,
+    /// What becomes of tasks without an image; the policy's own word wins
+    #[arg(long, value_name = "MODE", env = "WINDLASS_AGENT_PROCESSES", default_value = "confined")]
+    processes: ProcessModeName,
+    /// A directory that confined tasks must not see and that no policy gives away, such as the server's data; may be repeated
+    #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_HIDE", value_delimiter = ':')]
+    hide: Vec<PathBuf>,
     /// Socket of the container engine [default: DOCKER_HOST, else the usual places, Podman's too]
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_DOCKER_SOCKET")]
     docker_socket: Option<PathBuf>,
@@ -113,6 +120,27 @@ pub enum RuntimeName {
     Hollow,
 }
 
+/// Which plain processes are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ProcessModeName {
+    /// Those that are confined: a user, processes and files of their own
+    Confined,
+    /// Those too that ask for the rights of the agent's own user
+    Own,
+    /// None: every task needs an image
+    Refused,
+}
+
+impl From<ProcessModeName> for ProcessMode {
+    fn from(name: ProcessModeName) -> Self {
+        match name {
+            ProcessModeName::Confined => Self::Confined,
+            ProcessModeName::Own => Self::Own,
+            ProcessModeName::Refused => Self::Refused,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogLevel {
     Error,
@@ -168,6 +196,8 @@ fn start(flags: &Flags) -> ExitCode {
         home,
         runtime: flags.runtime,
         docker_socket: flags.docker_socket.clone(),
+        processes: flags.processes.into(),
+        hidden: flags.hide.clone(),
         policy: flags.policy.clone(),
         compat_tcp: flags.compat_tcp,
         #[cfg(feature = "testing")]

@@ -43,6 +43,10 @@ impl Runtime for Mixed {
         self.of_spec(spec).name()
     }
 
+    fn refusal(&self, spec: &TaskSpec) -> Option<String> {
+        self.of_spec(spec).refusal(spec)
+    }
+
     fn pull<'a>(
         &'a self,
         task: &'a Prepared,

@@ -4,13 +4,16 @@
 //! # /etc/windlass/policy.yml; everything has a default
 //! privileged: false
 //! host_network: true
-//! mounts: [/mnt, /srv, /data, /scratch]     # these and what is below; `/etc` and its like by their exact path only
+//! mounts: [/data, /scratch]                 # these and what is below; `/etc` and its like by their exact path only. Default none
 //! devices: [/dev/nvidia*, /dev/dri]         # an entry may end in `*`
 //! registries: [docker.io, ghcr.io/team]     # absent: any
 //! new_privileges: false                     # true lets set-user-id programs work
 //! capabilities: [CHOWN, SETUID]             # kept; everything else is dropped
 //! pids: 16384                               # default and ceiling
 //! host_ssh_users: [ubuntu]                  # whose account may carry keys of users; absent: any
+//! processes: confined                       # tasks without an image; or `own`, `refused`. Wins over the shim's flag
+//! users: [nobody]                           # accounts that a plain process may ask for; default none, never root
+//! user_ids: 1900000000-1900065535           # users of confined tasks, one each
 //! ```
 //!
 //! The decision is pure: what the links of a path lead to was looked up before (`mounts::look`).
@@ -23,17 +26,17 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use windlass_api::agent::shim::{NetworkMode, TaskSpec};
+use windlass_api::agent::shim::{NetworkMode, ProcessMode, TaskSpec};
 use windlass_model::config::{
     decode::{self, Ctx, Decode, Mode},
     yaml::{self, Node},
 };
 
-use super::{mounts::Seen, runtime::Limits};
+use super::{mounts::Seen, process, runtime::Limits};
+use crate::isolation::user_ids::{DEFAULT_RANGE, Range};
 
 pub const DEFAULT_FILE: &str = "/etc/windlass/policy.yml";
 const PIDS_DEFAULT: i64 = 16_384;
-const MOUNTS_DEFAULT: [&str; 4] = ["/mnt", "/srv", "/data", "/scratch"];
 const DEVICES_DEFAULT: [&str; 8] = [
     "/dev/nvidia*",
     "/dev/dri",
@@ -85,6 +88,8 @@ const SENSITIVE: [&str; 24] = [
     "/var/lib/kubelet",
     "/var/spool",
 ];
+/// The agent's own, beside its home: nobody gets it by any entry.
+const AGENTS: [&str; 1] = ["/var/lib/windlass"];
 /// Where nothing may be put inside a container: the agent's own place and the kernel's.
 const TARGETS_TAKEN: [&str; 3] = ["/windlass", "/proc", "/sys"];
 
@@ -100,6 +105,10 @@ pub struct Rules {
     pub capabilities: Vec<String>,
     pub pids: i64,
     pub host_ssh_users: Option<Vec<String>>,
+    /// Absent: as the shim was started.
+    pub processes: Option<ProcessMode>,
+    pub users: Vec<String>,
+    pub user_ids: Range,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -108,6 +117,8 @@ pub struct Policy {
     rules: Rules,
     /// Of this host, beside the well-known ones.
     sensitive: Vec<PathBuf>,
+    /// Directories of the agent and of the server beside it.
+    agents: Vec<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -150,20 +161,23 @@ impl Default for Rules {
         Self {
             privileged: false,
             host_network: true,
-            mounts: MOUNTS_DEFAULT.iter().map(PathBuf::from).collect(),
+            mounts: Vec::new(),
             devices: owned(&DEVICES_DEFAULT),
             registries: None,
             new_privileges: false,
             capabilities: owned(&CAPABILITIES_DEFAULT),
             pids: PIDS_DEFAULT,
             host_ssh_users: None,
+            processes: None,
+            users: Vec::new(),
+            user_ids: DEFAULT_RANGE,
         }
     }
 }
 
 impl Policy {
     pub fn new(file: &Path, rules: Rules) -> Self {
-        Self { file: file.to_owned(), rules, sensitive: Vec::new() }
+        Self { file: file.to_owned(), rules, sensitive: Vec::new(), agents: Vec::new() }
     }
 
     /// Reads the file; an absent one is all defaults. One that others could write is refused.
@@ -190,7 +204,27 @@ impl Policy {
         Ok(Self::new(path, rules))
     }
 
-    /// Adds what only this host knows to be sensitive: the shim's home, the engine's socket.
+    /// Adds directories of the agent that no entry gives away, those above them included: its home, the server's data.
+    #[must_use]
+    pub fn keeping(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let known = AGENTS.iter().map(PathBuf::from).filter(|path| path.exists());
+        for path in paths.into_iter().chain(known) {
+            self.agents.push(fs::canonicalize(&path).unwrap_or(path));
+        }
+        self
+    }
+
+    /// What it says about plain processes; the mode is the shim's where the file names none.
+    pub fn processes(&self, mode: ProcessMode, hidden: Vec<PathBuf>) -> process::Rules {
+        process::Rules {
+            mode: self.rules.processes.unwrap_or(mode),
+            user_ids: self.rules.user_ids,
+            users: self.rules.users.clone(),
+            hidden,
+        }
+    }
+
+    /// Adds what only this host knows to be sensitive: the engine's socket.
     #[must_use]
     pub fn guarding(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
         for path in paths {
@@ -279,6 +313,11 @@ impl Policy {
 
     /// Why a resolved path is not given, and the entry that would give it.
     fn why_not_mount(&self, real: &Path) -> Option<(String, Option<String>)> {
+        let touches = |path: &&PathBuf| real.starts_with(path) || path.starts_with(real);
+        if let Some(own) = self.agents.iter().find(touches) {
+            let real = shown(&real.to_string_lossy());
+            return Some((format!("{real} touches {}, which is the agent's", own.display()), None));
+        }
         if self.rules.mounts.iter().any(|entry| entry == real) {
             return None;
         }
@@ -406,7 +445,7 @@ fn parse(file: &str, bytes: &[u8]) -> Result<Rules, String> {
     })
 }
 
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 12] = [
     "privileged",
     "host_network",
     "mounts",
@@ -416,6 +455,9 @@ const KEYS: [&str; 9] = [
     "capabilities",
     "pids",
     "host_ssh_users",
+    "processes",
+    "users",
+    "user_ids",
 ];
 
 impl Decode for Rules {
@@ -438,6 +480,18 @@ impl Decode for Rules {
             decode::Int(default.pids)
         });
         let host_ssh_users = decode::optional_field(node, "host_ssh_users", cx, || default.host_ssh_users);
+        let processes = match node.entry("processes") {
+            None => Some(default.processes),
+            Some(entry) => cx.under("processes", |cx| mode(&entry.value, cx)).map(Some),
+        };
+        let users = match node.entry("users") {
+            None => Some(default.users),
+            Some(entry) => cx.under("users", |cx| accounts(&entry.value, cx)),
+        };
+        let user_ids = match node.entry("user_ids") {
+            None => Some(default.user_ids),
+            Some(entry) => cx.under("user_ids", |cx| range(&entry.value, cx)),
+        };
         Some(Self {
             privileged: privileged?,
             host_network: host_network?,
@@ -448,7 +502,36 @@ impl Decode for Rules {
             capabilities: capabilities?.iter().map(|name| capability(name)).collect(),
             pids: pids?.get(),
             host_ssh_users: host_ssh_users?,
+            processes: processes?,
+            users: users?,
+            user_ids: user_ids?,
         })
+    }
+}
+
+fn mode(node: &Node, cx: &mut Ctx) -> Option<ProcessMode> {
+    let text = String::decode(node, cx)?;
+    match text.as_str() {
+        "confined" => Some(ProcessMode::Confined),
+        "own" => Some(ProcessMode::Own),
+        "refused" => Some(ProcessMode::Refused),
+        _ => cx.invalid(node, format!("`{text}` is none of `confined`, `own` and `refused`")),
+    }
+}
+
+fn accounts(node: &Node, cx: &mut Ctx) -> Option<Vec<String>> {
+    let names: Vec<String> = Decode::decode(node, cx)?;
+    if names.iter().any(|name| name == "root" || name.parse() == Ok(0)) {
+        return cx.invalid(node, "a plain process is never root: `root` cannot be listed");
+    }
+    Some(names)
+}
+
+fn range(node: &Node, cx: &mut Ctx) -> Option<Range> {
+    let text = String::decode(node, cx)?;
+    match Range::parse(&text) {
+        Some(range) => Some(range),
+        None => cx.invalid(node, format!("`{text}` is not `FIRST-LAST`, from 1000 to 4294967293")),
     }
 }
 
@@ -486,7 +569,7 @@ mod tests {
     fn policy(yaml: &str) -> Policy {
         let rules = parse("policy.yml", yaml.as_bytes()).unwrap();
         let home = PathBuf::from("/mnt/windlass");
-        Policy { sensitive: vec![home], ..Policy::new(Path::new("/etc/windlass/policy.yml"), rules) }
+        Policy { agents: vec![home], ..Policy::new(Path::new("/etc/windlass/policy.yml"), rules) }
     }
 
     /// What the policy says to a change of the plainest specification; mounts lead where they say.
@@ -544,11 +627,15 @@ mod tests {
 
     #[test]
     fn x9_only_what_is_below_an_entry_is_mounted() {
-        for path in ["/mnt/cache", "/data/set/1", "/scratch/x"] {
-            may_mount("", path);
-        }
-        for path in ["/var/tmp", "/opt", "/mntx", "/tmp/a"] {
+        for path in ["/mnt/cache", "/srv/x", "/data/set/1", "/scratch/x", "/opt"] {
             may_not_mount("", path);
+        }
+        let some = "mounts: [/mnt/sets, /data]";
+        for path in ["/mnt/sets/cache", "/data/set/1"] {
+            may_mount(some, path);
+        }
+        for path in ["/var/tmp", "/opt", "/mnt/setsx", "/tmp/a"] {
+            may_not_mount(some, path);
         }
         may_mount("mounts: [/opt/sets/]", "/opt/sets");
         may_not_mount("mounts: [/opt/sets]", "/mnt/cache");
@@ -565,8 +652,11 @@ mod tests {
         {
             may_not_mount(all, path);
         }
-        may_mount(all, "/");
         may_mount(all, "/opt");
+        // The agent's home, /mnt/windlass here, is given by no entry, nor is what contains it.
+        for path in ["/mnt/windlass", "/mnt/windlass/tasks", "/mnt", "/"] {
+            may_not_mount(&format!("mounts: [{path}]"), path);
+        }
         may_mount("mounts: [/etc/ssl/certs]", "/etc/ssl/certs");
         may_not_mount("mounts: [/etc/ssl]", "/etc/ssl/certs");
         may_not_mount("mounts: [/etc/ssl/certs]", "/etc/ssl");
@@ -580,7 +670,8 @@ mod tests {
         let source = |path: &str| Ok(Source { real: PathBuf::from(path), missing: Vec::new() });
         let seen = Seen { mounts: vec![source("/etc"), source("/mnt/a")], devices: Vec::new() };
         spec.instance_mounts[1].path = "/other".to_owned();
-        assert_eq!(policy("").decide(&spec, &seen), Verdict { problems: Vec::new(), left_out: vec![0] });
+        let policy = policy("mounts: [/mnt/a]");
+        assert_eq!(policy.decide(&spec, &seen), Verdict { problems: Vec::new(), left_out: vec![0] });
     }
 
     #[test]
@@ -591,7 +682,8 @@ mod tests {
             });
             assert_eq!(told.len(), 1, "{target}: {told:?}");
         }
-        let twice = says("", |spec| spec.instance_mounts = vec![mount("/mnt/a"), mount("/mnt/b")]);
+        let some = "mounts: [/mnt/a, /mnt/b]";
+        let twice = says(some, |spec| spec.instance_mounts = vec![mount("/mnt/a"), mount("/mnt/b")]);
         assert_eq!(twice, ["mount at /in: two mounts want the same place"]);
     }
 
@@ -658,6 +750,36 @@ mod tests {
         let text = policy.render(&policy.decide(&spec, &seen).problems);
         assert!(text.contains("hint: to allow it, add `/opt/nope` to `mounts` in"), "{text}");
         assert!(!text.contains('['), "brackets are markup for a dstack server: {text}");
+    }
+
+    #[test]
+    fn the_agents_own_directories_are_given_by_no_entry() {
+        let dir = windlass_testkit::temp_dir("policy").unwrap();
+        let rules = parse("policy.yml", b"mounts: [/var, /]").unwrap();
+        let policy = Policy::new(Path::new("/policy.yml"), rules).keeping([dir.path().to_owned()]);
+        let mut policy = policy;
+        policy.agents.push("/var/lib/windlass".into());
+        let real = fs::canonicalize(dir.path()).unwrap();
+        for path in ["/var", "/var/lib/windlass/agent", "/var/lib/windlass/home/enrolment.json", "/"] {
+            let why = policy.why_not_mount(Path::new(path)).unwrap();
+            assert!(why.0.contains("which is the agent's") && why.1.is_none(), "{path}: {why:?}");
+        }
+        assert!(policy.why_not_mount(&real.join("tasks")).is_some());
+        assert_eq!(policy.why_not_mount(Path::new("/var/cache")), None);
+    }
+
+    #[test]
+    fn the_file_says_what_plain_processes_are() {
+        let rules = |yaml: &str| parse("policy.yml", yaml.as_bytes());
+        let policy = |yaml: &str| Policy::new(Path::new("/p"), rules(yaml).unwrap());
+        let mode = |yaml: &str| policy(yaml).processes(ProcessMode::Own, Vec::new()).mode;
+        assert_eq!((mode(""), mode("processes: refused")), (ProcessMode::Own, ProcessMode::Refused));
+        let all = policy("{users: [nobody, ubuntu], user_ids: 5000-5999}")
+            .processes(ProcessMode::Confined, Vec::new());
+        assert_eq!((all.users.len(), all.user_ids.first, all.user_ids.last), (2, 5000, 5999));
+        for bad in ["processes: free", "users: [root]", "users: ['0']", "user_ids: 1-2", "user_ids: 5000"] {
+            assert!(rules(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

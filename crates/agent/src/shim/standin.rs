@@ -11,7 +11,7 @@ use windlass_api::agent::SHIM_PORT;
 use super::{
     api::COMPAT_VERSION,
     boot::Boot,
-    cli::{self, LogLevel, RuntimeName},
+    cli::{self, LogLevel, ProcessModeName, RuntimeName},
     policy,
 };
 
@@ -33,6 +33,9 @@ struct Args {
     /// What starts tasks [default: any where an engine answers, else none that a dstack server can use]
     #[arg(long, value_name = "NAME", env = "WINDLASS_AGENT_RUNTIME")]
     runtime: Option<RuntimeName>,
+    /// What becomes of tasks without an image
+    #[arg(long, value_name = "MODE", env = "WINDLASS_AGENT_PROCESSES", default_value = "confined")]
+    processes: ProcessModeName,
     /// Write host_info.json
     #[arg(long, env = "DSTACK_SERVICE_MODE", num_args = 0..=1, default_value = "0", default_missing_value = "1")]
     service: String,
@@ -63,6 +66,8 @@ pub fn main() -> ExitCode {
         home: args.shim_home,
         runtime: args.runtime,
         docker_socket: None,
+        processes: args.processes.into(),
+        hidden: Vec::new(),
         policy: PathBuf::from(policy::DEFAULT_FILE),
         compat_tcp: Some((Ipv4Addr::LOCALHOST, args.shim_http_port).into()),
         #[cfg(feature = "testing")]

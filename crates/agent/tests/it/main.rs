@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 mod blocks;
+mod confined;
 mod cramped;
 mod delivery;
 mod docker;

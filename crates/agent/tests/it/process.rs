@@ -12,11 +12,12 @@ use windlass_agent::{
     host::gpu::{Gpu, Vendor},
     proc::{self, Name},
     shim::{
-        process::Process,
+        process::{Process, Rules},
         runtime::{Bind, Exit, FoundState, Handle, Limits, Lost, Prepared, Runtime, RuntimeError},
     },
     taskdir::TaskDir,
 };
+use windlass_api::agent::shim::ProcessMode;
 use windlass_model::id::SubmissionId;
 use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
 
@@ -44,7 +45,9 @@ impl Host {
         let id = SubmissionId(uuid::Uuid::new_v4());
         let dir = TaskDir::new(home.path(), id);
         fs::create_dir_all(dir.run()).unwrap();
-        let spec = serde_json::json!({ "id": id, "name": "t", "image_name": "none" });
+        let spec = serde_json::json!({
+            "id": id, "name": "t", "image_name": "none", "process_isolation": "own",
+        });
         let task = Prepared {
             spec: serde_json::from_value(spec).unwrap(),
             dir,
@@ -54,14 +57,13 @@ impl Host {
             limits: Limits { pids: 200, new_privileges: false, capabilities: Vec::new() },
             env: vec![("WINDLASS_DEBUG_INNER".to_owned(), script.to_owned())],
         };
-        let runtime = Process::with(home.path().to_owned(), agent().to_owned(), hierarchies.clone());
+        let runtime = process(home.path(), hierarchies.clone());
         Self { home, task, hierarchies, runtime }
     }
 
     /// As after a restart: nothing in memory is left of the old one.
     fn restart(&mut self) {
-        self.runtime =
-            Process::with(self.home.path().to_owned(), agent().to_owned(), self.hierarchies.clone());
+        self.runtime = process(self.home.path(), self.hierarchies.clone());
     }
 
     async fn start(&self) -> Handle {
@@ -107,6 +109,12 @@ impl Host {
         let found = self.runtime.found().await.unwrap();
         found.iter().find(|found| found.task == self.task.spec.id).map(|found| found.state)
     }
+}
+
+/// Of tasks that may have the test's own rights.
+fn process(home: &Path, hierarchies: Hierarchies) -> Process {
+    let rules = Rules { mode: ProcessMode::Own, ..Rules::default() };
+    Process::with(home.to_owned(), agent().to_owned(), hierarchies).with_rules(rules)
 }
 
 fn find(below: PathBuf, name: &str) -> Option<PathBuf> {

@@ -240,6 +240,44 @@ pub struct HostInfo {
     pub cpus: u32,
     /// Bytes.
     pub memory: u64,
+    /// Absent from agents that do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<ProcessesInfo>,
+}
+
+/// What a host does with tasks that have no image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessesInfo {
+    pub mode: ProcessMode,
+    /// `None`: this host cannot confine a process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confined_by: Option<ConfinedBy>,
+    /// Why it cannot, or what of a border is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// Which plain processes a host takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessMode {
+    /// Those that are confined.
+    #[default]
+    Confined,
+    /// Those too that run as the agent's own user.
+    Own,
+    /// None: every task needs an image.
+    Refused,
+}
+
+/// What keeps a confined process in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConfinedBy {
+    /// A user of its own for each task, and namespaces: the agent is root.
+    Users,
+    /// Namespaces only: the task keeps the agent's user.
+    Namespaces,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

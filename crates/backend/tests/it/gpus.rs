@@ -19,6 +19,7 @@ fn host(vendor: &str, name: &str, memory: u64, count: u32, capability: Option<(u
         disk_size: 1 << 40,
         cpus: 16,
         memory: 128 << 30,
+        processes: None,
     };
     let gpus = gpus_of(&info);
     Host { cpus: 16, arch: None, memory_mib: 131_072, disk_mib: 1_048_576, gpus, spot: false, runtimes: None }

@@ -23,7 +23,7 @@ use windlass_api::agent::{
     client::{Shim, ShimError, SignedSpec},
     events::What,
     runner::Submit,
-    shim::{TaskStatus, Terminate},
+    shim::{ProcessIsolation, TaskStatus, Terminate},
 };
 use windlass_model::id::SubmissionId;
 
@@ -96,11 +96,11 @@ impl Host {
     }
 
     /// Hands a task to the shim. It starts at once.
-    pub(super) async fn submit(&self, shim: &Shim, image: &str) -> Result<Task> {
+    pub(super) async fn submit(&self, shim: &Shim, image: &str, isolation: ProcessIsolation) -> Result<Task> {
         let id = random_uuid()?;
         let expires = unix_secs()? + 3600;
         let body = serde_json::to_vec(&json!({
-            "id": id, "name": "bench", "image_name": image, "network_mode": "host",
+            "id": id, "name": "bench", "image_name": image, "network_mode": "host", "process_isolation": isolation,
             "claims": {"instance_id": self.instance, "epoch": EPOCH, "expires_at": expires},
         }))?;
         let signature = STANDARD.encode(self.key.sign(&[SIGNED_PREFIX, &body].concat()).as_ref());
@@ -110,13 +110,15 @@ impl Host {
 
     /// The process of a task's runner, where tasks are processes.
     pub(super) fn runner(&self, id: SubmissionId) -> Result<Runner> {
-        let dir = self.home.join("tasks").join(id.to_string()).join("run");
-        let dir = dir.to_str().context("a path that is text")?;
+        // Where its directory is depends on whether it is confined.
+        let dir = format!("/{id}/run");
         for entry in std::fs::read_dir("/proc")? {
             let path = entry?.path();
             let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
             let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-            if words.contains(&b"--inner".as_slice()) && words.contains(&dir.as_bytes()) {
+            if words.contains(&b"--inner".as_slice())
+                && words.iter().any(|word| word.ends_with(dir.as_bytes()))
+            {
                 let pid = path.file_name().and_then(|name| name.to_str()).context("a number")?;
                 return Ok(Runner { pid: pid.parse()? });
             }

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use windlass_api::agent::{client::Shim, runner::Submit};
+use windlass_api::agent::{client::Shim, runner::Submit, shim::ProcessIsolation};
 
 use engine::Engine;
 use host::{Host, Task};
@@ -60,15 +60,20 @@ async fn tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()>
     let socket = engine.socket.to_str().context("a path that is text")?.to_owned();
     let docker =
         Host::start(agent, &scratch.join("docker"), &["--runtime", "docker", "--docker-socket", &socket])?;
-    let process = Host::start(agent, &scratch.join("process"), &["--runtime", "process"])?;
+    let process =
+        Host::start(agent, &scratch.join("process"), &["--runtime", "process", "--processes", "own"])?;
     let (mut lines, mut exits) = (Vec::new(), Vec::new());
     let (mut answers, mut ours) = (Vec::new(), Vec::new());
     let (mut plain_answers, mut plain) = (Vec::new(), Vec::new());
+    let (mut confined_answers, mut confined) = (Vec::new(), Vec::new());
     // The first of each is for the caches.
     for time in 0..=TIMES {
         let (line, exit) = engine.run(&["host"])?;
-        let container = first_line(&docker, &engine.image).await.context("a task in a container")?;
-        let alone = first_line(&process, "none").await.context("a task as a process")?;
+        let within = ProcessIsolation::Confined;
+        let container = first_line(&docker, &engine.image, within).await.context("a task in a container")?;
+        let alone =
+            first_line(&process, "none", ProcessIsolation::Own).await.context("a task as a process")?;
+        let kept_in = first_line(&process, "none", within).await.context("a task as a confined process")?;
         if time > 0 {
             lines.push(line);
             exits.push(exit);
@@ -76,6 +81,8 @@ async fn tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()>
             ours.push(container.1);
             plain_answers.push(alone.0);
             plain.push(alone.1);
+            confined_answers.push(kept_in.0);
+            confined.push(kept_in.1);
         }
     }
     let (theirs, mine) = (median(&mut lines), median(&mut ours));
@@ -87,14 +94,16 @@ async fn tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()>
     let ratio = mine.as_secs_f64() / theirs.as_secs_f64();
     writeln!(out, "{:<46} {more:>+9.1} ms   {ratio:.2} times", "… more than docker run to first line")?;
     show(out, "process task, submit to its runner's answer", &mut plain_answers)?;
-    show(out, "process task, submit to the job's first line", &mut plain)
+    show(out, "process task, submit to the job's first line", &mut plain)?;
+    show(out, "confined task, submit to its runner's answer", &mut confined_answers)?;
+    show(out, "confined task, submit to the job's first line", &mut confined)
 }
 
 /// Starts a task whose job says one word. Gives the times until its runner answered and until the word came.
-async fn first_line(host: &Host, image: &str) -> Result<(Duration, Duration)> {
+async fn first_line(host: &Host, image: &str, isolation: ProcessIsolation) -> Result<(Duration, Duration)> {
     let shim = host.connect().await?;
     let asked = Instant::now();
-    let task = host.submit(&shim, image).await?;
+    let task = host.submit(&shim, image, isolation).await?;
     task.hand_over(&job(&["echo", "hello"])?).await?;
     let answered = asked.elapsed();
     task.run().await?;
@@ -109,11 +118,11 @@ async fn first_line(host: &Host, image: &str) -> Result<(Duration, Duration)> {
 async fn output(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let noise = scratch.join("noise");
     std::fs::write(&noise, Rng::new(1).bytes(OUTPUT))?;
-    let host = Host::start(agent, &scratch.join("output"), &["--runtime", "process"])?;
+    let host = Host::start(agent, &scratch.join("output"), &["--runtime", "process", "--processes", "own"])?;
     let file = noise.to_str().context("a path that is text")?;
     for tailers in [0, TAILERS] {
         let shim = host.connect().await?;
-        let task = host.submit(&shim, "none").await?;
+        let task = host.submit(&shim, "none", ProcessIsolation::Own).await?;
         task.hand_over(&job(&["cat", file])?).await?;
         let runner = host.runner(task.id)?;
         let started = Instant::now();
@@ -175,7 +184,7 @@ async fn hollow(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()
     let idle = host.resident_kb()?;
     for number in 1..=HOLLOW_HOSTS {
         let shim = host.connect_to(number).await?;
-        host.submit(&shim, "none").await?;
+        host.submit(&shim, "none", ProcessIsolation::Own).await?;
     }
     let busy = host.resident_kb()?;
     let each = |kb: f64| (kb - alone) / HOLLOW_HOSTS as f64;

@@ -167,6 +167,7 @@ impl Agents for Hosts {
             disk_size: 1 << 40,
             cpus: 32,
             memory: 64 << 30,
+            processes: None,
         };
         let news = HostNews { version: "1.2.3".into(), info, health: InstanceHealth::default() };
         now(if self.is_silent(instance) { Err(AgentError::silent(instance)) } else { Ok(news) })

@@ -81,6 +81,9 @@ pub(super) fn host(mut info: HostInfo) -> HostInfo {
     cut(&mut info.gpu_vendor, WORD_MAX);
     cut(&mut info.gpu_name, WORD_MAX);
     words(&mut info.addresses, ADDRESSES_MAX, WORD_MAX);
+    if let Some(problem) = info.processes.as_mut().and_then(|processes| processes.problem.as_mut()) {
+        cut(problem, SENTENCE_MAX);
+    }
     for number in [&mut info.gpu_memory, &mut info.disk_size, &mut info.memory] {
         *number = (*number).min(NUMBER_MAX);
     }

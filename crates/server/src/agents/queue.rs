@@ -154,6 +154,7 @@ impl QueueHosts {
             disk_size: host.as_ref().map_or(0, |host| host.disk_mib * MIB),
             cpus: host.as_ref().map_or(0, |host| host.cpus),
             memory: host.as_ref().map_or(0, |host| host.memory_mib * MIB),
+            processes: None,
         };
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Ok(HostNews { version, info, health: InstanceHealth::default() })

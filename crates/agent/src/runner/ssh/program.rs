@@ -30,7 +30,7 @@ use super::{
     command, rights,
     terminal::{Size, Terminal},
 };
-use crate::runner::session::Session;
+use crate::{isolation::restrict::Restrictions, runner::session::Session};
 
 /// What a shell says of a command that cannot be run.
 const EXIT_NOT_FOUND: u32 = 127;
@@ -334,6 +334,7 @@ fn spawn(mut command: Command, start: &Start) -> io::Result<Child> {
             .filter_map(|place| CString::new(place.as_os_str().as_bytes()).ok())
             .collect();
     let has_terminal = start.terminal.is_some();
+    let restrictions = Restrictions::of_children();
     let prepare = move || {
         rustix::process::setsid()?;
         if has_terminal {
@@ -345,11 +346,12 @@ fn spawn(mut command: Command, start: &Start) -> io::Result<Child> {
         // A parent that ignores INT, QUIT or HUP (started by nohup) would make Ctrl-C deaf in every session.
         plain_signals()?;
         if let Some(account) = &account {
+            restrictions.drop_capabilities()?;
             rights::become_account(account)?;
         }
         // The first place that exists for this user.
         let _ = places.iter().any(|place| rustix::process::chdir(place).is_ok());
-        Ok(())
+        restrictions.seal()
     };
     #[expect(unsafe_code, reason = "the child is prepared between fork and exec")]
     // SAFETY: `prepare` makes only system calls that are safe in a signal handler; it neither allocates nor locks.

@@ -39,7 +39,10 @@ pub(super) async fn info(State(gate): State<Gate>) -> Answer<InstanceInfo> {
 
 pub(super) async fn host(State(gate): State<Gate>) -> Result<Answer<HostInfo>, Refusal> {
     let shim = gate.shim;
-    let gathered = tokio::task::spawn_blocking(move || host::info::gather(&shim.data, &shim.gpus)).await;
+    let gathered = tokio::task::spawn_blocking(move || {
+        host::info::gather(&shim.data, &shim.gpus, shim.processes.clone())
+    })
+    .await;
     match gathered {
         Ok(Ok(info)) => Ok(Answer(info)),
         Ok(Err(error)) => Err(Refusal::internal(format!("look at the host: {}", chain(&error)))),

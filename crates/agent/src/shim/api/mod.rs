@@ -22,7 +22,7 @@ use axum::{
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
-use windlass_api::agent::{EPOCH, EPOCH_SEEN};
+use windlass_api::agent::{EPOCH, EPOCH_SEEN, shim::ProcessesInfo};
 use windlass_model::{causes::chain, id::SubmissionId};
 
 use super::{
@@ -52,6 +52,8 @@ pub struct Shim {
     pub events: Events,
     pub growth: Growth,
     pub gpus: Inventory,
+    /// What plain processes are on this host.
+    pub processes: ProcessesInfo,
     /// Where images are kept.
     pub data: PathBuf,
     /// What is wrong with the host, as last looked.

@@ -120,7 +120,9 @@ impl Shared {
             }
         }
         absent_is_fine(fs::remove_dir_all(dir.scratch()))
+            .and_then(|()| absent_is_fine(fs::remove_dir_all(dir.private())))
             .and_then(|()| absent_is_fine(fs::remove_file(dir.root().join(OUTPUT))))
+            .and_then(|()| self.give_user_back(dir, record.and_then(|record| record.user)))
             .and_then(|()| Record::delete(dir))
             .map_err(|error| failed("remove the task's files", error))
     }

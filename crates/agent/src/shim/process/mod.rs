@@ -6,10 +6,11 @@
 //!
 //! An init does nothing before it was written down: it waits at a gate for its orders, and ends without them.
 //!
-//! Network mode, `/dev/shm` size and privileges are a container's and mean nothing here. A task that names an image is
-//! refused. Mounts are made in
-//! a mount namespace of the task's own, which takes root.
+//! A task is confined ([`crate::isolation`]) unless it asks for the rights of the agent's user and the host's owner allowed
+//! that. Network mode and privileges are a container's and mean nothing here. A task that names an image is refused. Mounts
+//! are made in a mount namespace of the task's own.
 
+mod confining;
 mod ending;
 mod environment;
 mod ports;
@@ -19,7 +20,7 @@ mod starting;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -28,7 +29,7 @@ use rustix::process::Signal;
 
 use windlass_api::agent::{
     RUNNER_PORT, SSH_PORT,
-    shim::{Port, PullProgress, TaskSpec},
+    shim::{ConfinedBy, Port, ProcessIsolation, ProcessMode, PullProgress, TaskSpec},
 };
 use windlass_model::id::SubmissionId;
 
@@ -39,6 +40,10 @@ use super::runtime::{
 use crate::{
     cgroup::{Hierarchies, task::Groups},
     digest::sha256_hex,
+    isolation::{
+        probe,
+        user_ids::{DEFAULT_RANGE, Range},
+    },
     proc::{self, Held},
     taskdir::{LAST_WORD, LastWord, TaskDir},
 };
@@ -72,8 +77,30 @@ struct Shared {
     groups: Groups,
     /// The owner of the host has said that images are to be ignored.
     ignores_images: bool,
+    rules: Rules,
+    /// What confines tasks here, or why nothing can. Tried when it is first asked for.
+    confined_by: OnceLock<Result<ConfinedBy, String>>,
     /// Starts are made one after another: whether one was made before is seen from the record.
     starting: Mutex<()>,
+}
+
+/// What the host's owner says about plain processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    pub mode: ProcessMode,
+    /// Users of tasks.
+    pub user_ids: Range,
+    /// Accounts that a job may ask for.
+    pub users: Vec<String>,
+    /// What confined tasks must not see beside what they never see.
+    pub hidden: Vec<PathBuf>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        let (users, hidden) = (Vec::new(), Vec::new());
+        Self { mode: ProcessMode::default(), user_ids: DEFAULT_RANGE, users, hidden }
+    }
 }
 
 impl Process {
@@ -91,8 +118,33 @@ impl Process {
         let mut home_id = sha256_hex(real.as_os_str().as_encoded_bytes());
         home_id.truncate(HOME_ID_LEN);
         let groups = Groups::new(&home_id, hierarchies);
-        let shared = Shared { home, home_id, agent, groups, ignores_images: false, starting: Mutex::new(()) };
+        let shared = Shared {
+            home,
+            home_id,
+            agent,
+            groups,
+            ignores_images: false,
+            rules: Rules::default(),
+            confined_by: OnceLock::new(),
+            starting: Mutex::new(()),
+        };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// As the host's owner says.
+    #[must_use]
+    pub fn with_rules(mut self, rules: Rules) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.rules = rules;
+        }
+        self
+    }
+
+    /// With what was found out about this host before.
+    #[must_use]
+    pub fn confined_by(self, found: Result<ConfinedBy, String>) -> Self {
+        let _ = self.shared.confined_by.set(found);
+        self
     }
 
     /// Runs tasks of images as plain processes too: for servers that always name one, on hosts whose owner wants that.
@@ -224,10 +276,13 @@ impl Runtime for Process {
     }
 
     fn refusal(&self, spec: &TaskSpec) -> Option<String> {
-        let refused = !is_plain_process(spec) && !self.shared.ignores_images;
-        refused.then(|| {
-            format!("run image {}: this host has no container engine, only plain processes", spec.image_name)
-        })
+        if !is_plain_process(spec) && !self.shared.ignores_images {
+            let image = &spec.image_name;
+            return Some(format!(
+                "run image {image}: this host has no container engine, only plain processes"
+            ));
+        }
+        self.shared.refusal(spec.process_isolation)
     }
 
     fn pull<'a>(
@@ -296,6 +351,32 @@ fn is_plain(path: &Path) -> bool {
 }
 
 impl Shared {
+    fn confined_by(&self) -> Result<ConfinedBy, &str> {
+        let found = self.confined_by.get_or_init(|| probe::confined_by(&self.agent));
+        found.as_ref().copied().map_err(String::as_str)
+    }
+
+    /// Why this host takes no such plain process, and what would change that.
+    fn refusal(&self, isolation: ProcessIsolation) -> Option<String> {
+        match (self.rules.mode, isolation) {
+            (ProcessMode::Refused, _) => Some(
+                "run a task without an image: this host takes no plain processes (name an image, or have the host's \
+                 owner say `processes: confined` in its policy)"
+                    .to_owned(),
+            ),
+            (ProcessMode::Confined, ProcessIsolation::Own) => Some(
+                "run a plain process as the agent's own user: this host confines them (have the host's owner say \
+                 `processes: own` in its policy)"
+                    .to_owned(),
+            ),
+            (ProcessMode::Own, ProcessIsolation::Own) => None,
+            (ProcessMode::Confined | ProcessMode::Own, ProcessIsolation::Confined) => {
+                let why = self.confined_by().err()?;
+                Some(format!("run a task without an image: this host cannot confine plain processes: {why}"))
+            }
+        }
+    }
+
     fn found(&self) -> io::Result<Vec<Found>> {
         let mut ids = std::collections::BTreeSet::new();
         match std::fs::read_dir(self.home.join("tasks")) {

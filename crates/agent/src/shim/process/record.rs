@@ -30,11 +30,14 @@ pub(super) struct Record {
     /// Its ports on this machine; absent until it was started.
     #[serde(default)]
     pub(super) ports: Option<TaskPorts>,
+    /// Its own user, where it has one.
+    #[serde(default)]
+    pub(super) user: Option<u32>,
 }
 
 impl Record {
     pub(super) fn new(boot: String) -> Self {
-        Self { boot, process: None, targets: Vec::new(), made: Vec::new(), ports: None }
+        Self { boot, process: None, targets: Vec::new(), made: Vec::new(), ports: None, user: None }
     }
 
     /// `None` when there is none. One that cannot be read is as good as none: the task is found by its marks.
@@ -72,6 +75,11 @@ impl Record {
     /// Whether any other task of this home has something mounted at or below `path`.
     pub(super) fn others_use(home: &Path, but: &TaskDir, path: &Path) -> bool {
         Self::others(home, but).any(|record| record.targets.iter().any(|target| target.starts_with(path)))
+    }
+
+    /// Users that other tasks of this home have.
+    pub(super) fn users_of_others(home: &Path, but: &TaskDir) -> BTreeSet<u32> {
+        Self::others(home, but).filter_map(|record| record.user).collect()
     }
 
     /// Ports of this machine that other tasks of this home have.

@@ -17,8 +17,12 @@ use std::{
     time::Duration,
 };
 
+use windlass_api::agent::shim::ProcessIsolation;
+
 use super::{
-    Handle, OUTPUT, Prepared, RuntimeError, Shared, TaskDir, environment, failed, handle, is_plain, ports,
+    Handle, OUTPUT, Prepared, RuntimeError, Shared, TaskDir,
+    confining::is_own_place,
+    environment, failed, handle, is_plain, ports,
     record::{Record, absent_is_fine},
 };
 use crate::{
@@ -46,7 +50,8 @@ fn refused(what: &str, why: impl Into<String>) -> RuntimeError {
 
 impl Shared {
     pub(super) fn create(&self, task: &Prepared) -> Result<Handle, RuntimeError> {
-        if !task.binds.is_empty() && !rustix::process::geteuid().is_root() {
+        let is_confined = task.spec.process_isolation.is_confined();
+        if !task.binds.is_empty() && !is_confined && !rustix::process::geteuid().is_root() {
             return Err(refused("mount into the task", "without a container engine this takes root"));
         }
         if let Some(odd) = task.binds.iter().find(|bind| !is_plain(Path::new(&bind.target))) {
@@ -55,7 +60,8 @@ impl Shared {
                 format!("`{}` is not a plain absolute path", odd.target),
             ));
         }
-        self.make_scratch(&task.dir).map_err(|error| failed("make the scratch directory", error))?;
+        self.make_scratch(&task.dir, is_confined)
+            .map_err(|error| failed("make the scratch directory", error))?;
         let record = Record::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
         if record.is_none() {
             let boot = proc::boot_id().map_err(|error| failed("read the boot id", error))?;
@@ -85,9 +91,10 @@ impl Shared {
     }
 
     /// The runner gives it to the user of the job, whom nobody knows yet. That user must be able to walk there.
-    fn make_scratch(&self, dir: &TaskDir) -> io::Result<()> {
+    /// A confined task has another way.
+    fn make_scratch(&self, dir: &TaskDir, is_confined: bool) -> io::Result<()> {
         match fs::DirBuilder::new().recursive(true).mode(0o700).create(dir.scratch()) {
-            Ok(()) if rustix::process::geteuid().is_root() => {}
+            Ok(()) if rustix::process::geteuid().is_root() && !is_confined => {}
             done => return done,
         }
         let above = [self.home.as_path(), &self.home.join("tasks"), dir.root()];
@@ -101,12 +108,24 @@ impl Shared {
         }
         let mut notices: Vec<String> = unenforced.iter().map(ToString::to_string).collect();
         notices.extend(self.give_ports(task, record, group.group.v2.as_deref())?);
+        let confinement = match task.spec.process_isolation {
+            ProcessIsolation::Confined => Some(self.confine(task, record, group.group.v2.as_deref())?),
+            ProcessIsolation::Own => None,
+        };
+        let confinement = confinement.map(|(confinement, gap)| {
+            notices.extend(gap);
+            confinement
+        });
         let mut binds = Vec::new();
         for bind in &task.binds {
             let target = PathBuf::from(&bind.target);
-            record.targets.push(target.clone());
-            make_target(&bind.source, &target, &mut record.made)
-                .map_err(|error| failed(&format!("make the mount point {}", bind.target), error))?;
+            let is_hidden = confinement.as_ref().is_some_and(|task| is_own_place(task, &target));
+            // What is the task's own is made in its namespaces.
+            if !is_hidden {
+                record.targets.push(target.clone());
+                make_target(&bind.source, &target, &mut record.made)
+                    .map_err(|error| failed(&format!("make the mount point {}", bind.target), error))?;
+            }
             binds.push(BindOrder { source: bind.source.clone(), target, read_only: bind.read_only });
         }
         Ok(Orders {
@@ -115,6 +134,7 @@ impl Shared {
             enter: group.directories(),
             binds,
             notices,
+            confinement,
         })
     }
 

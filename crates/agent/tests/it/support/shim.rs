@@ -48,13 +48,27 @@ pub(crate) struct Setup {
     policy: String,
     compat: bool,
     enrolled: bool,
+    is_own: bool,
+    user: Option<u32>,
     args: Vec<String>,
     env: Vec<(String, String)>,
 }
 
 impl Setup {
+    /// Plain processes with the test's own rights: they share files with it.
     pub(crate) fn process() -> Self {
+        Self { is_own: true, ..Self::new("process") }.arg("--processes").arg("own")
+    }
+
+    /// Plain processes as they are by default.
+    pub(crate) fn confined() -> Self {
         Self::new("process")
+    }
+
+    /// The shim itself is this user and not root.
+    pub(crate) fn user(mut self, id: u32) -> Self {
+        self.user = Some(id);
+        self
     }
 
     pub(crate) fn hollow() -> Self {
@@ -70,7 +84,8 @@ impl Setup {
 
     fn new(runtime: &'static str) -> Self {
         let (args, env) = (Vec::new(), Vec::new());
-        Self { runtime, policy: String::new(), compat: false, enrolled: true, args, env }
+        let (is_own, user) = (false, None);
+        Self { runtime, policy: String::new(), compat: false, enrolled: true, is_own, user, args, env }
     }
 
     /// An image that the engine has, where there is an engine.
@@ -135,6 +150,12 @@ impl Shim {
         let instance = InstanceId(random_uuid());
         let image = setup.image();
         let mut shim = Self { setup, scratch, child: None, compat, image, instance };
+        if let Some(user) = shim.setup.user {
+            fs::create_dir(shim.home()).unwrap();
+            for path in [shim.scratch.path(), &shim.home()] {
+                std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
+            }
+        }
         if shim.setup.enrolled {
             shim.enrol(&shim.home(), &[CREDENTIAL]);
         }
@@ -151,7 +172,15 @@ impl Shim {
         for credential in credentials {
             command.args(["--credential-sha256", &sha256_hex(credential.as_bytes())]);
         }
+        self.become_user(&mut command);
         assert!(command.status().unwrap().success());
+    }
+
+    fn become_user(&self, command: &mut Command) {
+        use std::os::unix::process::CommandExt as _;
+        if let Some(user) = self.setup.user {
+            command.uid(user).gid(user);
+        }
     }
 
     /// The command line, as [`Shim::start`] runs it.
@@ -165,6 +194,7 @@ impl Shim {
         }
         command.args(&self.setup.args).envs(self.setup.env.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null());
+        self.become_user(&mut command);
         command
     }
 
@@ -264,10 +294,12 @@ impl Shim {
 
     /// The plainest specification, with an id of its own, valid for an hour.
     pub(crate) fn spec(&self, name: &str) -> Value {
+        let isolation = if self.setup.is_own { "own" } else { "confined" };
         json!({
             "id": random_uuid(),
             "name": name,
             "image_name": self.image,
+            "process_isolation": isolation,
             "claims": {
                 "instance_id": self.instance,
                 "epoch": 1,

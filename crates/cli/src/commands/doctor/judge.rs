@@ -330,6 +330,7 @@ mod tests {
             disk_size: 100 * GIB,
             cpus: 2,
             memory: 4 * GIB,
+            processes: None,
         }
     }
 

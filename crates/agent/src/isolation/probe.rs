@@ -1,0 +1,77 @@
+//! What a host can do to confine processes: tried out, in a process that ends afterwards.
+
+use std::{io::Write as _, path::Path, process::ExitCode};
+
+use rustix::process::{WaitOptions, waitpid};
+use windlass_api::agent::shim::{ConfinedBy, ProcessMode, ProcessesInfo};
+
+use super::namespaces::{Half, split, try_out};
+use crate::{
+    cgroup::{Hierarchies, metadata},
+    runner::job::told,
+};
+
+/// What plain processes are on this host.
+pub fn look(agent: &Path, mode: ProcessMode) -> ProcessesInfo {
+    match confined_by(agent) {
+        Ok(by) => ProcessesInfo { mode, confined_by: Some(by), problem: gap(by) },
+        Err(problem) => ProcessesInfo { mode, confined_by: None, problem: Some(problem) },
+    }
+}
+
+/// Starts the agent's binary as a child that tries it; threads of ours would be in the way.
+pub fn confined_by(agent: &Path) -> Result<ConfinedBy, String> {
+    let tried = std::process::Command::new(agent).args(["child", "try-confinement"]).output();
+    let tried = tried.map_err(|error| format!("try to confine a process: {error}"))?;
+    if tried.status.success() {
+        let is_root = rustix::process::geteuid().is_root();
+        return Ok(if is_root { ConfinedBy::Users } else { ConfinedBy::Namespaces });
+    }
+    let said = String::from_utf8_lossy(&tried.stderr).trim().to_owned();
+    Err(if said.is_empty() { format!("try to confine a process: {}", tried.status) } else { said })
+}
+
+/// What of the borders is missing although processes are confined.
+fn gap(by: ConfinedBy) -> Option<String> {
+    let missing = match by {
+        ConfinedBy::Namespaces => {
+            return Some(
+                "jobs keep the agent's user and reach the cloud's metadata address: run the agent as root for \
+                 users of their own"
+                    .to_owned(),
+            );
+        }
+        ConfinedBy::Users => match Hierarchies::mounted() {
+            Ok(Hierarchies { v2: Some(_), .. }) => metadata::works().err()?,
+            Ok(_) => std::io::Error::other("no control groups of version 2"),
+            Err(error) => error,
+        },
+    };
+    Some(format!("jobs reach the cloud's metadata address: {missing}"))
+}
+
+/// `windlass-agent child try-confinement`: says on its standard error what does not work.
+pub fn main() -> ExitCode {
+    let is_root = rustix::process::geteuid().is_root();
+    match split(!is_root) {
+        Ok(Half::Inner) => said(try_out(is_root).map_err(|error| told(&error))),
+        Ok(Half::Outer(pid)) => match waitpid(Some(pid), WaitOptions::empty()) {
+            Ok(Some((_, status))) if status.exit_status() == Some(0) => ExitCode::SUCCESS,
+            Ok(_) | Err(_) => ExitCode::FAILURE,
+        },
+        Err(error) if is_root => said(Err(format!("make namespaces: {error}"))),
+        Err(error) => said(Err(format!(
+            "make a user namespace: {error} (allow them on this host, or run the agent as root)"
+        ))),
+    }
+}
+
+fn said(tried: Result<(), String>) -> ExitCode {
+    match tried {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            let _ = writeln!(std::io::stderr(), "{why}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Users of tasks: numbers from a range that the host sets aside, each for one task at a time.
+//!
+//! All agents of a host share the range, so who has a number is written down where all of them look. A number whose task has no
+//! directory any more is free.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{FlockOperation, flock};
+
+/// Free of what systemd and the subordinate users of accounts take.
+pub const DEFAULT_RANGE: Range = Range { first: 1_900_000_000, last: 1_900_065_535 };
+const LEDGER: &str = "/run/windlass/user-ids";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub first: u32,
+    pub last: u32,
+}
+
+impl Range {
+    /// `FIRST-LAST`. Numbers below 1000 belong to the system, the two highest to nobody.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (first, last) = text.split_once('-')?;
+        let range = Self { first: first.trim().parse().ok()?, last: last.trim().parse().ok()? };
+        (range.first >= 1000 && range.first <= range.last && range.last < u32::MAX - 1).then_some(range)
+    }
+
+    fn count(self) -> u32 {
+        self.last - self.first + 1
+    }
+}
+
+/// Who has which number.
+#[derive(Clone, Debug)]
+pub struct UserIds {
+    dir: PathBuf,
+    range: Range,
+}
+
+impl UserIds {
+    pub fn new(range: Range) -> Self {
+        Self { dir: PathBuf::from(LEDGER), range }
+    }
+
+    /// A number for the task with this directory; the same one if it has one.
+    pub fn take(&self, task: &Path, but: &BTreeSet<u32>) -> io::Result<u32> {
+        let _alone = self.lock()?;
+        let owner = task.as_os_str().as_encoded_bytes();
+        // Where the search begins follows from the task: a number is not used again at once.
+        let begin = owner
+            .iter()
+            .fold(2_166_136_261_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(16_777_619));
+        for step in 0..self.range.count() {
+            let id = self.range.first + begin.wrapping_add(step) % self.range.count();
+            let file = self.dir.join(id.to_string());
+            let is_free = match fs::read(&file) {
+                Ok(other) => other == owner || (!but.contains(&id) && !exists(&other)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => !but.contains(&id),
+                Err(error) => return Err(error),
+            };
+            if is_free {
+                fs::write(&file, owner)?;
+                return Ok(id);
+            }
+        }
+        Err(io::Error::other(format!("all {} users of tasks are in use", self.range.count())))
+    }
+
+    /// Whether the number is written down for this task.
+    pub fn is_of(&self, id: u32, task: &Path) -> bool {
+        fs::read(self.dir.join(id.to_string()))
+            .is_ok_and(|owner| owner == task.as_os_str().as_encoded_bytes())
+    }
+
+    /// Gives a number back, unless it is another task's by now.
+    pub fn give_back(&self, id: u32, task: &Path) -> io::Result<()> {
+        let _alone = self.lock()?;
+        let file = self.dir.join(id.to_string());
+        match fs::read(&file) {
+            Ok(owner) if owner == task.as_os_str().as_encoded_bytes() => fs::remove_file(file),
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn lock(&self) -> io::Result<fs::File> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
+        let lock =
+            fs::OpenOptions::new().create(true).truncate(false).write(true).open(self.dir.join("lock"))?;
+        flock(&lock, FlockOperation::LockExclusive)?;
+        Ok(lock)
+    }
+}
+
+fn exists(task: &[u8]) -> bool {
+    use std::os::unix::ffi::OsStrExt as _;
+    Path::new(std::ffi::OsStr::from_bytes(task)).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_tasks_have_one_user_and_a_task_keeps_its_own() {
+        let dir = windlass_testkit::temp_dir("user-ids").unwrap();
+        let ids = UserIds { dir: dir.path().join("ledger"), range: Range { first: 5000, last: 5002 } };
+        let task = |name: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(&path).unwrap();
+            path
+        };
+        let none = BTreeSet::new();
+        let taken: BTreeSet<u32> =
+            ["a", "b", "c"].map(|name| ids.take(&task(name), &none).unwrap()).into_iter().collect();
+        assert_eq!(taken, BTreeSet::from([5000, 5001, 5002]));
+        let own = ids.take(&task("a"), &none).unwrap();
+        assert_eq!(ids.take(&task("a"), &none).unwrap(), own);
+        let full = ids.take(&task("d"), &none).unwrap_err();
+        assert_eq!(full.to_string(), "all 3 users of tasks are in use");
+        ids.give_back(own, &task("b")).unwrap();
+        assert!(ids.take(&task("d"), &none).is_err(), "it was not b's to give back");
+        ids.give_back(own, &task("a")).unwrap();
+        assert!(ids.take(&task("d"), &BTreeSet::from([own])).is_err(), "a record says that it is in use");
+        assert_eq!(ids.take(&task("d"), &none).unwrap(), own);
+        fs::remove_dir(dir.path().join("d")).unwrap();
+        assert_eq!(ids.take(&task("e"), &none).unwrap(), own, "whose task is gone is free");
+    }
+
+    #[test]
+    fn a_range_leaves_the_users_of_the_system_alone() {
+        assert_eq!(Range::parse("2000-2999"), Some(Range { first: 2000, last: 2999 }));
+        assert_eq!(Range::parse("1900000000 - 1900065535"), Some(DEFAULT_RANGE));
+        for bad in ["", "5", "0-5000", "999-2000", "3000-2000", "2000-4294967295", "a-b"] {
+            assert_eq!(Range::parse(bad), None, "{bad}");
+        }
+    }
+}
