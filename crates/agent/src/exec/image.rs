@@ -157,8 +157,7 @@ pub(super) fn confine(
     targets: &[String],
     gpus: Option<&str>,
 ) -> Result<Confinement, Stopped> {
-    let policy = Policy::load(policy)
-        .map_err(|error| Stopped::Machine(std::io::Error::other(windlass_model::causes::chain(&error))))?;
+    let policy = load(policy)?;
     let network = match (engine, network) {
         (Engine::Docker(_), Network::Bridge) => NetworkMode::Bridge,
         // It has no other without root's rights.

@@ -18,10 +18,13 @@ use tokio::{
 use super::{
     Stopped,
     guard::{NOT_STARTED, ROOT, groups},
-    image::{Engine, Network, Order, Runtime, Verdict, choose, confine, host_from},
+    image::{Engine, Network, Order, Runtime, Verdict, allow_process, choose, confine, host_from},
     isolation::{Claim, Users, give, without_links},
 };
-use crate::cgroup::task::{Limits, TaskGroup};
+use crate::cgroup::{
+    metadata,
+    task::{Limits, TaskGroup},
+};
 use windlass_model::queue::reuse::IMAGE_IGNORED;
 
 /// Pieces of output that wait to be taken. A program that writes faster waits.
@@ -155,6 +158,9 @@ impl Work {
             engine.fetch(image).await?;
             confinement = Some(kept_in);
         }
+        if engine.is_none() {
+            allow_process(given.policy)?;
+        }
         let claim = if engine.is_none() && rustix::process::geteuid().is_root() {
             Some(Claim::take(given.users, given.name).map_err(Stopped::Machine)?)
         } else {
@@ -172,6 +178,13 @@ impl Work {
         let (group, unenforced) = groups().map_err(Stopped::Machine)?.make(given.name, &limits);
         for limit in unenforced {
             super::tell(&limit.to_string());
+        }
+        if claim.is_some() {
+            let closed =
+                group.group.v2.as_deref().map_or(Err(io::ErrorKind::Unsupported.into()), metadata::refuse);
+            if let Err(error) = closed {
+                super::tell(&format!("the cloud's metadata address is not refused to the program: {error}"));
+            }
         }
         let oom_before = group.group.oom_kills();
         let mut work = Self {
