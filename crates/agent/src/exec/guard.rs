@@ -39,6 +39,8 @@ const HOME: &str = "exec";
 pub(super) const NOT_STARTED: &str = "not.started";
 /// The directory that programs see as their root.
 pub(super) const ROOT: &str = "root";
+/// The program's environment, for the guard to take.
+pub(super) const ENVIRONMENT: &str = "environment.json";
 const CANNOT_START: u8 = 127;
 
 #[derive(Debug, clap::Args)]
@@ -97,6 +99,7 @@ enum End {
 }
 
 fn run(args: &Args) -> io::Result<u8> {
+    let environment = take_environment(args)?;
     let signals = take_charge()?;
     let group = groups()?.find(&args.group);
     let isolation = match (args.plain, args.user, &args.apart) {
@@ -107,25 +110,36 @@ fn run(args: &Args) -> io::Result<u8> {
         }
         (true, ..) => Some(Isolation::plain()),
     };
-    let child = start(&args.command, &group, isolation)?;
+    let child = start(&args.command, &environment, &group, isolation)?;
     let end = attend(child, &signals)?;
     group.kill();
     clear(&Orders::default(), &signals);
     match end {
         End::Program(status) => Ok(code(status)),
         End::Alone => {
-            tidy(args, &group);
+            tidy(args, &environment, &group);
             Ok(0)
         }
     }
 }
 
+type Variables = Vec<(String, String)>;
+
+/// What the executor left for the program. It is nobody's any more afterwards.
+fn take_environment(args: &Args) -> io::Result<Variables> {
+    let file = args.dir.join(ENVIRONMENT);
+    let variables = serde_json::from_slice(&fs::read(&file)?)?;
+    fs::remove_file(file)?;
+    Ok(variables)
+}
+
 /// What the executor would have done at the end.
-fn tidy(args: &Args, group: &TaskGroup) {
+fn tidy(args: &Args, environment: &Variables, group: &TaskGroup) {
     if let [program, rest @ ..] = &args.after[..] {
         // A child of ours, and all signals are blocked here: it gets them as they are meant.
         let mut command = Command::new(program);
         command.args(rest).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
         let _ = command.status();
     }
     let _ = group.remove();
@@ -137,13 +151,19 @@ fn cannot_isolate(error: &io::Error) -> io::Error {
 }
 
 #[expect(unsafe_code, reason = "what happens between fork and exec cannot be said otherwise")]
-fn start(words: &[String], group: &TaskGroup, isolation: Option<Isolation>) -> io::Result<Pid> {
+fn start(
+    words: &[String],
+    environment: &Variables,
+    group: &TaskGroup,
+    isolation: Option<Isolation>,
+) -> io::Result<Pid> {
     // Opened here: what is written there between fork and exec is one call.
     let door = |group: &PathBuf| fs::File::options().write(true).open(group.join("cgroup.procs")).ok();
     let doors: Vec<fs::File> = group.directories().iter().filter_map(door).collect();
     let (program, rest) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
     command.args(rest).stdin(Stdio::null()).process_group(0);
+    command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
     // SAFETY: a few system calls, which allocate nothing and take no lock.
     unsafe {
         command.pre_exec(move || {

@@ -69,7 +69,9 @@ pub(super) struct Order<'a> {
     pub(super) cwd: &'a str,
     /// Directories and files here, and where they are seen inside.
     pub(super) binds: Vec<(PathBuf, String)>,
-    /// Names only: values are in the engine's environment, where no other user sees them.
+    /// File with its variables, which no other user sees.
+    pub(super) env_file: Option<PathBuf>,
+    /// Names of those that no file can hold: values are in the environment of the engine's program.
     pub(super) names: Vec<&'a str>,
     pub(super) memory: Option<u64>,
     pub(super) cpus: Option<u64>,
@@ -393,6 +395,9 @@ fn docker(program: &str, order: &Order<'_>) -> Vec<String> {
     for (from, to) in &order.binds {
         option("--volume", format!("{}:{to}", from.display()));
     }
+    if let Some(file) = &order.env_file {
+        option("--env-file", file.display().to_string());
+    }
     for name in &order.names {
         option("--env", (*name).to_owned());
     }
@@ -438,7 +443,8 @@ mod tests {
             command,
             cwd: "/inside",
             binds: vec![(PathBuf::from("/tmp/r/out"), "/out".to_owned())],
-            names: vec!["ARVADOS_API_TOKEN"],
+            env_file: Some(PathBuf::from("/tmp/r/environment")),
+            names: vec!["KEY"],
             memory: Some(1024),
             cpus: Some(2),
             gpus: Some("0,1".to_owned()),
@@ -461,8 +467,8 @@ mod tests {
             words.join(" "),
             "podman run --name windlass-c.1 --init --pull never --label windlass.attempt=windlass-c.1 --network \
              windlass --ipc private --cap-drop ALL --cap-add CHOWN --security-opt no-new-privileges --pids-limit 100 \
-             --log-driver none --memory 1024b --memory-swap 1024b --cpus 2 --gpus \"device=0,1\" --volume /tmp/r/out:/out --env \
-             ARVADOS_API_TOKEN --workdir /inside --entrypoint sh debian:12 -c echo 'a b'"
+             --log-driver none --memory 1024b --memory-swap 1024b --cpus 2 --gpus \"device=0,1\" --volume /tmp/r/out:/out \
+             --env-file /tmp/r/environment --env KEY --workdir /inside --entrypoint sh debian:12 -c echo 'a b'"
         );
         assert_eq!(after.join(" "), "podman rm --force --volumes windlass-c.1");
     }

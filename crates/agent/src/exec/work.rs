@@ -1,8 +1,9 @@
 //! The program of a container: its directory, its control group, its output and its end.
 
 use std::{
-    fs, io,
-    os::unix::fs::PermissionsExt as _,
+    fs,
+    io::{self, Write as _},
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
 };
@@ -17,7 +18,7 @@ use tokio::{
 
 use super::{
     Stopped,
-    guard::{NOT_STARTED, ROOT, groups},
+    guard::{ENVIRONMENT, NOT_STARTED, ROOT, groups},
     image::{Engine, Network, Order, Runtime, Verdict, allow_process, choose, confine, host_from},
     isolation::{Claim, Users, give, without_links},
 };
@@ -25,13 +26,30 @@ use crate::cgroup::{
     metadata,
     task::{Limits, TaskGroup},
 };
-use windlass_model::queue::reuse::IMAGE_IGNORED;
+use windlass_model::queue::{REFUSED, reuse::IMAGE_IGNORED};
 
 /// Pieces of output that wait to be taken. A program that writes faster waits.
 const PIECES_MAX: usize = 64;
 const PIECE: usize = 64 * 1024;
 /// Of the executor's environment, for the programs of engines.
 const FOR_ENGINES: [&str; 5] = ["PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR", "TMPDIR"];
+
+/// What programs of engines, and the libraries they are made of, are told by begins so. What is in a container is not meant
+/// for them.
+const NOT_FOR_ENGINES: [&str; 12] = [
+    "BUILDAH_",
+    "CONTAINER",
+    "DOCKER_",
+    "GCONV_",
+    "GLIBC_",
+    "GO",
+    "LD_",
+    "MALLOC_",
+    "PODMAN_",
+    "REGISTRY_",
+    "STORAGE_",
+    "XDG_",
+];
 
 /// What tells programs which GPUs to use.
 const DEVICES: [&str; 5] = [
@@ -123,6 +141,45 @@ impl Running {
     }
 }
 
+/// A new file for nobody else.
+fn options() -> fs::OpenOptions {
+    let mut options = fs::File::options();
+    options.create(true).truncate(true).write(true).mode(0o600);
+    options
+}
+
+fn has_lines(value: &str) -> bool {
+    value.contains(['\n', '\r'])
+}
+
+/// How Docker is told of a container's variables: by a file, and by name those that have several lines. Nothing for
+/// Apptainer, which is told by a prefix.
+fn variables_for<'a>(
+    engine: Engine,
+    variables: &'a [(String, String)],
+    root: &Path,
+) -> Result<(Option<PathBuf>, Vec<&'a str>), Stopped> {
+    if let Engine::Apptainer(_) = engine {
+        return Ok((None, Vec::new()));
+    }
+    let (long, short): (Vec<_>, Vec<_>) = variables.iter().partition(|(_, value)| has_lines(value));
+    let is_odd =
+        |name: &str| name.is_empty() || name.contains(|c: char| c.is_whitespace() || "=#".contains(c));
+    let is_engines = |name: &str| {
+        FOR_ENGINES.contains(&name) || NOT_FOR_ENGINES.iter().any(|start| name.starts_with(start))
+    };
+    let odd = variables.iter().find(|(name, value)| is_odd(name) || (has_lines(value) && is_engines(name)));
+    if let Some((name, _)) = odd {
+        let why = format!("the environment's `{}` cannot be had in an image", name.escape_debug());
+        return Err(Stopped::Impossible { reason: REFUSED, why });
+    }
+    let path = root.join(ENVIRONMENT);
+    let lines: String = short.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+    let written = options().open(&path).and_then(|mut file| file.write_all(lines.as_bytes()));
+    written.map_err(Stopped::Machine)?;
+    Ok((Some(path), long.iter().map(|(name, _)| name.as_str()).collect()))
+}
+
 fn texts(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
@@ -207,15 +264,23 @@ impl Work {
         let ready = match (engine, confinement) {
             (Some(engine), Some(confinement)) => {
                 let binds = targets.iter().map(|target| (inside(&root, target), target.clone())).collect();
-                let names: Vec<String> = work.environment.iter().map(|(name, _)| name.clone()).collect();
                 let name = work.container();
+                let variables = work.environment.clone();
+                let (env_file, names) = match variables_for(engine, &variables, &root) {
+                    Ok(told) => told,
+                    Err(stopped) => {
+                        work.clean().await;
+                        return Err(stopped);
+                    }
+                };
                 let order = Order {
                     name: &name,
                     image,
                     command: &work.command.clone(),
                     cwd: if asked == "." { "" } else { asked },
                     binds,
-                    names: names.iter().map(String::as_str).collect(),
+                    env_file,
+                    names,
                     memory,
                     cpus,
                     gpus,
@@ -266,21 +331,27 @@ impl Work {
                 *program = place_of(program);
             }
         }
+        // The engine's program has what is its own, and of the container's what changes nothing for it: else whoever asks for
+        // a container could have a library of theirs loaded into it.
         let theirs =
             FOR_ENGINES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
-        // The engine's program finds its own first; these are not handed on unless the container asked for them.
         let mut environment: Vec<(String, String)> = theirs.collect();
-        environment.retain(|(name, _)| !self.environment.iter().any(|(own, _)| own == name));
-        if let Engine::Apptainer(_) = engine {
-            let inside = |name: &str| format!("APPTAINERENV_{name}");
-            environment.extend(self.environment.drain(..).map(|(name, value)| (inside(&name), value)));
-        } else {
-            environment.append(&mut self.environment);
+        match engine {
+            Engine::Apptainer(_) => {
+                let inside = |name: &str| format!("APPTAINERENV_{name}");
+                environment.extend(self.environment.drain(..).map(|(name, value)| (inside(&name), value)));
+            }
+            Engine::Docker(_) => {
+                environment.extend(self.environment.drain(..).filter(|(_, value)| has_lines(value)));
+            }
         }
         self.environment = environment;
     }
 
     pub(super) fn start(&self) -> io::Result<Running> {
+        // Not as the guard's own environment: what is in it is the program's, and not for others to read.
+        let mut file = options().open(self.dir.join(ENVIRONMENT))?;
+        file.write_all(json!(self.environment).to_string().as_bytes())?;
         let mut command = Command::new("/proc/self/exe");
         command.arg("exec-guard").arg("--dir").arg(&self.dir).args(["--group", &self.attempt]);
         if self.is_own {
@@ -304,7 +375,6 @@ impl Work {
             .arg("--")
             .args(&self.command)
             .env_clear()
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(&self.cwd)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -425,6 +495,7 @@ impl Work {
             super::tell(&format!("remove the control group: {error}"));
         }
         let _ = fs::remove_dir_all(self.dir.join(ROOT));
+        let _ = fs::remove_file(self.dir.join(ENVIRONMENT));
     }
 }
 
@@ -501,5 +572,34 @@ async fn read(
         if to.send((name, buffer[..length].to_vec())).await.is_err() {
             break;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_testkit::temp_dir;
+
+    use super::*;
+
+    fn variables(all: &[(&str, &str)]) -> Vec<(String, String)> {
+        all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn variables_of_a_container_are_none_of_its_engines_program() {
+        let dir = temp_dir("variables").unwrap();
+        let docker = Engine::Docker("docker");
+        let asked = variables(&[("LD_PRELOAD", "/out/x.so"), ("DOCKER_HOST", "tcp://a"), ("KEY", "a\nb")]);
+        let (file, names) = variables_for(docker, &asked, dir.path()).unwrap();
+        assert_eq!(names, ["KEY"], "only what has several lines is in its environment");
+        let text = fs::read_to_string(file.unwrap()).unwrap();
+        assert_eq!(text, "LD_PRELOAD=/out/x.so\nDOCKER_HOST=tcp://a\n");
+        for odd in
+            [("LD_PRELOAD", "/a\n/b"), ("PATH", "a\nb"), ("#A", "b"), ("A B", "c"), ("", "x"), ("A=B", "c")]
+        {
+            assert!(variables_for(docker, &variables(&[odd]), dir.path()).is_err(), "{odd:?}");
+        }
+        let apptainer = variables_for(Engine::Apptainer("apptainer"), &asked, dir.path()).unwrap();
+        assert_eq!(apptainer, (None, Vec::new()));
     }
 }

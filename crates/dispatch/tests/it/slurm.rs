@@ -66,7 +66,7 @@ fn find<'a>(lower: &'a Lower, name: &str) -> Option<&'a Job> {
 #[tokio::test]
 async fn a_container_runs_on_slurm_with_its_token_and_nothing_else_of_ours() {
     let script = r#"echo "$*" >> ran; env > environment; cat > given; scontrol show job $SLURM_JOB_ID > shown
-        tr '\\0' '\\n' < /proc/$$/environ >> environment; tr '\\0' ' ' < /proc/$$/cmdline >> shown"#;
+        tr '\0' '\n' < /proc/$$/environ >> environment; tr '\0' ' ' < /proc/$$/cmdline >> shown"#;
     let kit = Kit::start(&[SIZE], script);
     let id = kit.slurm.submit(&order("a", 600, 1)).await.unwrap();
     let over = |lower: &Lower| find(lower, "a").is_some_and(|job| job.life.is_over());
