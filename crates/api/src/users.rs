@@ -15,6 +15,9 @@ pub enum GlobalRole {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Permissions {
     pub can_create_projects: bool,
+    /// Whether they may ask for containers of the queue.
+    #[serde(default)]
+    pub can_use_queue: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -114,6 +117,10 @@ pub struct CreateRequest {
     pub email: Option<String>,
     #[serde(default = "active")]
     pub active: bool,
+    /// Gives or takes the right to ask for containers of the queue. A new user has none if not given, and an update leaves
+    /// it as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub can_use_queue: Option<bool>,
 }
 
 fn active() -> bool {

@@ -5,8 +5,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    fs, io,
-    os::unix::process::CommandExt as _,
+    fs,
+    io::{self, Write as _},
+    os::unix::{
+        fs::{DirBuilderExt as _, OpenOptionsExt as _},
+        process::CommandExt as _,
+    },
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
@@ -119,10 +123,13 @@ impl Local {
     fn start(&self, order: &Order) -> io::Result<u32> {
         let dir = self.settings.dir.join(order.attempt.to_string());
         let gpus = self.free_gpus(order.needs.gpus)?;
-        fs::create_dir_all(&dir)?;
+        // What is in it is for nobody else on the machine.
+        fs::create_dir_all(&self.settings.dir)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
         fs::write(dir.join(NEEDS), needs(&order.needs, &gpus).to_string())?;
         let named: Vec<String> = gpus.iter().map(u32::to_string).collect();
-        let log = fs::File::create(dir.join("log"))?;
+        let log =
+            fs::File::options().create(true).truncate(true).write(true).mode(0o600).open(dir.join("log"))?;
         let mut command = Command::new(&self.settings.executor);
         command
             .args(["exec", &order.attempt.uuid, "--attempt", &order.attempt.number.to_string(), "--dir"])
@@ -131,13 +138,17 @@ impl Local {
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
             .envs(order.environment.iter().map(|(name, value)| (name, value)))
             .envs((!named.is_empty()).then(|| ("CUDA_VISIBLE_DEVICES", named.join(","))))
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
             .stderr(log)
             // A group of its own: a signal for the dispatcher is not meant for what it started.
             .process_group(0);
         let mut child = command.spawn()?;
         let id = child.id();
+        // Not in its environment, which is in `/proc`. One that is gone already says so by its end.
+        if let Some(mut stdin) = child.stdin.take() {
+            let _ = stdin.write_all(order.token.as_bytes());
+        }
         // The executor writes the same; whoever is first, it is there before user code runs.
         write(&dir.join(FILE), &json!({ "pid": id, "started": started(id) }))?;
         // Somebody waits for each: none stays behind as a zombie, and its room is given away at once. Without a thread
@@ -291,6 +302,10 @@ impl Scheduler for Local {
             Pressure::Force => kill_process_group(pid, Signal::KILL),
         };
         Ok(())
+    }
+
+    fn is_here(&self) -> bool {
+        true
     }
 
     async fn changed(&self) {

@@ -330,15 +330,13 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         };
         self.tries.took(&uuid, self.now());
         let mut environment = self.settings.environment.clone();
-        environment.extend([
-            ("WINDLASS_QUEUE_URL".to_owned(), self.door.url()),
-            ("WINDLASS_EXECUTOR_TOKEN".to_owned(), lock.executor_token),
-        ]);
+        environment.push(("WINDLASS_QUEUE_URL".to_owned(), self.door.url()));
         let order = Order {
             attempt: lock.attempt.clone(),
             priority: container.priority,
             needs: container.needs.clone(),
             environment,
+            token: lock.executor_token,
         };
         let attempt = Some(lock.attempt.number);
         match self.scheduler.submit(&order).await {

@@ -14,13 +14,15 @@ pub const OUT_OF_MEMORY: &str = "OUT_OF_MEMORY";
 pub const OVER_TIME: &str = "TIMEOUT";
 
 /// A container to be handed over.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Order {
     pub attempt: Attempt,
     pub priority: u64,
     pub needs: Needs,
-    /// Environment of the executor: the attempt's token, and where the server is.
+    /// Environment of the executor: where the server is, and how containers are run. Nothing of it is secret.
     pub environment: Vec<(String, String)>,
+    /// The attempt's token, which the executor reads from its standard input.
+    pub token: String,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +71,11 @@ pub trait Scheduler {
     fn submit(&self, order: &Order) -> impl Future<Output = Result<String, SubmitError>> + Send;
     fn stop(&self, job: &str, pressure: Pressure) -> impl Future<Output = Result<(), Unknown>> + Send;
     fn renice(&self, job: &str, priority: u64) -> impl Future<Output = Result<(), Unknown>> + Send;
+
+    /// Whether executors are processes of this machine and user.
+    fn is_here(&self) -> bool {
+        false
+    }
 
     /// Whether what it refused once it refuses until something has changed.
     fn refuses_for_long(&self) -> bool {

@@ -36,10 +36,13 @@ use crate::{
 const KNOWN: &str = "host, port, database_url, admin_token, key_file, no_local, agent, local_runtime, \
                      local_processes, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                      retry_delay, lock_timeout, \
-                     jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key";
+                     jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, queue_for_everyone, \
+                     queue_token_life";
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// As the clients of Arvados expect it where nobody says otherwise.
+const QUEUE_TOKEN_LIFE: Span = Span::days(14);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -114,6 +117,10 @@ pub struct Given {
     pub tls_port: Option<u16>,
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
+    /// Whether every user may ask for containers of the queue.
+    pub queue_for_everyone: Option<bool>,
+    /// How long tokens of the queue's API live that users make: `14d`, or `off`.
+    pub queue_token_life: Option<String>,
     pub limits: limits::Given,
 }
 
@@ -181,6 +188,11 @@ impl Given {
                 }
                 "tls_cert" => given.tls_cert = Some(word.text.into()),
                 "tls_key" => given.tls_key = Some(word.text.into()),
+                "queue_for_everyone" => {
+                    let wrong = |_| wrong("queue_for_everyone", "want true or false");
+                    given.queue_for_everyone = Some(word.text.parse().map_err(wrong)?);
+                }
+                "queue_token_life" => given.queue_token_life = Some(word.text),
                 other => match given.limits.named(other) {
                     Some(limit) => *limit = Some(word.text),
                     None => {
@@ -222,6 +234,8 @@ impl Given {
             tls_port: self.tls_port.or(other.tls_port),
             tls_cert: self.tls_cert.or(other.tls_cert),
             tls_key: self.tls_key.or(other.tls_key),
+            queue_for_everyone: self.queue_for_everyone.or(other.queue_for_everyone),
+            queue_token_life: self.queue_token_life.or(other.queue_token_life),
             limits: self.limits.or(other.limits),
         }
     }
@@ -263,6 +277,10 @@ pub struct Settings {
     pub job_limits: JobLimits,
     /// A second door for those who want what is said encrypted.
     pub tls: Option<Tls>,
+    /// Whether every user may ask for containers of the queue, not only those who were granted it.
+    pub queue_for_everyone: bool,
+    /// How long tokens of the queue's API live that users make; `None` is as long as the token they were made with.
+    pub queue_token_life: Option<Span>,
     /// What users can meet, and how long things are kept.
     pub limits: Limits,
     pub paces: Paces,
@@ -326,6 +344,8 @@ impl Settings {
             None => LEASE_TTL,
             Some(text) => lease(text).ok_or_else(|| SettingsError::LockTimeout { text: text.to_owned() })?,
         };
+        let queue_token_life =
+            limits::keep("queue_token_life", given.queue_token_life, Some(QUEUE_TOKEN_LIFE))?;
         let usual = machine_limits();
         let tls = match (given.tls_port, given.tls_cert, given.tls_key) {
             (None, None, None) => None,
@@ -363,6 +383,8 @@ impl Settings {
                 docker: given.docker_image,
             },
             pipelines: true,
+            queue_for_everyone: given.queue_for_everyone.unwrap_or(false),
+            queue_token_life,
             limits: Limits::new(given.limits)?,
             paces: Paces::default(),
             head_timeout: HEAD_TIMEOUT,

@@ -33,7 +33,7 @@ pub struct Pace {
 pub struct Paces {
     /// Wrong tokens from one address.
     pub login: Pace,
-    /// What makes or changes runs, fleets, volumes and files, by one user.
+    /// What makes or changes runs, fleets, volumes, files and containers of the queue, by one user.
     pub submit: Pace,
     /// Questions for logs, by one user.
     pub logs: Pace,
@@ -90,6 +90,11 @@ impl Buckets {
             "poll_logs" | "stream_logs" => self.take(Key::Logs(user), self.paces.logs),
             _ => Ok(()),
         }
+    }
+
+    /// A write of a user that is no operation of its own: those of the container queue.
+    pub fn submits(&self, user: Uuid) -> Result<()> {
+        self.take(Key::Submit(user), self.paces.submit)
     }
 
     fn missing(&self, key: Key, pace: Pace) -> (f64, Instant) {

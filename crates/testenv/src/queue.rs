@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -30,6 +31,8 @@ pub struct Ground {
     pub encrypted: bool,
     /// For dispatchers.
     pub env: Vec<(&'static str, String)>,
+    /// Dispatchers run containers without an image as plain processes.
+    pub allow_process: bool,
     dispatchers: Vec<Child>,
 }
 
@@ -44,6 +47,8 @@ impl Ground {
     pub async fn start(name: &str) -> Self {
         let temp = temp_dir(&format!("queue-{name}")).unwrap();
         let dir = temp.path().to_owned();
+        // Programs have users of their own, and write what tests look at. What is secret is in files for root alone.
+        std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
         let (data, log) = (dir.join("data"), dir.join("server.log"));
         let options = Options {
             binary: &binary("windlass").unwrap(),
@@ -69,6 +74,7 @@ impl Ground {
             via: None,
             encrypted: false,
             env: Vec::new(),
+            allow_process: true,
             dispatchers: Vec::new(),
         }
     }
@@ -98,6 +104,22 @@ impl Ground {
         let part = |name: &str| made[name].as_str().unwrap().to_owned();
         let file = self.dir.join(name);
         std::fs::write(&file, format!("v2/{}/{}\n", part("uuid"), part("api_token"))).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        file
+    }
+
+    /// A new user who may use the queue, by their token.
+    pub async fn user(&self, name: &str) -> Client {
+        let body = json!({ "username": name, "global_role": "user", "can_use_queue": true });
+        let made = self.api().await.post("/api/users/create", &body).await.unwrap();
+        Client::new(&format!("http://{}", self.address()), made["creds"]["token"].as_str().unwrap()).unwrap()
+    }
+
+    /// A file that programs of all users may append to.
+    pub fn shared(&self, name: &str) -> PathBuf {
+        let file = self.dir.join(name);
+        std::fs::write(&file, "").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
         file
     }
 
@@ -132,6 +154,9 @@ impl Ground {
             // One that is killed is followed by the next one soon.
             command.args(["--lease", "1"]);
         }
+        if self.allow_process {
+            command.arg("--allow-process");
+        }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.arg("--token-file").arg(token).arg("--agent").arg(binary("windlass-agent").unwrap());
         command.args(args).stdin(Stdio::null()).stdout(Stdio::null());
@@ -157,6 +182,10 @@ impl Ground {
     }
 
     pub async fn request(&self, command: &[&str], more: Value) -> Asked {
+        self.request_as(&self.client(), command, more).await
+    }
+
+    pub async fn request_as(&self, who: &Client, command: &[&str], more: Value) -> Asked {
         let mut request = json!({
             "state": "Committed", "priority": 500, "container_image": "none", "command": command,
             "output_path": "/out", "mounts": { "/out": { "kind": "tmp" } }, "use_existing": false,
@@ -166,7 +195,7 @@ impl Ground {
             request[name] = value.clone();
         }
         let body = json!({ "container_request": request });
-        let made = self.client().post("container_requests", &body).await.unwrap();
+        let made = who.post("container_requests", &body).await.unwrap();
         let part = |name: &str| made[name].as_str().unwrap().to_owned();
         Asked { request: part("uuid"), container: part("container_uuid") }
     }

@@ -23,11 +23,13 @@ use rustix::{
     process::{Pid, Signal, WaitStatus, kill_process_group, set_parent_process_death_signal},
 };
 
+use super::isolation::Isolation;
 use crate::{
     cgroup::{
         Hierarchies,
         task::{Groups, TaskGroup},
     },
+    isolation::restrict::hide_memory,
     runner::init::{Orders, Reaped, clear, code, pending, reap, reset_signals, take_charge},
 };
 
@@ -37,6 +39,8 @@ const HOME: &str = "exec";
 pub(super) const NOT_STARTED: &str = "not.started";
 /// The directory that programs see as their root.
 pub(super) const ROOT: &str = "root";
+/// The program's environment, for the guard to take.
+pub(super) const ENVIRONMENT: &str = "environment.json";
 const CANNOT_START: u8 = 127;
 
 #[derive(Debug, clap::Args)]
@@ -50,6 +54,18 @@ pub struct Args {
     /// Name of the attempt's control group
     #[arg(long, value_name = "NAME")]
     group: String,
+    /// Whether the program is a plain process: then it gains no rights
+    #[arg(long)]
+    plain: bool,
+    /// The user and group that a plain process has for itself
+    #[arg(long, value_name = "NUMBER", requires = "apart")]
+    user: Option<u32>,
+    /// Directory that holds those of all attempts, of which that user sees its own root only
+    #[arg(long, value_name = "DIR")]
+    apart: Option<PathBuf>,
+    /// What that user does not see either
+    #[arg(long, value_name = "PATH")]
+    hide: Vec<PathBuf>,
     /// What to run when the executor is gone, word by word
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     after: Vec<String>,
@@ -64,6 +80,8 @@ pub(super) fn groups() -> io::Result<Groups> {
 }
 
 pub fn main(args: &Args) -> ExitCode {
+    // What the program is given is not for other processes of the same user.
+    let _ = hide_memory();
     match run(args) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
@@ -81,48 +99,81 @@ enum End {
 }
 
 fn run(args: &Args) -> io::Result<u8> {
+    let environment = take_environment(args)?;
     let signals = take_charge()?;
     let group = groups()?.find(&args.group);
-    let child = start(&args.command, &group)?;
+    let isolation = match (args.plain, args.user, &args.apart) {
+        (false, ..) => None,
+        (true, Some(uid), Some(apart)) => {
+            let made = Isolation::of(uid, &args.dir.join(ROOT), apart, &args.hide);
+            Some(made.map_err(|error| cannot_isolate(&error))?)
+        }
+        (true, ..) => Some(Isolation::plain()),
+    };
+    let child = start(&args.command, &environment, &group, isolation)?;
     let end = attend(child, &signals)?;
     group.kill();
     clear(&Orders::default(), &signals);
     match end {
         End::Program(status) => Ok(code(status)),
         End::Alone => {
-            tidy(args, &group);
+            tidy(args, &environment, &group);
             Ok(0)
         }
     }
 }
 
+type Variables = Vec<(String, String)>;
+
+/// What the executor left for the program. It is nobody's any more afterwards.
+fn take_environment(args: &Args) -> io::Result<Variables> {
+    let file = args.dir.join(ENVIRONMENT);
+    let variables = serde_json::from_slice(&fs::read(&file)?)?;
+    fs::remove_file(file)?;
+    Ok(variables)
+}
+
 /// What the executor would have done at the end.
-fn tidy(args: &Args, group: &TaskGroup) {
+fn tidy(args: &Args, environment: &Variables, group: &TaskGroup) {
     if let [program, rest @ ..] = &args.after[..] {
         // A child of ours, and all signals are blocked here: it gets them as they are meant.
         let mut command = Command::new(program);
         command.args(rest).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
         let _ = command.status();
     }
     let _ = group.remove();
     let _ = fs::remove_dir_all(if args.whole { args.dir.clone() } else { args.dir.join(ROOT) });
 }
 
+fn cannot_isolate(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("give it a user of its own: {error}"))
+}
+
 #[expect(unsafe_code, reason = "what happens between fork and exec cannot be said otherwise")]
-fn start(words: &[String], group: &TaskGroup) -> io::Result<Pid> {
+fn start(
+    words: &[String],
+    environment: &Variables,
+    group: &TaskGroup,
+    isolation: Option<Isolation>,
+) -> io::Result<Pid> {
     // Opened here: what is written there between fork and exec is one call.
     let door = |group: &PathBuf| fs::File::options().write(true).open(group.join("cgroup.procs")).ok();
     let doors: Vec<fs::File> = group.directories().iter().filter_map(door).collect();
     let (program, rest) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
     command.args(rest).stdin(Stdio::null()).process_group(0);
+    command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
     // SAFETY: a few system calls, which allocate nothing and take no lock.
     unsafe {
         command.pre_exec(move || {
             for door in &doors {
                 let _ = rustix::io::write(door, b"0");
             }
-            // A guard that is killed takes the program along: the executor sees to the rest.
+            if let Some(isolation) = &isolation {
+                isolation.enter()?;
+            }
+            // A guard that is killed takes the program along: the executor sees to the rest. Another user forgets it.
             set_parent_process_death_signal(Some(Signal::KILL))?;
             reset_signals()?;
             sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;

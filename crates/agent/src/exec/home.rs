@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -37,7 +37,8 @@ impl Home {
         fs::create_dir_all(&dir)?;
         // What a program writes is for nobody else on the machine.
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
-        let lock = File::options().create(true).truncate(false).write(true).open(dir.join(LOCK))?;
+        let mut options = File::options();
+        let lock = options.create(true).truncate(false).write(true).mode(0o600).open(dir.join(LOCK))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),

@@ -1,15 +1,29 @@
 //! Images: which engine of this machine runs them, and how each is told.
 //!
 //! Engines are told by their own programs, which are the same for all users of a machine and know where their
-//! engine is. A container without an image is a plain process. One with an image is refused where no engine is, unless
-//! whoever runs the executor said `--runtime process`.
+//! engine is. A container without an image would be a plain process, and is refused unless whoever runs the executor
+//! allowed that. One with an image is never run as one because no engine answers.
+//!
+//! What keeps a container in is decided where it is decided for tasks of runs, by the same policy of the host.
 
-use std::{path::PathBuf, process::Stdio};
+use std::{
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
 
 use serde_json::{Value, json};
 use tokio::process::Command;
+use windlass_api::agent::shim::{NetworkMode, ProcessMode, TaskSpec};
+use windlass_model::queue::REFUSED;
 
 use super::Stopped;
+use crate::shim::{
+    docker::{Confinement, NETWORK, confinement, creation, shield},
+    mounts,
+    policy::Policy,
+};
 
 /// Images that mean none.
 const NONE: [&str; 2] = ["", "none"];
@@ -21,11 +35,21 @@ const SAID_MAX: usize = 500;
 pub(super) enum Runtime {
     /// Docker, Podman or Apptainer, whichever is here; containers with an image are refused where none is
     Auto,
-    /// A plain process, also for containers with an image: the image is ignored, and the result is not reused
+    /// A plain process, also for containers with an image: the image is ignored, and the result is not reused. Only with
+    /// `--allow-process`
     Process,
     Docker,
     Podman,
     Apptainer,
+}
+
+/// The network of containers with an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Network {
+    /// One of their own, on which they see neither each other nor what listens on this machine's loopback
+    Bridge,
+    /// That of the machine, where its policy allows it
+    Host,
 }
 
 /// The engine for one container.
@@ -45,23 +69,35 @@ pub(super) struct Order<'a> {
     pub(super) cwd: &'a str,
     /// Directories and files here, and where they are seen inside.
     pub(super) binds: Vec<(PathBuf, String)>,
-    /// Names only: values are in the engine's environment, where no other user sees them.
+    /// File with its variables, which no other user sees.
+    pub(super) env_file: Option<PathBuf>,
+    /// Names of those that no file can hold: values are in the environment of the engine's program.
     pub(super) names: Vec<&'a str>,
     pub(super) memory: Option<u64>,
     pub(super) cpus: Option<u64>,
     /// Numbers of those that are its own.
     pub(super) gpus: Option<String>,
+    pub(super) confinement: Confinement,
+}
+
+fn refused(why: String) -> Stopped {
+    Stopped::Impossible { reason: REFUSED, why }
 }
 
 /// `Ok(None)`: a plain process. With a warning where the image was ignored.
 pub(super) async fn choose(
     runtime: Runtime,
+    allow_process: bool,
     image: &str,
 ) -> Result<(Option<Engine>, Option<String>), Stopped> {
     if NONE.contains(&image) {
-        return Ok((None, None));
+        return if allow_process { Ok((None, None)) } else { Err(refused(no_process(image))) };
+    }
+    if image.starts_with('-') {
+        return Err(refused(format!("image `{image}` begins with `-`, as no name of an image does")));
     }
     let candidates: &[Engine] = match runtime {
+        Runtime::Process if !allow_process => return Err(refused(no_process(image))),
         Runtime::Process => return Ok((None, Some(format!("image `{image}` was ignored")))),
         Runtime::Auto => &[
             Engine::Docker("docker"),
@@ -88,6 +124,106 @@ pub(super) async fn choose(
     Err(Stopped::Machine(std::io::Error::new(std::io::ErrorKind::NotFound, why)))
 }
 
+fn no_process(image: &str) -> String {
+    format!(
+        "container_image `{image}` would run as a plain process, which the dispatcher does not allow; \
+         name an image that an engine can run, or have its operator start it with `--allow-process`"
+    )
+}
+
+/// Whether the policy of this host lets a plain process run, whoever started the executor.
+pub(super) fn allow_process(policy: &Path) -> Result<(), Stopped> {
+    let policy = load(policy)?;
+    let why = match policy.processes(ProcessMode::Own, Vec::new()).mode {
+        ProcessMode::Refused => "takes none",
+        ProcessMode::Confined if !rustix::process::geteuid().is_root() => {
+            "takes those that are confined, and the executor is not root"
+        }
+        ProcessMode::Confined | ProcessMode::Own => return Ok(()),
+    };
+    let file = policy.file().display();
+    Err(refused(format!("a plain process: the policy of this host {why} (`processes` in {file})")))
+}
+
+fn load(policy: &Path) -> Result<Policy, Stopped> {
+    Policy::load(policy)
+        .map_err(|error| Stopped::Machine(std::io::Error::other(windlass_model::causes::chain(&error))))
+}
+
+/// What the policy of this host makes of a container, unless it forbids it.
+pub(super) fn confine(
+    policy: &Path,
+    engine: Engine,
+    image: &str,
+    network: Network,
+    targets: &[String],
+    gpus: Option<&str>,
+) -> Result<Confinement, Stopped> {
+    let policy = load(policy)?;
+    let network = match (engine, network) {
+        (Engine::Docker(_), Network::Bridge) => NetworkMode::Bridge,
+        // It has no other without root's rights.
+        (Engine::Apptainer(_), _) | (Engine::Docker(_), Network::Host) => NetworkMode::Host,
+    };
+    let name = match engine {
+        Engine::Docker(_) => image,
+        Engine::Apptainer(_) => file_or_registry(image, policy.limits_registries())?,
+    };
+    let devices = gpus.into_iter().flat_map(|gpus| gpus.split(',')).map(|gpu| {
+        let path = format!("/dev/nvidia{}", gpu.trim());
+        json!({ "path_on_host": path, "path_in_container": path })
+    });
+    let spec: TaskSpec = serde_json::from_value(json!({
+        "id": uuid::Uuid::nil(), "name": "container", "image_name": name, "network_mode": network,
+        "volume_mounts": targets.iter().map(|path| json!({ "name": "", "path": path })).collect::<Vec<_>>(),
+        "gpu_devices": devices.collect::<Vec<_>>(),
+    }))
+    .map_err(|error| Stopped::Machine(error.into()))?;
+    let numbered = |path: &str| (path.to_owned(), Ok(PathBuf::from(path)));
+    let devices = spec.gpu_devices.iter().map(|device| numbered(&device.path_on_host)).collect();
+    let seen = mounts::Seen { mounts: Vec::new(), devices };
+    let verdict = policy.decide(&spec, &seen);
+    if verdict.problems.is_empty() {
+        Ok(confinement(&policy.limits(&spec), false, network))
+    } else {
+        Err(refused(policy.render(&verdict.problems)))
+    }
+}
+
+/// Apptainer runs files and images of registries. A directory would show what is in it, and an instance is another
+/// container.
+fn file_or_registry(image: &str, are_registries_limited: bool) -> Result<&str, Stopped> {
+    const SCHEMES: [&str; 4] = ["docker://", "oras://", "library://", "https://"];
+    if image.starts_with('/') {
+        return if are_registries_limited {
+            Err(refused(format!("image `{image}` is a file, and the policy of this host names registries")))
+        } else if fs::metadata(image).is_ok_and(|found| found.is_file()) {
+            Ok(image)
+        } else {
+            Err(refused(format!("image `{image}` is no file of this machine")))
+        };
+    }
+    match SCHEMES.iter().find_map(|scheme| image.strip_prefix(scheme)) {
+        Some(name) => Ok(name),
+        None if image.contains("://") => {
+            Err(refused(format!("image `{image}`: only {} lead to images", SCHEMES.join(", "))))
+        }
+        None => Ok(image),
+    }
+}
+
+/// Where a program on the bridge finds a server that is known by an address which means itself there.
+pub(super) fn host_from(host: &str, gateway: Option<IpAddr>) -> String {
+    let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    let is_loopback = name == "localhost" || name.parse::<IpAddr>().is_ok_and(|at| at.is_loopback());
+    match gateway.filter(|_| is_loopback) {
+        Some(IpAddr::V6(gateway)) => format!("[{gateway}]:{port}"),
+        Some(gateway) => format!("{gateway}:{port}"),
+        None => host.to_owned(),
+    }
+}
+
 async fn run(program: &str, args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -108,6 +244,38 @@ impl Engine {
             }
             Self::Apptainer(program) => run(program, &["--version"]).await.is_ok(),
         }
+    }
+
+    /// The network that containers are on, made unless it is there; answers how they reach this machine. Nothing is started
+    /// on it before the addresses of the cloud's metadata are closed.
+    pub(super) async fn ensure_network(self) -> Result<Option<IpAddr>, Stopped> {
+        let Self::Docker(program) = self else { return Ok(None) };
+        let is_podman = program == "podman";
+        let format = if is_podman {
+            "{{.ID}} {{range .Subnets}}{{.Gateway}} {{end}}"
+        } else {
+            "{{.Id}} {{range .IPAM.Config}}{{.Gateway}} {{end}}"
+        };
+        let inspect = ["network", "inspect", "--format", format, NETWORK];
+        let mut found = run(program, &inspect).await;
+        if found.is_err() {
+            let words = creation(is_podman);
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let made = run(program, &words).await;
+            // Somebody else may have made it at the same moment.
+            found = run(program, &inspect).await.map_err(|said| made.err().unwrap_or(said));
+        }
+        let found = found.map_err(|said| {
+            Stopped::Machine(std::io::Error::other(format!("make the network {NETWORK}: {said}")))
+        })?;
+        let mut parts = found.split_whitespace();
+        let id = parts.next().unwrap_or_default();
+        if is_podman {
+            super::tell("Podman has no firewall rules of ours: the cloud's metadata may be reached");
+        } else {
+            shield(id).await;
+        }
+        Ok(parts.find_map(|gateway| gateway.parse().ok()))
     }
 
     /// Before the container is said to run: an image that is not there costs nobody a try.
@@ -196,8 +364,21 @@ fn docker(program: &str, order: &Order<'_>) -> Vec<String> {
         [program, "run", "--name", order.name, "--init", "--pull", "never"].map(str::to_owned).to_vec();
     let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
     option("--label", format!("windlass.attempt={}", order.name));
-    // As a process of the machine has it: the server may be here.
-    option("--network", "host".to_owned());
+    let kept_in = &order.confinement;
+    option("--network", kept_in.network.to_owned());
+    option("--ipc", kept_in.ipc.to_owned());
+    for capability in &kept_in.cap_drop {
+        option("--cap-drop", capability.clone());
+    }
+    for capability in &kept_in.cap_add {
+        option("--cap-add", capability.clone());
+    }
+    for given in &kept_in.security_opt {
+        option("--security-opt", given.clone());
+    }
+    if let Some(pids) = kept_in.pids_limit {
+        option("--pids-limit", pids.to_string());
+    }
     // Output comes by the pipe alone.
     option("--log-driver", "none".to_owned());
     if let Some(memory) = order.memory {
@@ -214,6 +395,9 @@ fn docker(program: &str, order: &Order<'_>) -> Vec<String> {
     for (from, to) in &order.binds {
         option("--volume", format!("{}:{to}", from.display()));
     }
+    if let Some(file) = &order.env_file {
+        option("--env-file", file.display().to_string());
+    }
     for name in &order.names {
         option("--env", (*name).to_owned());
     }
@@ -229,6 +413,9 @@ fn docker(program: &str, order: &Order<'_>) -> Vec<String> {
 
 fn apptainer(program: &str, order: &Order<'_>) -> Vec<String> {
     let mut words = [program, "exec", "--containall", "--no-home"].map(str::to_owned).to_vec();
+    if rustix::process::geteuid().is_root() {
+        words.push("--no-privs".to_owned());
+    }
     if order.gpus.is_some() {
         words.push("--nv".to_owned());
     }
@@ -256,10 +443,19 @@ mod tests {
             command,
             cwd: "/inside",
             binds: vec![(PathBuf::from("/tmp/r/out"), "/out".to_owned())],
-            names: vec!["ARVADOS_API_TOKEN"],
+            env_file: Some(PathBuf::from("/tmp/r/environment")),
+            names: vec!["KEY"],
             memory: Some(1024),
             cpus: Some(2),
             gpus: Some("0,1".to_owned()),
+            confinement: Confinement {
+                cap_drop: vec!["ALL".to_owned()],
+                cap_add: vec!["CHOWN".to_owned()],
+                security_opt: vec!["no-new-privileges".to_owned()],
+                pids_limit: Some(100),
+                ipc: "private",
+                network: NETWORK,
+            },
         }
     }
 
@@ -270,8 +466,9 @@ mod tests {
         assert_eq!(
             words.join(" "),
             "podman run --name windlass-c.1 --init --pull never --label windlass.attempt=windlass-c.1 --network \
-             host --log-driver none --memory 1024b --memory-swap 1024b --cpus 2 --gpus \"device=0,1\" --volume /tmp/r/out:/out --env \
-             ARVADOS_API_TOKEN --workdir /inside --entrypoint sh debian:12 -c echo 'a b'"
+             windlass --ipc private --cap-drop ALL --cap-add CHOWN --security-opt no-new-privileges --pids-limit 100 \
+             --log-driver none --memory 1024b --memory-swap 1024b --cpus 2 --gpus \"device=0,1\" --volume /tmp/r/out:/out \
+             --env-file /tmp/r/environment --env KEY --workdir /inside --entrypoint sh debian:12 -c echo 'a b'"
         );
         assert_eq!(after.join(" "), "podman rm --force --volumes windlass-c.1");
     }
@@ -280,10 +477,94 @@ mod tests {
     fn apptainer_takes_images_of_registries_and_files() {
         let command = ["true".to_owned()];
         let (words, after) = Engine::Apptainer("apptainer").words(&order(&command));
-        let want = "apptainer exec --containall --no-home --nv --bind /tmp/r/out:/out --pwd /inside docker://debian:12 true";
-        assert_eq!((words.join(" "), after), (want.to_owned(), Vec::new()));
+        let root = if rustix::process::geteuid().is_root() { " --no-privs" } else { "" };
+        let want = "--nv --bind /tmp/r/out:/out --pwd /inside docker://debian:12 true";
+        let want = format!("apptainer exec --containall --no-home{root} {want}");
+        assert_eq!((words.join(" "), after), (want, Vec::new()));
         let file = Order { image: "/images/a.sif", ..order(&command) };
         assert!(Engine::Apptainer("apptainer").words(&file).0.contains(&"/images/a.sif".to_owned()));
+    }
+
+    fn reason(stopped: Stopped) -> (&'static str, String) {
+        let Stopped::Impossible { reason, why } = stopped else { panic!("{stopped}") };
+        (reason, why)
+    }
+
+    #[tokio::test]
+    async fn plain_processes_are_refused_unless_the_operator_allows_them() {
+        for image in ["none", ""] {
+            let (word, why) = reason(choose(Runtime::Auto, false, image).await.unwrap_err());
+            assert_eq!(word, REFUSED);
+            assert!(why.contains("`--allow-process`"), "{why}");
+            assert_eq!(choose(Runtime::Auto, true, image).await.unwrap(), (None, None));
+        }
+        let (word, _) = reason(choose(Runtime::Process, false, "debian").await.unwrap_err());
+        assert_eq!(word, REFUSED);
+        let ignored = choose(Runtime::Process, true, "debian").await.unwrap();
+        assert_eq!(ignored, (None, Some("image `debian` was ignored".to_owned())));
+    }
+
+    #[tokio::test]
+    async fn a_name_that_would_be_an_option_is_refused() {
+        for image in ["--privileged", "-v/:/host", "--bind=/:/x docker://a"] {
+            for runtime in [Runtime::Auto, Runtime::Docker, Runtime::Apptainer, Runtime::Process] {
+                let (word, why) = reason(choose(runtime, true, image).await.unwrap_err());
+                assert!(word == REFUSED && why.contains(image), "{why}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_policy_of_the_host_counts_for_containers_of_the_queue() {
+        let dir = windlass_testkit::temp_dir("policy").unwrap();
+        let file = dir.path().join("policy.yml");
+        let write = |text: &str| fs::write(&file, text).unwrap();
+        let docker = Engine::Docker("docker");
+        let ask = |engine, image: &str, network| confine(&file, engine, image, network, &[], None);
+        write("pids: 77\ncapabilities: [CHOWN]\nhost_network: false\nregistries: [ghcr.io/team]\n");
+        let kept_in = ask(docker, "ghcr.io/team/x", Network::Bridge).unwrap();
+        assert_eq!((kept_in.pids_limit, kept_in.network), (Some(77), NETWORK));
+        assert_eq!((kept_in.cap_drop, kept_in.cap_add), (vec!["ALL".to_owned()], vec!["CHOWN".to_owned()]));
+        assert_eq!(kept_in.security_opt, ["no-new-privileges"]);
+        for (engine, image, network, told) in [
+            (docker, "evil/x", Network::Bridge, "not from an allowed registry"),
+            (docker, "ghcr.io/team/x", Network::Host, "network_mode host"),
+            (Engine::Apptainer("apptainer"), "docker://ghcr.io/team/x", Network::Bridge, "network_mode host"),
+            (Engine::Apptainer("apptainer"), "/etc/passwd", Network::Bridge, "is a file"),
+        ] {
+            let (word, why) = reason(ask(engine, image, network).unwrap_err());
+            assert!(word == REFUSED && why.contains(told), "{image}: {why}");
+        }
+        write("");
+        for image in ["/", "/etc", "instance://other", "dir:///etc"] {
+            let (word, why) = reason(ask(Engine::Apptainer("a"), image, Network::Bridge).unwrap_err());
+            assert!(word == REFUSED && why.contains(image), "{why}");
+        }
+        for target in ["/proc/x", "/a:b", "/a/../b"] {
+            let asked = confine(&file, docker, "x", Network::Bridge, &[target.to_owned()], None);
+            let (word, why) = reason(asked.unwrap_err());
+            assert!(word == REFUSED && why.contains("mount at"), "{why}");
+        }
+        assert_eq!(ask(docker, "x", Network::Host).unwrap().network, "host");
+        allow_process(&file).unwrap();
+        write("processes: refused\n");
+        let (word, why) = reason(allow_process(&file).unwrap_err());
+        assert!(word == REFUSED && why.contains("`processes` in"), "{why}");
+    }
+
+    #[test]
+    fn a_server_on_the_loopback_is_found_by_the_bridges_gateway() {
+        let gateway = Some("10.1.2.1".parse().unwrap());
+        for (host, want) in [
+            ("127.0.0.1:3000", "10.1.2.1:3000"),
+            ("localhost:3443", "10.1.2.1:3443"),
+            ("[::1]:3000", "10.1.2.1:3000"),
+            ("windlass.example:3000", "windlass.example:3000"),
+            ("10.0.0.7:3000", "10.0.0.7:3000"),
+        ] {
+            assert_eq!(host_from(host, gateway), want);
+        }
+        assert_eq!(host_from("127.0.0.1:3000", None), "127.0.0.1:3000");
     }
 
     #[test]

@@ -8,12 +8,13 @@
 mod guard;
 mod home;
 mod image;
+mod isolation;
 mod output;
 mod report;
 mod work;
 
 use std::{
-    io::Write as _,
+    io::{Read as _, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
@@ -30,7 +31,8 @@ use windlass_model::causes::chain;
 pub use self::guard::{Args as GuardArgs, main as guard};
 use self::{
     home::Home,
-    image::Runtime,
+    image::{Network, Runtime},
+    isolation::Users,
     report::{Fenced, Report},
     work::{Given, Running, Told, Work},
 };
@@ -43,8 +45,12 @@ const TRY_AGAIN_MIN: Duration = Duration::from_millis(200);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(10);
 /// How long the last output may be on its way after the program has ended.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(2);
+/// Longer tokens are none.
+const TOKEN_BYTES_MAX: u64 = 4096;
 const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// Runs one attempt. The attempt's token comes on standard input, where neither a list of processes nor their
+/// environments show it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The container
@@ -58,6 +64,22 @@ pub struct Args {
     /// What runs containers with an image
     #[arg(long, env = "WINDLASS_EXEC_RUNTIME", value_name = "RUNTIME", default_value = "auto")]
     runtime: Runtime,
+    /// Run containers without an image as plain processes: each with a user of its own where the executor is root, else as
+    /// the executor's own user
+    #[arg(long, env = "WINDLASS_EXEC_ALLOW_PROCESS")]
+    allow_process: bool,
+    /// Users that plain processes have, one each, where the executor is root
+    #[arg(long, env = "WINDLASS_EXEC_PROCESS_USERS", value_name = "FIRST-LAST", default_value = Users::USUAL)]
+    process_users: Users,
+    /// What plain processes with a user of their own do not see, separated by colons
+    #[arg(long, env = "WINDLASS_EXEC_HIDE", value_name = "PATHS", value_delimiter = ':')]
+    hide: Vec<PathBuf>,
+    /// Network of containers with an image
+    #[arg(long, env = "WINDLASS_EXEC_NETWORK", value_name = "NETWORK", default_value = "bridge")]
+    network: Network,
+    /// File with what this host allows containers
+    #[arg(long, env = "WINDLASS_AGENT_POLICY", value_name = "FILE", default_value = crate::shim::policy::DEFAULT_FILE)]
+    policy: PathBuf,
     /// Where the output of containers is kept: what a program leaves below its `output_path` goes to a directory of its
     /// own there. It is not kept, if not given
     #[arg(long, env = "WINDLASS_EXEC_OUTPUTS", value_name = "DIR")]
@@ -68,9 +90,6 @@ pub struct Args {
     /// The certificate that an `https` server is known by: a file, or itself as PEM
     #[arg(long, env = "WINDLASS_CERT", value_name = "FILE", hide_env_values = true)]
     server_cert: Option<String>,
-    /// Token of this attempt
-    #[arg(long, env = "WINDLASS_EXECUTOR_TOKEN", value_name = "TOKEN", hide_env_values = true)]
-    token: String,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -105,8 +124,25 @@ fn tell(text: &str) {
     let _ = writeln!(std::io::stderr(), "windlass-agent exec: {text}");
 }
 
+/// The attempt's token, from standard input.
+fn read_token() -> std::io::Result<String> {
+    let mut text = String::new();
+    std::io::stdin().take(TOKEN_BYTES_MAX).read_to_string(&mut text)?;
+    let token = text.trim().to_owned();
+    if token.is_empty() { Err(std::io::Error::other("it is empty")) } else { Ok(token) }
+}
+
 async fn run(args: &Args) -> ExitCode {
-    let client = match Client::knowing(&args.url, &args.token, args.server_cert.as_deref()) {
+    // Other processes of the same user read neither our memory nor what we have open.
+    let _ = crate::isolation::restrict::hide_memory();
+    let token = match read_token() {
+        Ok(token) => token,
+        Err(error) => {
+            tell(&format!("read the token from standard input: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    let client = match Client::knowing(&args.url, &token, args.server_cert.as_deref()) {
         Ok(client) => client,
         Err(error) => {
             tell(&chain(&error));
@@ -161,10 +197,11 @@ async fn attempt(queue: &Attempt, record: &Value, home: &Home, args: &Args) -> E
     }
 }
 
-/// Nothing of the user's ran: somebody else may try.
+/// Nothing of the user's ran: somebody else may try, and people see why nobody did.
 async fn give_back(queue: &Attempt, error: &std::io::Error) -> ExitCode {
     tell(&format!("prepare: {error}"));
-    let _ = queue.put(&json!({ "state": "Queued" }), "give-back").await;
+    let status = json!({ "error": format!("prepare the container: {error}") });
+    let _ = queue.put(&json!({ "state": "Queued", "runtime_status": status }), "give-back").await;
     ExitCode::FAILURE
 }
 
@@ -250,7 +287,7 @@ async fn keep_output(
     name: &str,
 ) -> Result<String, Option<String>> {
     let Some(from) = record["output_path"].as_str().filter(|path| !path.is_empty()) else { return Err(None) };
-    let from = work.place_of(from);
+    let from = work.take_back(from).map_err(|error| Some(format!("its output was not kept: {error}")))?;
     let Some(outputs) = outputs else {
         let lost = output::has_any(&from).then(|| {
             "what it left in `output_path` was not kept: the dispatcher has no `--outputs`".to_owned()
@@ -292,6 +329,11 @@ async fn prepare(queue: &Attempt, record: &Value, home: &Home, args: &Args) -> R
         // Neither a plain port nor a certificate that only we were told of is known to the program.
         is_unknown: args.server_cert.is_some() || args.url.starts_with("http://"),
         runtime: args.runtime,
+        allow_process: args.allow_process,
+        users: args.process_users,
+        hidden: &args.hide,
+        network: args.network,
+        policy: &args.policy,
     };
     Work::prepare(&given).await
 }

@@ -1,8 +1,9 @@
 //! The program of a container: its directory, its control group, its output and its end.
 
 use std::{
-    fs, io,
-    os::unix::fs::PermissionsExt as _,
+    fs,
+    io::{self, Write as _},
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
 };
@@ -17,17 +18,38 @@ use tokio::{
 
 use super::{
     Stopped,
-    guard::{NOT_STARTED, ROOT, groups},
-    image::{Engine, Order, Runtime, Verdict, choose},
+    guard::{ENVIRONMENT, NOT_STARTED, ROOT, groups},
+    image::{Engine, Network, Order, Runtime, Verdict, allow_process, choose, confine, host_from},
+    isolation::{Claim, Users, give, without_links},
 };
-use crate::cgroup::task::{Limits, TaskGroup};
-use windlass_model::queue::reuse::IMAGE_IGNORED;
+use crate::cgroup::{
+    metadata,
+    task::{Limits, TaskGroup},
+};
+use windlass_model::queue::{REFUSED, reuse::IMAGE_IGNORED};
 
 /// Pieces of output that wait to be taken. A program that writes faster waits.
 const PIECES_MAX: usize = 64;
 const PIECE: usize = 64 * 1024;
 /// Of the executor's environment, for the programs of engines.
 const FOR_ENGINES: [&str; 5] = ["PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR", "TMPDIR"];
+
+/// What programs of engines, and the libraries they are made of, are told by begins so. What is in a container is not meant
+/// for them.
+const NOT_FOR_ENGINES: [&str; 12] = [
+    "BUILDAH_",
+    "CONTAINER",
+    "DOCKER_",
+    "GCONV_",
+    "GLIBC_",
+    "GO",
+    "LD_",
+    "MALLOC_",
+    "PODMAN_",
+    "REGISTRY_",
+    "STORAGE_",
+    "XDG_",
+];
 
 /// What tells programs which GPUs to use.
 const DEVICES: [&str; 5] = [
@@ -64,6 +86,14 @@ pub(super) struct Given<'a> {
     /// Whether a program there cannot check who answers at `host`.
     pub(super) is_unknown: bool,
     pub(super) runtime: Runtime,
+    pub(super) allow_process: bool,
+    /// For plain processes, where we are root.
+    pub(super) users: Users,
+    /// What plain processes do not see.
+    pub(super) hidden: &'a [PathBuf],
+    pub(super) network: Network,
+    /// The file with what this host allows.
+    pub(super) policy: &'a Path,
 }
 
 pub(super) struct Work {
@@ -80,7 +110,9 @@ pub(super) struct Work {
     group: TaskGroup,
     oom_before: u64,
     engine: Option<Engine>,
-    /// What is not as it was asked for.
+    /// The user that a plain process has for itself.
+    claim: Option<Claim>,
+    hidden: Vec<PathBuf>,
     /// Said where the image was ignored.
     warning: Option<String>,
     started: std::sync::OnceLock<std::time::Instant>,
@@ -109,6 +141,45 @@ impl Running {
     }
 }
 
+/// A new file for nobody else.
+fn options() -> fs::OpenOptions {
+    let mut options = fs::File::options();
+    options.create(true).truncate(true).write(true).mode(0o600);
+    options
+}
+
+fn has_lines(value: &str) -> bool {
+    value.contains(['\n', '\r'])
+}
+
+/// How Docker is told of a container's variables: by a file, and by name those that have several lines. Nothing for
+/// Apptainer, which is told by a prefix.
+fn variables_for<'a>(
+    engine: Engine,
+    variables: &'a [(String, String)],
+    root: &Path,
+) -> Result<(Option<PathBuf>, Vec<&'a str>), Stopped> {
+    if let Engine::Apptainer(_) = engine {
+        return Ok((None, Vec::new()));
+    }
+    let (long, short): (Vec<_>, Vec<_>) = variables.iter().partition(|(_, value)| has_lines(value));
+    let is_odd =
+        |name: &str| name.is_empty() || name.contains(|c: char| c.is_whitespace() || "=#".contains(c));
+    let is_engines = |name: &str| {
+        FOR_ENGINES.contains(&name) || NOT_FOR_ENGINES.iter().any(|start| name.starts_with(start))
+    };
+    let odd = variables.iter().find(|(name, value)| is_odd(name) || (has_lines(value) && is_engines(name)));
+    if let Some((name, _)) = odd {
+        let why = format!("the environment's `{}` cannot be had in an image", name.escape_debug());
+        return Err(Stopped::Impossible { reason: REFUSED, why });
+    }
+    let path = root.join(ENVIRONMENT);
+    let lines: String = short.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+    let written = options().open(&path).and_then(|mut file| file.write_all(lines.as_bytes()));
+    written.map_err(Stopped::Machine)?;
+    Ok((Some(path), long.iter().map(|(name, _)| name.as_str()).collect()))
+}
+
 fn texts(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
@@ -130,10 +201,28 @@ impl Work {
     pub(super) async fn prepare(given: &Given<'_>) -> Result<Self, Stopped> {
         let record = given.record;
         let image = record["container_image"].as_str().unwrap_or_default();
-        let (engine, warning) = choose(given.runtime, image).await?;
+        let (engine, warning) = choose(given.runtime, given.allow_process, image).await?;
+        let gpus = std::env::var(DEVICES[0]).ok().filter(|gpus| !gpus.is_empty());
+        let mut confinement = None;
+        let mut host = given.host.to_owned();
         if let Some(engine) = engine {
+            let wanted = [&record["mounts"], given.secrets].into_iter().filter_map(Value::as_object);
+            let wanted: Vec<String> = wanted.flat_map(|mounts| mounts.keys().cloned()).collect();
+            let kept_in = confine(given.policy, engine, image, given.network, &wanted, gpus.as_deref())?;
+            if kept_in.network != "host" {
+                host = host_from(&host, engine.ensure_network().await?);
+            }
             engine.fetch(image).await?;
+            confinement = Some(kept_in);
         }
+        if engine.is_none() {
+            allow_process(given.policy)?;
+        }
+        let claim = if engine.is_none() && rustix::process::geteuid().is_root() {
+            Some(Claim::take(given.users, given.name).map_err(Stopped::Machine)?)
+        } else {
+            None
+        };
         let root = given.dir.join(ROOT);
         fs::create_dir_all(&root).map_err(Stopped::Machine)?;
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).map_err(Stopped::Machine)?;
@@ -147,11 +236,18 @@ impl Work {
         for limit in unenforced {
             super::tell(&limit.to_string());
         }
+        if claim.is_some() {
+            let closed =
+                group.group.v2.as_deref().map_or(Err(io::ErrorKind::Unsupported.into()), metadata::refuse);
+            if let Err(error) = closed {
+                super::tell(&format!("the cloud's metadata address is not refused to the program: {error}"));
+            }
+        }
         let oom_before = group.group.oom_kills();
         let mut work = Self {
             command: texts(&record["command"]),
             after: Vec::new(),
-            environment: environment(given),
+            environment: environment(given, &host),
             dir: given.dir.to_owned(),
             is_own: given.is_own,
             cwd: root.clone(),
@@ -159,17 +255,41 @@ impl Work {
             group,
             oom_before,
             engine,
+            claim,
+            hidden: given.hidden.to_vec(),
             warning,
             started: std::sync::OnceLock::new(),
         };
         let asked = record["cwd"].as_str().unwrap_or_default();
-        let ready = match engine {
-            None => work.as_process(&root, asked),
-            Some(engine) => {
+        let ready = match (engine, confinement) {
+            (Some(engine), Some(confinement)) => {
                 let binds = targets.iter().map(|target| (inside(&root, target), target.clone())).collect();
-                work.in_image(engine, image, asked, binds, (memory, cpus));
+                let name = work.container();
+                let variables = work.environment.clone();
+                let (env_file, names) = match variables_for(engine, &variables, &root) {
+                    Ok(told) => told,
+                    Err(stopped) => {
+                        work.clean().await;
+                        return Err(stopped);
+                    }
+                };
+                let order = Order {
+                    name: &name,
+                    image,
+                    command: &work.command.clone(),
+                    cwd: if asked == "." { "" } else { asked },
+                    binds,
+                    env_file,
+                    names,
+                    memory,
+                    cpus,
+                    gpus,
+                    confinement,
+                };
+                work.in_image(engine, &order);
                 Ok(())
             }
+            (None | Some(_), _) => work.as_process(&root, asked),
         };
         match ready {
             Ok(()) => Ok(work),
@@ -197,49 +317,56 @@ impl Work {
         let own = own.map(|(name, value)| (name.to_owned(), value));
         // What the container asks for comes last, and so counts.
         self.environment.splice(0..0, own);
-        Ok(())
+        match &self.claim {
+            Some(claim) => give(&self.dir.join(ROOT), claim.uid).map_err(Stopped::Machine),
+            None => Ok(()),
+        }
     }
 
-    fn in_image(
-        &mut self,
-        engine: Engine,
-        image: &str,
-        cwd: &str,
-        binds: Vec<(PathBuf, String)>,
-        (memory, cpus): (Option<u64>, Option<u64>),
-    ) {
-        let names = self.environment.iter().map(|(name, _)| name.as_str()).collect();
-        let cwd = if cwd == "." { "" } else { cwd };
-        let name = self.container();
-        let gpus = std::env::var(DEVICES[0]).ok().filter(|gpus| !gpus.is_empty());
-        let order =
-            Order { name: &name, image, command: &self.command, cwd, binds, names, memory, cpus, gpus };
-        (self.command, self.after) = engine.words(&order);
+    fn in_image(&mut self, engine: Engine, order: &Order<'_>) {
+        (self.command, self.after) = engine.words(order);
         for words in [&mut self.command, &mut self.after] {
             // By its place: the container may ask for a search path of its own.
             if let Some(program) = words.first_mut() {
                 *program = place_of(program);
             }
         }
+        // The engine's program has what is its own, and of the container's what changes nothing for it: else whoever asks for
+        // a container could have a library of theirs loaded into it.
         let theirs =
             FOR_ENGINES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
-        // The engine's program finds its own first; these are not handed on unless the container asked for them.
         let mut environment: Vec<(String, String)> = theirs.collect();
-        environment.retain(|(name, _)| !self.environment.iter().any(|(own, _)| own == name));
-        if let Engine::Apptainer(_) = engine {
-            let inside = |name: &str| format!("APPTAINERENV_{name}");
-            environment.extend(self.environment.drain(..).map(|(name, value)| (inside(&name), value)));
-        } else {
-            environment.append(&mut self.environment);
+        match engine {
+            Engine::Apptainer(_) => {
+                let inside = |name: &str| format!("APPTAINERENV_{name}");
+                environment.extend(self.environment.drain(..).map(|(name, value)| (inside(&name), value)));
+            }
+            Engine::Docker(_) => {
+                environment.extend(self.environment.drain(..).filter(|(_, value)| has_lines(value)));
+            }
         }
         self.environment = environment;
     }
 
     pub(super) fn start(&self) -> io::Result<Running> {
+        // Not as the guard's own environment: what is in it is the program's, and not for others to read.
+        let mut file = options().open(self.dir.join(ENVIRONMENT))?;
+        file.write_all(json!(self.environment).to_string().as_bytes())?;
         let mut command = Command::new("/proc/self/exe");
         command.arg("exec-guard").arg("--dir").arg(&self.dir).args(["--group", &self.attempt]);
         if self.is_own {
             command.arg("--whole");
+        }
+        if self.engine.is_none() {
+            command.arg("--plain");
+        }
+        if let Some(claim) = &self.claim {
+            // Directories of attempts lie together, unless each has one of its own somewhere.
+            let above = self.dir.parent().filter(|_| !self.is_own);
+            command.args(["--user", &claim.uid.to_string()]).arg("--apart").arg(above.unwrap_or(&self.dir));
+            for path in &self.hidden {
+                command.arg("--hide").arg(path);
+            }
         }
         for word in &self.after {
             command.arg("--after").arg(word);
@@ -248,7 +375,6 @@ impl Work {
             .arg("--")
             .args(&self.command)
             .env_clear()
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(&self.cwd)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -350,9 +476,15 @@ impl Work {
         usage
     }
 
-    /// Where a path of the container is on this machine.
-    pub(super) fn place_of(&self, path: &str) -> PathBuf {
-        inside(&self.dir.join(ROOT), path)
+    /// Where a path of the container is on this machine, once nothing of it runs any more. What the program had for itself
+    /// is ours then.
+    pub(super) fn take_back(&self, path: &str) -> io::Result<PathBuf> {
+        let root = self.dir.join(ROOT);
+        let path = without_links(&root, &inside(&root, path))?;
+        if self.claim.is_some() && path.exists() {
+            give(&path, 0)?;
+        }
+        Ok(path)
     }
 
     pub(super) async fn clean(&self) {
@@ -363,17 +495,19 @@ impl Work {
             super::tell(&format!("remove the control group: {error}"));
         }
         let _ = fs::remove_dir_all(self.dir.join(ROOT));
+        let _ = fs::remove_file(self.dir.join(ENVIRONMENT));
     }
 }
 
-/// What the server gives the program, and what the container asks for.
-fn environment(given: &Given<'_>) -> Vec<(String, String)> {
-    let mut all = vec![
-        ("ARVADOS_API_HOST".to_owned(), given.host.to_owned()),
-        ("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned()),
-    ];
-    // Its client speaks TLS or not at all, and would refuse a certificate that it does not know.
-    all.extend(given.is_unknown.then(|| ("ARVADOS_API_HOST_INSECURE".to_owned(), "1".to_owned())));
+/// What the server gives the program, if it asked for that, and what the container asks for.
+fn environment(given: &Given<'_>, host: &str) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    if given.record["runtime_constraints"]["API"] == true {
+        all.push(("ARVADOS_API_HOST".to_owned(), host.to_owned()));
+        all.push(("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned()));
+        // Its client speaks TLS or not at all, and would refuse a certificate that it does not know.
+        all.extend(given.is_unknown.then(|| ("ARVADOS_API_HOST_INSECURE".to_owned(), "1".to_owned())));
+    }
     let of_slurm = |name: &String| name.starts_with(OF_SLURM) && !NOT_FOR_PROGRAMS.contains(&name.as_str());
     // What is no text means nothing to anybody.
     let texts = std::env::vars_os()
@@ -438,5 +572,34 @@ async fn read(
         if to.send((name, buffer[..length].to_vec())).await.is_err() {
             break;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_testkit::temp_dir;
+
+    use super::*;
+
+    fn variables(all: &[(&str, &str)]) -> Vec<(String, String)> {
+        all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn variables_of_a_container_are_none_of_its_engines_program() {
+        let dir = temp_dir("variables").unwrap();
+        let docker = Engine::Docker("docker");
+        let asked = variables(&[("LD_PRELOAD", "/out/x.so"), ("DOCKER_HOST", "tcp://a"), ("KEY", "a\nb")]);
+        let (file, names) = variables_for(docker, &asked, dir.path()).unwrap();
+        assert_eq!(names, ["KEY"], "only what has several lines is in its environment");
+        let text = fs::read_to_string(file.unwrap()).unwrap();
+        assert_eq!(text, "LD_PRELOAD=/out/x.so\nDOCKER_HOST=tcp://a\n");
+        for odd in
+            [("LD_PRELOAD", "/a\n/b"), ("PATH", "a\nb"), ("#A", "b"), ("A B", "c"), ("", "x"), ("A=B", "c")]
+        {
+            assert!(variables_for(docker, &variables(&[odd]), dir.path()).is_err(), "{odd:?}");
+        }
+        let apptainer = variables_for(Engine::Apptainer("apptainer"), &asked, dir.path()).unwrap();
+        assert_eq!(apptainer, (None, Vec::new()));
     }
 }

@@ -25,7 +25,7 @@ use crate::{cli::At, context, exit::Exit, login, output, problem::Problem};
 
 const EXAMPLES: &str = "\
 Examples:
-  windlass dispatch token > /etc/windlass/dispatch.token
+  (umask 077; windlass dispatch token > /etc/windlass/dispatch.token)
   windlass dispatch local --server http://127.0.0.1:3000 --token-file /etc/windlass/dispatch.token
   windlass dispatch slurm --server https://windlass:3443 --server-cert cert.pem --token-file dispatch.token";
 
@@ -70,11 +70,22 @@ pub(crate) struct Common {
     /// Look once, do what there is to do, and end
     #[arg(long)]
     pub(crate) once: bool,
-    /// What runs containers that have an image: `auto` takes Docker, Podman or Apptainer, whichever the node has,
-    /// and a plain process where there is none
+    /// What runs containers that have an image: `auto` takes Docker, Podman or Apptainer, whichever the node has;
+    /// `process` ignores images, and needs `--allow-process`
     #[arg(long, value_name = "RUNTIME", default_value = "auto",
           value_parser = ["auto", "process", "docker", "podman", "apptainer"])]
     pub(crate) runtime: String,
+    /// Run containers without an image (`none`) as plain processes. Each has a user of its own where executors are root;
+    /// elsewhere it can do what their user can, and read what that user can read
+    #[arg(long)]
+    pub(crate) allow_process: bool,
+    /// Users that plain processes have, one each, where executors are root; nobody else may have these numbers
+    #[arg(long, value_name = "FIRST-LAST", default_value = "1900100000-1900165535")]
+    pub(crate) process_users: String,
+    /// Network of containers with an image: `bridge` is one of their own, `host` that of the machine, where its policy
+    /// allows it. Apptainer knows that of the machine only
+    #[arg(long, value_name = "NETWORK", default_value = "bridge", value_parser = ["bridge", "host"])]
+    pub(crate) network: String,
     /// Keep what containers leave in their `output_path` below this directory, which nodes must see under the same name;
     /// it is not kept, if not given
     #[arg(long, value_name = "DIR")]
@@ -87,7 +98,7 @@ pub(crate) struct Common {
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// Make a token for a dispatcher and print it, this once
-    #[command(after_help = "Examples:\n  windlass dispatch token > dispatch.token")]
+    #[command(after_help = "Examples:\n  (umask 077; windlass dispatch token > dispatch.token)")]
     Token {
         #[command(flatten)]
         at: At,
@@ -156,12 +167,14 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
             Ok(Exit::Done)
         }
         Action::Local { common, dir, gpus } => {
+            check(&common)?;
             log(LogLevel::Info, LogFormat::Auto);
             let settings = local::Settings { dir, executor: executor(&common)?, size: None, gpus };
             let scheduler = Local::new(settings, begun);
             Ok(turn(serve(common, scheduler, begun, None))?)
         }
         Action::Slurm { common, slurm_conf, tag, name, partition, account, preemptible_qos, rest_socket } => {
+            check(&common)?;
             log(LogLevel::Info, LogFormat::Auto);
             let settings = slurm::Settings {
                 config: slurm_conf,
@@ -175,6 +188,24 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
             Ok(turn(serve(common, scheduler, begun, Some(Name::of_slurm(name))))?)
         }
     }
+}
+
+/// What cannot be meant, before anything is started.
+fn check(common: &Common) -> Result<(), Problem> {
+    if common.runtime == "process" && !common.allow_process {
+        return Err(Problem::misuse("`--runtime process` runs every container as a plain process")
+            .hint("say `--allow-process` too if that is meant"));
+    }
+    let found = std::fs::metadata(&common.token_file)
+        .map_err(|error| Problem::caused(&format!("read {}", common.token_file.display()), &error))?;
+    if std::os::unix::fs::MetadataExt::mode(&found) & 0o007 != 0 {
+        let file = common.token_file.display();
+        return Err(Problem::new(format!(
+            "everybody on this machine may open {file}, which holds the token"
+        ))
+        .hint(format!("`chmod 600 {file}`; a token that others may have read is replaced by a new one")));
+    }
+    Ok(())
 }
 
 fn executor(common: &Common) -> Result<PathBuf, Problem> {
@@ -200,6 +231,22 @@ fn token(at: &At) -> Result<Exit, Problem> {
         output::data(&format!("v2/{}/{}", part("uuid"), part("api_token")));
         Ok(Exit::Done)
     })
+}
+
+fn absolute(path: &std::path::Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Plain processes are what people must know of who run this as somebody else than root.
+fn warn_of_processes(is_here: bool) {
+    if is_here && rustix::process::geteuid().is_root() {
+        tracing::info!("containers without an image run as plain processes, each with a user of its own");
+    } else {
+        tracing::warn!(
+            "containers without an image run as plain processes: unless executors are root, whoever may use the queue \
+             can do what their user can, and read this dispatcher's token and other containers' files"
+        );
+    }
 }
 
 async fn serve(
@@ -230,7 +277,22 @@ async fn serve(
         tokio::time::sleep(pause).await;
     };
     tracing::info!(token = %door.token_uuid, "dispatching");
-    let mut environment = vec![("WINDLASS_EXEC_RUNTIME".to_owned(), common.runtime.clone())];
+    let mut environment = vec![
+        ("WINDLASS_EXEC_RUNTIME".to_owned(), common.runtime.clone()),
+        ("WINDLASS_EXEC_NETWORK".to_owned(), common.network.clone()),
+    ];
+    if common.allow_process {
+        warn_of_processes(scheduler.is_here());
+        environment.push(("WINDLASS_EXEC_ALLOW_PROCESS".to_owned(), "true".to_owned()));
+        environment.push(("WINDLASS_EXEC_PROCESS_USERS".to_owned(), common.process_users.clone()));
+        let hidden = [Some(&common.token_file), common.outputs.as_ref()];
+        let hidden: Vec<String> =
+            hidden.into_iter().flatten().map(|path| absolute(path).display().to_string()).collect();
+        environment.push(("WINDLASS_EXEC_HIDE".to_owned(), hidden.join(":")));
+    }
+    // Where this machine's policy is, for those that have it elsewhere.
+    let policy = std::env::var("WINDLASS_AGENT_POLICY").ok();
+    environment.extend(policy.map(|file| ("WINDLASS_AGENT_POLICY".to_owned(), file)));
     let outputs = common.outputs.as_ref().map(|dir| dir.display().to_string());
     environment.extend(outputs.map(|dir| ("WINDLASS_EXEC_OUTPUTS".to_owned(), dir)));
     // On a node there is no file of this machine.

@@ -137,6 +137,13 @@ pub(crate) struct Args {
     /// Its private key, as PEM
     #[arg(long, env = "WINDLASS_SERVER_TLS_KEY", global = true, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// Let every user ask for containers of the queue, not only those who were granted it
+    #[arg(long, env = "WINDLASS_SERVER_QUEUE_FOR_EVERYONE", global = true)]
+    pub(crate) queue_for_everyone: bool,
+    /// How long tokens live that users make for the queue's API: `14d` if not given, or `off`. They end with the user's
+    /// own token in any case
+    #[arg(long, env = "WINDLASS_SERVER_QUEUE_TOKEN_LIFE", global = true, value_name = "DAYS")]
+    pub(crate) queue_token_life: Option<String>,
     /// How much to log
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
@@ -329,6 +336,8 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         tls_port: args.tls_port,
         tls_cert: args.tls_cert,
         tls_key: args.tls_key,
+        queue_for_everyone: args.queue_for_everyone.then_some(true),
+        queue_token_life: args.queue_token_life,
         limits: args.limits.into(),
     };
     Ok(Settings::new(given, Home::path().as_deref())?)

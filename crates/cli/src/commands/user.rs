@@ -1,7 +1,7 @@
 //! `windlass user`: people who may use the server.
 
 use windlass_api::{
-    operations::{CreateUser, DeleteUsers, ListUsers, ReadUser, RefreshToken},
+    operations::{CreateUser, DeleteUsers, ListUsers, ReadUser, RefreshToken, UpdateUser},
     users::{
         CreateRequest, DeleteRequest, GlobalRole, ListRequest, Listing, NameRequest, User, UserWithCreds,
     },
@@ -25,6 +25,7 @@ Examples:
   windlass user                                  who there is
   windlass user create ada > token.txt           prints the token, which is shown only once
   windlass user refresh-token ada                a new token; the old one dies at once
+  windlass user grant ada queue                  may ask for containers of the queue; `revoke` takes it back
   windlass user delete -y ada
 
 A user sees the projects that they are a member of: `windlass project members main --set ada=user`.";
@@ -64,6 +65,29 @@ pub(crate) enum Action {
         /// Where they get mail
         #[arg(long, value_name = "ADDRESS")]
         email: Option<String>,
+        /// May ask for containers of the queue
+        #[arg(long)]
+        queue: bool,
+    },
+    /// Give a user a right
+    #[command(after_help = "Examples:\n  windlass user grant ada queue")]
+    Grant {
+        /// The user
+        #[arg(value_name = "USER")]
+        name: String,
+        /// The right
+        #[arg(value_enum, value_name = "RIGHT")]
+        right: Right,
+    },
+    /// Take a right from a user
+    #[command(after_help = "Examples:\n  windlass user revoke ada queue")]
+    Revoke {
+        /// The user
+        #[arg(value_name = "USER")]
+        name: String,
+        /// The right
+        #[arg(value_enum, value_name = "RIGHT")]
+        right: Right,
     },
     /// Replace the token of a user and print the new one
     #[command(visible_alias = "token")]
@@ -88,6 +112,13 @@ pub(crate) enum Action {
     },
 }
 
+/// What an admin gives to users one by one.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum Right {
+    /// Ask for containers of the queue
+    Queue,
+}
+
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
     context::with(&args.at, async |cx| match &args.action {
@@ -103,13 +134,20 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::one(format, &user, name, |_| facts(&user).print())?;
             Ok(Exit::Done)
         }
-        Some(Action::Create { name, admin, email }) => {
+        Some(Action::Create { name, admin, email, queue }) => {
             let global_role = if *admin { GlobalRole::Admin } else { GlobalRole::User };
-            let request =
-                CreateRequest { username: name.clone(), global_role, email: email.clone(), active: true };
+            let request = CreateRequest {
+                username: name.clone(),
+                global_role,
+                email: email.clone(),
+                active: true,
+                can_use_queue: queue.then_some(true),
+            };
             let user = cx.call::<CreateUser>(&request).await?;
             token(format, &user, &format!("Added `{name}`."))
         }
+        Some(Action::Grant { name, right }) => change(cx, format, name, *right, true).await,
+        Some(Action::Revoke { name, right }) => change(cx, format, name, *right, false).await,
         Some(Action::RefreshToken { name, yes }) => {
             shown(cx, name).await?;
             let question = format!("Replace the token of `{name}`? The old one dies at once.");
@@ -161,6 +199,35 @@ async fn shown(cx: &Context, name: &str) -> Result<User, Problem> {
     }
 }
 
+/// Gives or takes a right, and leaves the rest of the user as it is.
+async fn change(
+    cx: &Context,
+    format: Format,
+    name: &str,
+    right: Right,
+    given: bool,
+) -> Result<Exit, Problem> {
+    let user = shown(cx, name).await?;
+    let can_use_queue = match right {
+        Right::Queue => Some(given),
+    };
+    let request = CreateRequest {
+        username: user.username,
+        global_role: user.global_role,
+        email: user.email,
+        active: user.active,
+        can_use_queue,
+    };
+    let user = cx.call::<UpdateUser>(&request).await?;
+    output::say(&match (given, user.permissions.can_use_queue) {
+        (true, _) => format!("`{name}` may ask for containers of the queue."),
+        (false, false) => format!("`{name}` may not ask for containers of the queue any more."),
+        (false, true) => format!("`{name}` is an admin, and may ask for containers all the same."),
+    });
+    output::one(format, &user, name, |_| ())?;
+    Ok(Exit::Done)
+}
+
 /// The token alone is data: `windlass user create ada > token` is what one wants.
 fn token(format: Format, user: &UserWithCreds, done: &str) -> Result<Exit, Problem> {
     let name = &user.username;
@@ -188,6 +255,7 @@ fn facts(user: &User) -> Facts {
     facts.add("Email", user.email.clone().unwrap_or_default());
     facts.add("Active", if user.active { "yes" } else { "no" });
     facts.add("May add projects", if user.permissions.can_create_projects { "yes" } else { "no" });
+    facts.add("May use the queue", if user.permissions.can_use_queue { "yes" } else { "no" });
     facts.add("Created", user.created_at.map(|time| time.to_string()).unwrap_or_default());
     facts.add("SSH key", user.ssh_public_key.clone().unwrap_or_default().trim());
     facts

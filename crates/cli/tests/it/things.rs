@@ -121,6 +121,11 @@ fn users_are_added_and_their_token_is_shown_once() {
     story.run(&["user", "create", "eve", "--admin", "-o", "json"]);
     story.run(&["user", "-o", "wide"]);
     story.run(&["user", "get", "aad"]);
+    story.run(&["user", "grant", "ada", "queue"]);
+    story.run(&["user", "get", "ada"]);
+    story.run(&["user", "revoke", "ada", "queue"]);
+    story.run(&["user", "revoke", "eve", "queue"]);
+    story.run(&["user", "grant", "ada", "everything"]);
     story.run(&["user", "refresh-token", "ada"]);
     let again = story.run(&["user", "refresh-token", "-y", "ada"]);
     story.run(&["user", "delete", "ada"]);

@@ -151,7 +151,7 @@ impl Scheduler for Slurm {
             return rest.submit(&translate::submission(order, gpu_type.as_deref(), &self.settings)).await;
         }
         let args = translate::arguments(order, gpu_type.as_deref(), &self.settings);
-        let script = translate::script(&order.attempt, &self.settings);
+        let script = translate::script(order, &self.settings);
         match self.commands.submit(&args, &order.environment, &script).await {
             Ok(said) => match read::job_id(&said) {
                 Some(id) => Ok(id),

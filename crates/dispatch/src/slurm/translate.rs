@@ -1,7 +1,7 @@
 //! From what a container needs to what Slurm is told.
 
 use serde_json::{Map, Value, json};
-use windlass_model::{config::shell::quote, dispatch::Attempt};
+use windlass_model::config::shell::quote;
 
 use super::Settings;
 use crate::scheduler::Order;
@@ -13,6 +13,8 @@ const NICE_MAX: i64 = 2_147_483_645;
 const MIB: u64 = 1 << 20;
 /// Time for the executor to end a container that is over its time, before Slurm ends both.
 const GRACE_MINUTES: i64 = 5;
+/// Ends the token in the script.
+const END: &str = "END-OF-TOKEN";
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Absolute, so that it is the same for all dispatchers and after every restart.
@@ -112,19 +114,27 @@ pub(super) fn submission(order: &Order, gpu_type: Option<&str>, settings: &Setti
     if let Some(job) = job.as_object_mut() {
         job.retain(|_, value| !value.is_null());
     }
-    json!({ "job": job, "script": script(&order.attempt, settings) })
+    json!({ "job": job, "script": script(order, settings) })
 }
 
-/// The batch script: the executor takes its place. Both words are ours, and quoted all the same.
-pub(super) fn script(attempt: &Attempt, settings: &Settings) -> String {
+/// The batch script: the executor takes its place, and reads the token that follows. The script is for the job's owner
+/// alone to read; environments are not. All words are ours, and quoted all the same.
+pub(super) fn script(order: &Order, settings: &Settings) -> String {
     let executor = quote(&settings.executor.to_string_lossy());
-    format!("#!/bin/sh\nexec {executor} exec {} --attempt {}\n", quote(&attempt.uuid), attempt.number)
+    let Order { attempt, token, .. } = order;
+    // Tokens have no white space; one that had would end in its first line.
+    let token = token.split_whitespace().next().unwrap_or_default();
+    format!(
+        "#!/bin/sh\nexec {executor} exec {} --attempt {} <<'{END}'\n{token}\n{END}\n",
+        quote(&attempt.uuid),
+        attempt.number
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use windlass_model::{
-        dispatch::{GpuWish, Needs},
+        dispatch::{Attempt, GpuWish, Needs},
         time::Span,
     };
 
@@ -132,8 +142,8 @@ mod tests {
 
     fn order(needs: Needs) -> Order {
         let attempt = Attempt { uuid: "wlass-dz642-a".into(), number: 2 };
-        let environment = vec![("WINDLASS_TOKEN".to_owned(), "secret".to_owned())];
-        Order { attempt, priority: 600, needs, environment }
+        let environment = vec![("WINDLASS_QUEUE_URL".to_owned(), "http://a".to_owned())];
+        Order { attempt, priority: 600, needs, environment, token: "v2/a/secret".to_owned() }
     }
 
     #[test]
@@ -181,9 +191,11 @@ mod tests {
             json!({"name": "wlass-dz642-a.2", "comment": "windlass:d1", "nodes": 1, "tasks": 1, "cpus_per_task": 4,
                 "memory_per_node": 1025, "nice": 400_000, "requeue": false, "standard_output": "/dev/null",
                 "current_working_directory": "/", "gres": "gpu:2",
-                "environment": {"WINDLASS_TOKEN": "secret", "PATH": PATH}})
+                "environment": {"WINDLASS_QUEUE_URL": "http://a", "PATH": PATH}})
         );
-        assert!(told["script"].as_str().is_some_and(|script| script.ends_with("--attempt 2\n")), "{told}");
+        let script = told["script"].as_str().unwrap();
+        assert!(script.ends_with("--attempt 2 <<'END-OF-TOKEN'\nv2/a/secret\nEND-OF-TOKEN\n"), "{script}");
+        assert!(!told["job"].to_string().contains("secret"), "{told}");
     }
 
     #[test]
@@ -202,7 +214,13 @@ mod tests {
     #[test]
     fn the_script_starts_the_executor_and_nothing_in_it_is_read_twice() {
         let settings = Settings::new("t", "/opt/it's here/windlass-agent");
-        let script = script(&Attempt { uuid: "a;rm".into(), number: 3 }, &settings);
-        assert_eq!(script, "#!/bin/sh\nexec '/opt/it'\"'\"'s here/windlass-agent' exec 'a;rm' --attempt 3\n");
+        let attempt = Attempt { uuid: "a;rm".into(), number: 3 };
+        let order =
+            Order { attempt, token: "v2/$(rm)/s \nEND-OF-TOKEN\nrm".into(), ..order(Needs::default()) };
+        assert_eq!(
+            script(&order, &settings),
+            "#!/bin/sh\nexec '/opt/it'\"'\"'s here/windlass-agent' exec 'a;rm' --attempt 3 \
+             <<'END-OF-TOKEN'\nv2/$(rm)/s\nEND-OF-TOKEN\n"
+        );
     }
 }

@@ -55,8 +55,8 @@ fn attempt(name: &str) -> Attempt {
 
 fn order(name: &str, priority: u64, cpus: u32) -> Order {
     let needs = Needs { cpus, memory: 100 << 20, ..Needs::default() };
-    let environment = vec![("WINDLASS_TOKEN".to_owned(), format!("token-of-{name}"))];
-    Order { attempt: attempt(name), priority, needs, environment }
+    let environment = vec![("WINDLASS_QUEUE_URL".to_owned(), "http://windlass".to_owned())];
+    Order { attempt: attempt(name), priority, needs, environment, token: format!("token-of-{name}") }
 }
 
 fn find<'a>(lower: &'a Lower, name: &str) -> Option<&'a Job> {
@@ -65,7 +65,9 @@ fn find<'a>(lower: &'a Lower, name: &str) -> Option<&'a Job> {
 
 #[tokio::test]
 async fn a_container_runs_on_slurm_with_its_token_and_nothing_else_of_ours() {
-    let kit = Kit::start(&[SIZE], r#"echo "$*" >> ran; env > environment"#);
+    let script = r#"echo "$*" >> ran; env > environment; cat > given; scontrol show job $SLURM_JOB_ID > shown
+        tr '\0' '\n' < /proc/$$/environ >> environment; tr '\0' ' ' < /proc/$$/cmdline >> shown"#;
+    let kit = Kit::start(&[SIZE], script);
     let id = kit.slurm.submit(&order("a", 600, 1)).await.unwrap();
     let over = |lower: &Lower| find(lower, "a").is_some_and(|job| job.life.is_over());
     let seen = kit.until("the job ends", over).await;
@@ -73,7 +75,13 @@ async fn a_container_runs_on_slurm_with_its_token_and_nothing_else_of_ours() {
     assert_eq!((job.id.as_str(), job.priority), (id.as_str(), Some(600)));
     assert_eq!(kit.written("ran"), "exec wlass-dz642-a --attempt 1\n");
     let environment = kit.written("environment");
-    assert!(environment.contains("WINDLASS_TOKEN=token-of-a"), "{environment}");
+    assert!(environment.contains("WINDLASS_QUEUE_URL=http://windlass"), "{environment}");
+    assert_eq!(kit.written("given"), "token-of-a\n", "it is on its standard input");
+    let shown = kit.written("shown");
+    assert!(shown.contains("wlass-dz642-a"), "{shown}");
+    for told in [&environment, &shown] {
+        assert!(!told.contains("token-of-a"), "anybody sees the token: {told}");
+    }
     assert!(!environment.contains("CARGO"), "the dispatcher's own environment came along: {environment}");
     // The end keeps the moment it was first seen at.
     let again = kit.slurm.look().await.unwrap();

@@ -108,7 +108,7 @@ async fn lied_to(trial: &mut Trial) {
     ground.env.push(("PATH", format!("{}:{path}", liars.dir.display())));
     let token = ground.token("token").await;
     ground.dispatch_slurm(&token, &cluster.config(), &["--lost-after", "15"]);
-    let (starts, gate) = (ground.dir.join("starts"), ground.dir.join("gate"));
+    let (starts, gate) = (ground.shared("starts"), ground.dir.join("gate"));
     let mut all: Vec<Asked> = Vec::new();
     for number in 0..CONTAINERS {
         let script = format!(

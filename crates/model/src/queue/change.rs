@@ -215,11 +215,16 @@ fn move_to(
     match state {
         Status::Queued => {
             (next.locked_by_uuid, next.auth_uuid) = (None, None);
+            // Why the machine could not run it is what it waits for.
+            let why = next.runtime_status.get("error").and_then(Value::as_str).map(str::to_owned);
+            let why = why.filter(|_| patch.contains_key("runtime_status"));
             next.runtime_status = first_status(&container.work);
+            next.scheduling_status = why.clone().unwrap_or_default();
             if container.lock_count >= LOCKS_MAX {
                 next.state = Status::Cancelled;
                 next.finished_at = Some(now);
-                reason(&mut next, "attempts", &format!("given back {} times", container.lock_count));
+                let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+                reason(&mut next, "attempts", &format!("given back {} times{why}", container.lock_count));
             }
         }
         Status::Running => {
@@ -305,6 +310,21 @@ mod tests {
         assert_eq!(spent.runtime_status["reason"], "attempts");
         let kept = unlock(&worn, &dispatcher(), None, true, NOW).unwrap();
         assert_eq!((kept.state, kept.lock_count, kept.attempt), (Status::Queued, LOCKS_MAX - 1, 1));
+    }
+
+    #[test]
+    fn why_a_machine_could_not_run_it_is_shown_while_it_waits_and_when_it_is_given_up() {
+        let why = json!({ "state": "Queued", "runtime_status": { "error": "no engine answers" } });
+        let waits = write(&locked(), &dispatcher(), why.clone()).unwrap();
+        assert_eq!((waits.state, waits.scheduling_status.as_str()), (Status::Queued, "no engine answers"));
+        assert_eq!(waits.runtime_status.get("error"), None);
+        let worn = Container { lock_count: LOCKS_MAX, ..locked() };
+        let spent = write(&worn, &dispatcher(), why).unwrap();
+        assert_eq!(spent.state, Status::Cancelled);
+        let told = format!("given back {LOCKS_MAX} times: no engine answers");
+        assert_eq!(spent.runtime_status["error"], told);
+        let silent = write(&locked(), &dispatcher(), json!({ "state": "Queued" })).unwrap();
+        assert_eq!(silent.scheduling_status, "");
     }
 
     #[test]

@@ -235,6 +235,10 @@ impl Request {
     }
 }
 
+/// The reason in `runtime_status` of a container that whoever runs containers does not let run. Another try would be
+/// refused too.
+pub const REFUSED: &str = "refused";
+
 /// Who calls, as far as these rules care.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {

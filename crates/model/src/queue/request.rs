@@ -145,6 +145,9 @@ pub fn check(work: &Work) -> Result<(), Refusal> {
     if work.container_image.is_empty() {
         wrong.push("container_image must not be empty".to_owned());
     }
+    if work.container_image.starts_with('-') {
+        wrong.push("container_image must not begin with `-`".to_owned());
+    }
     if work.service || !work.published_ports.is_empty() {
         wrong.push(
             "service and published_ports are not supported: no way leads to a container's ports".to_owned(),

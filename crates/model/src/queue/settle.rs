@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Container, Request, Stage, Work};
+use super::{Container, REFUSED, Request, Stage, Work};
 use crate::{container::Status, time::Timestamp};
 
 /// The rows around a change. For each container here all its requests are here, and all requests it made.
@@ -59,8 +59,10 @@ fn end_requests(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> St
     let ended: Vec<Container> = world.containers.values().filter(|one| one.is_final()).cloned().collect();
     for container in ended {
         let live = world.live_requests(&container.uuid);
+        let is_refused = container.runtime_status.get("reason").is_some_and(|reason| reason == REFUSED);
         let again = |request: &Request| {
             container.state == Status::Cancelled
+                && !is_refused
                 && request.container_count < request.container_count_max
                 && world.weight(request) > 0
         };
@@ -251,6 +253,15 @@ mod tests {
         assert_eq!(world.requests["a"].container_count, 2);
         assert_eq!((world.requests["b"].state, world.requests["c"].state), (Stage::Final, Stage::Final));
         assert_eq!((world.containers["new1"].state, world.containers["new1"].priority), (Status::Queued, 5));
+    }
+
+    #[test]
+    fn what_was_refused_is_not_tried_again() {
+        let mut refused = container("k", Status::Cancelled);
+        refused.runtime_status.insert("reason".into(), REFUSED.into());
+        let world = settled(world(&[refused], &[request("a", "k", 5)]));
+        assert_eq!((world.requests["a"].state, world.requests["a"].container_count), (Stage::Final, 1));
+        assert_eq!(world.containers.len(), 1);
     }
 
     #[test]

@@ -200,6 +200,13 @@ impl TestServer {
         user["creds"]["token"].as_str().unwrap().to_owned()
     }
 
+    /// Adds a user who may use the container queue; the answer is the token.
+    pub(crate) async fn queue_user(&self, name: &str) -> String {
+        let body = json!({ "username": name, "global_role": "user", "can_use_queue": true });
+        let user = self.admin("/api/users/create", body).await;
+        user["creds"]["token"].as_str().unwrap().to_owned()
+    }
+
     /// Adds users to a project in addition to those there.
     pub(crate) async fn join(&self, project: &str, members: &[(&str, &str)]) {
         let members: Vec<Value> =

@@ -60,7 +60,7 @@ impl Queue<'_> {
         format!("v2/{}/{}", made["uuid"].as_str().unwrap(), made["api_token"].as_str().unwrap())
     }
 
-    async fn ask(&self, token: &str, more: Value) -> Value {
+    pub(crate) async fn ask(&self, token: &str, more: Value) -> Value {
         let mut request = json!({
             "state": "Committed", "priority": 5, "container_image": "debian:12", "command": ["true"],
             "output_path": "/out", "mounts": { "/out": { "kind": "tmp" } },
@@ -78,7 +78,7 @@ impl Queue<'_> {
         (text(&request, "uuid"), text(&request, "container_uuid"))
     }
 
-    async fn container(&self, uuid: &str) -> Value {
+    pub(crate) async fn container(&self, uuid: &str) -> Value {
         self.ok(ADMIN, "GET", &format!("containers/{uuid}"), Value::Null).await
     }
 
@@ -89,7 +89,7 @@ impl Queue<'_> {
     }
 }
 
-fn text(record: &Value, name: &str) -> String {
+pub(crate) fn text(record: &Value, name: &str) -> String {
     record[name].as_str().unwrap_or_else(|| panic!("no {name} in {record}")).to_owned()
 }
 
@@ -258,7 +258,7 @@ async fn r14_ten_failed_locks_end_a_container_and_its_request_gets_another(groun
 async fn the_same_work_is_done_once_for_one_user_and_never_for_another(ground: &Ground) {
     let server = &ground.start().await;
     let queue = Queue { server };
-    let ann = server.user("ann").await;
+    let ann = server.queue_user("ann").await;
     let same = json!({ "use_existing": true, "command": ["reuse", "me"] });
     let first = text(&queue.ask(ADMIN, same.clone()).await, "container_uuid");
     assert_eq!(text(&queue.ask(ADMIN, same.clone()).await, "container_uuid"), first);

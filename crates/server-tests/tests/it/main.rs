@@ -33,6 +33,7 @@ mod http_limits;
 mod http_projects;
 mod http_queue;
 mod http_queue_race;
+mod http_queue_rights;
 mod http_runs;
 mod http_secrets;
 mod http_users;

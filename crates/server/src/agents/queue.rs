@@ -190,6 +190,7 @@ fn refused(instance: InstanceId, error: queue::Error) -> AgentError {
         error @ (queue::Error::Unauthenticated
         | queue::Error::Missing(_)
         | queue::Error::Busy
+        | queue::Error::TooMany(_)
         | queue::Error::Inner(_)) => silent(instance, &error),
     }
 }

@@ -21,16 +21,26 @@ record! {
         pub container_uuid: Option<String>,
         pub attempt: i64,
         pub created_at: Timestamp,
+        /// The hash of the user's token that it was made with; it ends with that one.
+        pub made_with: Option<String>,
+        pub expires_at: Option<Timestamp>,
     }
 }
 
+/// A row `t` that is good now: not revoked, not over, and made with a token that still is. Those of attempts end with
+/// their attempt.
+const IS_GOOD: &str = "t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now_us()) \
+     AND (t.kind IN ('executor', 'container') OR EXISTS (SELECT 1 FROM tokens k \
+     WHERE k.hash = t.made_with AND k.user_id = t.user_id AND k.revoked_at IS NULL \
+     AND (k.expires_at IS NULL OR k.expires_at > now_us())))";
+
 statements! {
     BY_UUID = "SELECT {} FROM queue_tokens t JOIN users u ON u.id = t.user_id \
-               WHERE t.uuid = $1 AND t.revoked_at IS NULL AND u.active AND NOT u.deleted", Token::columns("t");
+               WHERE t.uuid = $1 AND {} AND u.active AND NOT u.deleted", Token::columns("t"), IS_GOOD;
     BY_HASH = "SELECT {} FROM queue_tokens t JOIN users u ON u.id = t.user_id \
-               WHERE t.hash = $1 AND t.revoked_at IS NULL AND u.active AND NOT u.deleted", Token::columns("t");
-    OF_USER = "SELECT {} FROM queue_tokens t WHERE t.user_id = $1 AND t.revoked_at IS NULL \
-               AND t.kind IN ('user', 'dispatcher') ORDER BY t.created_at LIMIT 1000", Token::columns("t");
+               WHERE t.hash = $1 AND {} AND u.active AND NOT u.deleted", Token::columns("t"), IS_GOOD;
+    OF_USER = "SELECT {} FROM queue_tokens t WHERE t.user_id = $1 AND {} \
+               AND t.kind IN ('user', 'dispatcher') ORDER BY t.created_at LIMIT 1000", Token::columns("t"), IS_GOOD;
     REVOKE = "UPDATE queue_tokens SET revoked_at = now_us(), secret_sealed = NULL \
               WHERE uuid = $1 AND user_id = $2 AND revoked_at IS NULL";
     REVOKE_OF = "UPDATE queue_tokens SET revoked_at = now_us(), secret_sealed = NULL \

@@ -6,10 +6,10 @@ use windlass_model::{id::UserId, time::Timestamp};
 use super::{Change, Db, DbError, Row, Unit, Val, Written, filter::Filter, filter::Page, filter::anywhere};
 use crate::params;
 
-pub(super) const COLUMNS: &str =
-    "u.id, u.name, u.global_role, u.email, u.active, u.ssh_public_key, u.created_at, u.deleted";
+pub(super) const COLUMNS: &str = "u.id, u.name, u.global_role, u.email, u.active, u.ssh_public_key, u.created_at, u.deleted, \
+     u.can_use_queue";
 /// How many columns those are.
-pub(super) const WIDTH: usize = 8;
+pub(super) const WIDTH: usize = 9;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
@@ -21,6 +21,8 @@ pub struct User {
     pub ssh_public_key: Option<String>,
     pub created_at: Timestamp,
     pub deleted: bool,
+    /// May ask for containers of the queue.
+    pub can_use_queue: bool,
 }
 
 impl User {
@@ -35,6 +37,7 @@ impl User {
             ssh_public_key: row.opt_text(at + 5)?,
             created_at: Timestamp(row.int(at + 6)?),
             deleted: row.bool(at + 7)?,
+            can_use_queue: row.bool(at + 8)?,
         })
     }
 }
@@ -148,6 +151,11 @@ pub fn update(id: UserId, admin: bool, email: Option<&str>, active: bool) -> Cha
         "UPDATE users SET global_role = $2, email = $3, active = $4 WHERE id = $1",
         params![id, role(admin), email, active],
     )
+}
+
+/// Gives or takes the right to ask for containers of the queue.
+pub fn set_can_use_queue(id: UserId, can: bool) -> Change {
+    exec("UPDATE users SET can_use_queue = $2 WHERE id = $1", params![id, can])
 }
 
 /// The row stays for what points to it; the name is free again, memberships and keys are gone.

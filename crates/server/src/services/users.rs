@@ -29,7 +29,10 @@ pub fn shown(user: &User) -> wire::User {
         global_role: if user.admin { wire::GlobalRole::Admin } else { wire::GlobalRole::User },
         email: user.email.clone(),
         active: user.active,
-        permissions: wire::Permissions { can_create_projects: true },
+        permissions: wire::Permissions {
+            can_create_projects: true,
+            can_use_queue: user.admin || user.can_use_queue,
+        },
         ssh_public_key: user.ssh_public_key.clone(),
     }
 }
@@ -97,6 +100,9 @@ pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
     let (id, token) =
         add(app, Some(caller.user.id), &asked.username, admin, asked.email.as_deref(), asked.active, None)
             .await?;
+    if asked.can_use_queue == Some(true) {
+        app.db().write(Unit::new().and([users::set_can_use_queue(id, true)])).await?.done()?;
+    }
     let mut users = users::by_ids(app.db(), &[id]).await?;
     let user = users.pop().ok_or_else(|| Error::absent("User"))?;
     with_creds(app, &user, Some(&token)).await
@@ -142,6 +148,7 @@ pub async fn update(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
     let about = About { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
     let unit = Unit::new()
         .and([users::update(user.id, admin, asked.email.as_deref(), asked.active)])
+        .and(asked.can_use_queue.map(|can| users::set_can_use_queue(user.id, can)))
         .and(note(app.db(), Some(caller.user.id), &about, "updated", "User updated".into())?);
     app.db().write(unit).await?.done()?;
     app.access().forget();

@@ -162,8 +162,7 @@ impl Scheduler for PoolDoor {
         if matches!(spoken, Spoken::Lost) {
             return Err(SubmitError::Unclear(failed("submit")));
         }
-        let token = order.environment.iter().find(|(name, _)| name == "WINDLASS_EXECUTOR_TOKEN");
-        let token = token.map(|(_, token)| token.clone()).unwrap_or_default();
+        let token = order.token.clone();
         let id = {
             let mut world = self.world.lock();
             world.tokens.push((order.attempt.uuid.clone(), order.attempt.number, token.clone()));

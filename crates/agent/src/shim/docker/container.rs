@@ -15,7 +15,7 @@ use super::{network::NETWORK, reference::Reference};
 use crate::{
     digest::sha256_hex,
     host::gpu::Vendor,
-    shim::runtime::{Bind, Prepared},
+    shim::runtime::{Bind, Limits, Prepared},
     taskdir,
 };
 
@@ -110,9 +110,45 @@ fn environment(task: &Prepared, around: &Surroundings) -> Vec<String> {
     env
 }
 
+/// What keeps a container in. The same for tasks of runs and for containers of the queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Confinement {
+    pub(crate) cap_drop: Vec<String>,
+    pub(crate) cap_add: Vec<String>,
+    pub(crate) security_opt: Vec<String>,
+    /// None: as many as the engine allows.
+    pub(crate) pids_limit: Option<i64>,
+    pub(crate) ipc: &'static str,
+    pub(crate) network: &'static str,
+}
+
+/// Decides it from what the policy of the host allows.
+pub(crate) fn confinement(limits: &Limits, privileged: bool, network: NetworkMode) -> Confinement {
+    let mut confinement = Confinement {
+        cap_drop: Vec::new(),
+        cap_add: Vec::new(),
+        security_opt: Vec::new(),
+        pids_limit: (limits.pids > 0).then_some(limits.pids),
+        ipc: "private",
+        network: match network {
+            NetworkMode::Host => "host",
+            NetworkMode::Bridge => NETWORK,
+        },
+    };
+    if !privileged {
+        confinement.cap_drop.push("ALL".to_owned());
+        confinement.cap_add.clone_from(&limits.capabilities);
+        if !limits.new_privileges {
+            confinement.security_opt.push("no-new-privileges".to_owned());
+        }
+    }
+    confinement
+}
+
 fn host_config(task: &Prepared, agent: &Path, around: &Surroundings, host: &Lookup<'_>) -> HostConfig {
     let spec = &task.spec;
     let privileged = spec.privileged;
+    let kept_in = confinement(&task.limits, privileged, spec.network_mode);
     let mut config = HostConfig {
         privileged: Some(privileged),
         auto_remove: Some(false),
@@ -121,13 +157,10 @@ fn host_config(task: &Prepared, agent: &Path, around: &Surroundings, host: &Look
             maximum_retry_count: None,
         }),
         log_config: Some(log_config()),
-        ipc_mode: Some("private".to_owned()),
-        pids_limit: (task.limits.pids > 0).then_some(task.limits.pids),
+        ipc_mode: Some(kept_in.ipc.to_owned()),
+        pids_limit: kept_in.pids_limit,
         mounts: Some(mounts(task, agent, around, host)),
-        network_mode: Some(match spec.network_mode {
-            NetworkMode::Host => "host".to_owned(),
-            NetworkMode::Bridge => NETWORK.to_owned(),
-        }),
+        network_mode: Some(kept_in.network.to_owned()),
         port_bindings: Some(ports(published(task))),
         ulimits: Some(ulimits(around)),
         devices: Some(devices(task, around)),
@@ -149,11 +182,9 @@ fn host_config(task: &Prepared, agent: &Path, around: &Surroundings, host: &Look
         config.tmpfs = Some(HashMap::from([("/dev/shm".to_owned(), options)]));
     }
     if !privileged {
-        config.cap_drop = Some(vec!["ALL".to_owned()]);
-        config.cap_add = Some(task.limits.capabilities.clone());
-        if !task.limits.new_privileges {
-            config.security_opt = Some(vec!["no-new-privileges".to_owned()]);
-        }
+        config.cap_drop = Some(kept_in.cap_drop);
+        config.cap_add = Some(kept_in.cap_add);
+        config.security_opt = Some(kept_in.security_opt).filter(|options| !options.is_empty());
     }
     gpus(task, host, &mut config);
     config

@@ -46,6 +46,10 @@ use self::{
     pull::Pull,
     reference::Reference,
 };
+pub(crate) use self::{
+    container::{Confinement, confinement},
+    network::{NETWORK, creation, shield},
+};
 use super::runtime::{
     Done, Exit, Found, Handle, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError, is_plain_process,
 };

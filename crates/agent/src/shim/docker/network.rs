@@ -15,7 +15,7 @@ use tokio::process::Command;
 use super::{call, failure};
 use crate::shim::runtime::RuntimeError;
 
-pub(super) const NETWORK: &str = "windlass";
+pub(crate) const NETWORK: &str = "windlass";
 
 /// Where clouds answer questions about the machine, also about its credentials.
 const METADATA: [&str; 3] = ["169.254.169.254", "169.254.170.2", "100.100.100.200"];
@@ -80,8 +80,23 @@ async fn make(engine: &Engine) -> Result<Network, RuntimeError> {
     keep.ok_or_else(|| RuntimeError::Refused { what: what(), why: "it is gone again".to_owned() })
 }
 
+/// Containers on the network do not see each other.
+const DEAF: (&str, &str) = ("com.docker.network.bridge.enable_icc", "false");
+
+/// The words for an engine's own program that make the network. Podman knows no networks whose containers are kept apart.
+pub(crate) fn creation(is_podman: bool) -> Vec<String> {
+    let label = format!("{MINE}=true");
+    let mut words = vec!["network", "create", "--driver", "bridge", "--label", &label];
+    let deaf = format!("{}={}", DEAF.0, DEAF.1);
+    if !is_podman {
+        words.extend(["--opt", &deaf]);
+    }
+    words.push(NETWORK);
+    words.into_iter().map(str::to_owned).collect()
+}
+
 fn request() -> NetworkCreateRequest {
-    let deaf = ("com.docker.network.bridge.enable_icc".to_owned(), "false".to_owned());
+    let deaf = (DEAF.0.to_owned(), DEAF.1.to_owned());
     NetworkCreateRequest {
         name: NETWORK.to_owned(),
         driver: Some("bridge".to_owned()),
@@ -104,7 +119,7 @@ async fn find(engine: &Engine) -> Result<Vec<Network>, RuntimeError> {
 }
 
 /// Best effort: there may be no firewall to speak to, or another one that we do not know.
-async fn shield(network: &str) {
+pub(crate) async fn shield(network: &str) {
     let Some(short) = network.get(..12) else { return };
     let bridge = format!("br-{short}");
     let Some(rules) = firewall(&["-S", CHAIN]).await else {

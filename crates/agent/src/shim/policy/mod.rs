@@ -237,6 +237,11 @@ impl Policy {
         &self.file
     }
 
+    /// Whether images must come from certain registries.
+    pub fn limits_registries(&self) -> bool {
+        self.rules.registries.is_some()
+    }
+
     pub fn limits(&self, spec: &TaskSpec) -> Limits {
         Limits {
             pids: if spec.pids > 0 { spec.pids.min(self.rules.pids) } else { self.rules.pids },

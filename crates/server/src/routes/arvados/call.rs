@@ -60,16 +60,16 @@ impl Sender {
         Self { peer, token, named: request_id(request).unwrap_or_default() }
     }
 
-    /// Who asks, unless somebody there guesses tokens.
+    /// Who asks, unless somebody there guesses tokens. Each wrong one counts, whatever it looks like; an owner of one
+    /// that was drawn passes whatever others try from the same address.
     pub(super) async fn admit(&self, app: &App) -> Result<Asker> {
-        // Tokens that were drawn cannot be guessed; those that somebody chose are short.
-        let is_drawn = self.token.starts_with("v2/") || self.token.len() >= 40;
-        let guesser = self.peer.filter(|_| !is_drawn);
-        if let Some(peer) = guesser {
+        if let Some(peer) = self.peer
+            && !auth::is_drawn(app, &self.token)
+        {
             app.paces().may_try(peer)?;
         }
         let asker = auth::asker(app, &self.token, &self.named).await;
-        if let (Err(Error::Unauthenticated), Some(peer)) = (&asker, guesser) {
+        if let (Err(Error::Unauthenticated), Some(peer)) = (&asker, self.peer) {
             app.paces().tried(peer)?;
         }
         asker
@@ -144,6 +144,10 @@ impl Call {
         };
         let path = head.uri.path().strip_prefix("/arvados/v1/").unwrap_or_default();
         Ok(Self { method, path: path.trim_end_matches('/').to_owned(), params, json, raw })
+    }
+
+    pub(super) fn is_write(&self) -> bool {
+        !matches!(self.method.as_str(), "GET" | "HEAD" | "OPTIONS")
     }
 
     pub(super) fn text(&self, name: &str) -> Option<&str> {

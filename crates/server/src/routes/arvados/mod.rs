@@ -15,7 +15,10 @@ use axum::{
     routing::{any, get},
 };
 use serde_json::{Map, Value, json};
-use windlass_model::queue::Refusal;
+use windlass_model::{
+    queue::{Refusal, Who},
+    time::Timestamp,
+};
 
 use self::call::Call;
 use crate::{
@@ -26,7 +29,7 @@ use crate::{
     },
     services::queue::{
         Asker, Error, Result, ask, auth, dispatchers, output,
-        records::{self, Current},
+        records::{self, Current, ShownToken},
         take,
     },
 };
@@ -84,6 +87,7 @@ fn refusal(error: &Error, id: &str) -> Response {
         Error::Inner(inner @ crate::error::Error::TooLarge { .. }) => {
             (StatusCode::PAYLOAD_TOO_LARGE, inner.to_string())
         }
+        Error::TooMany(_) => (StatusCode::TOO_MANY_REQUESTS, error.to_string()),
         Error::Inner(crate::error::Error::Fast) => (StatusCode::TOO_MANY_REQUESTS, error.to_string()),
         Error::Inner(inner) => {
             tracing::error!(request = %id, error = ?inner, "answer a request to the container queue");
@@ -101,6 +105,9 @@ async fn respond(app: &App, request: Request) -> Result<Answer> {
     let token = call::token(&request).ok_or(Error::Unauthenticated)?;
     let asker = call::Sender::of(&request, token).admit(app).await?;
     let call = Call::read(app, request).await?;
+    if call.is_write() {
+        pace(app, &asker)?;
+    }
     let select = call.words("select")?;
     let parts: Vec<&str> = call.path.split('/').collect();
     let mut answer = match parts.as_slice() {
@@ -126,6 +133,14 @@ async fn respond(app: &App, request: Request) -> Result<Answer> {
         }
     }
     Ok(answer)
+}
+
+/// Those who run containers write as often as these need it; everybody else has the pace of submissions.
+fn pace(app: &App, asker: &Asker) -> Result<()> {
+    match asker.who {
+        Who::Admin | Who::User | Who::Inside { .. } => Ok(app.paces().submits(asker.user.0)?),
+        Who::Dispatcher { .. } | Who::Executor { .. } => Ok(()),
+    }
 }
 
 fn unknown(call: &Call) -> Error {
@@ -185,7 +200,7 @@ async fn containers(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Res
         }
         ("GET", [uuid, "auth"]) => {
             let made = auth::inside(app, asker, uuid).await?;
-            records::token_record(&made.uuid, Some(&made.secret), &asker.user_uuid, &["all"], None)
+            records::token_record(&asker.user_uuid, &ShownToken::with_secret(&made.uuid, &made.secret))
         }
         ("GET", [uuid, "secret_mounts"]) => {
             json!({ "secret_mounts": take::secret_mounts(app, asker, uuid).await? })
@@ -269,38 +284,69 @@ async fn logs(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Va
 
 async fn tokens(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Value> {
     let owner = asker.user_uuid.as_str();
-    let scopes = |kind: &str| if kind == "dispatcher" { ["dispatch"] } else { ["all"] };
+    let scopes = |kind: &str| if kind == "dispatcher" { &["dispatch"] } else { &["all"] };
     match (call.method.as_str(), rest) {
         ("GET", []) => {
+            asker.must_manage_tokens()?;
             let all = queue_tokens::of_user(app.db(), asker.user).await?;
             let record = |one: &queue_tokens::Token| {
-                records::token_record(&one.uuid, None, owner, &scopes(&one.kind), Some(one.created_at))
+                let shown = ShownToken {
+                    uuid: &one.uuid,
+                    secret: None,
+                    scopes: scopes(&one.kind),
+                    created_at: Some(one.created_at),
+                    expires_at: one.expires_at,
+                };
+                records::token_record(owner, &shown)
             };
             let items: Vec<Value> = all.iter().map(record).collect();
             let count = i64::try_from(items.len()).unwrap_or(i64::MAX);
             Ok(page("apiClientAuthorization", &call.asked()?, items, Some(count)))
         }
         ("POST", []) => {
-            let asked: Map<String, Value> = call.attributes("api_client_authorization")?;
-            let wanted = asked.get("scopes").cloned().unwrap_or_else(|| json!(["all"]));
-            let wanted: Vec<String> = serde_json::from_value(wanted)
-                .map_err(|_| Error::invalid("scopes must be a list of words"))?;
-            let (made, kind) = auth::create(app, asker, &wanted).await?;
-            Ok(records::token_record(&made.uuid, Some(&made.secret), owner, &scopes(kind), None))
+            let created =
+                auth::create(app, asker, &wish(&call.attributes("api_client_authorization")?)?).await?;
+            let shown = ShownToken {
+                uuid: &created.made.uuid,
+                secret: Some(&created.made.secret),
+                scopes: scopes(created.kind),
+                created_at: Some(created.created_at),
+                expires_at: created.expires_at,
+            };
+            Ok(records::token_record(owner, &shown))
         }
         ("GET", ["current"]) => {
-            Ok(records::token_record(&asker.token_uuid, Some(&asker.secret), owner, &["all"], None))
+            let shown = ShownToken::with_secret(&asker.token_uuid, &asker.secret);
+            Ok(records::token_record(owner, &ShownToken { expires_at: asker.expires_at, ..shown }))
         }
         ("GET", [uuid]) => {
             let made = auth::by_uuid(app, asker, uuid).await?;
-            Ok(records::token_record(&made.uuid, Some(&made.secret), owner, &["all"], None))
+            Ok(records::token_record(owner, &ShownToken::with_secret(&made.uuid, &made.secret)))
         }
         ("DELETE", [uuid]) => {
             auth::revoke(app, asker, uuid).await?;
-            Ok(records::token_record(uuid, None, owner, &["all"], None))
+            let shown = ShownToken { secret: None, ..ShownToken::with_secret(uuid, "") };
+            Ok(records::token_record(owner, &shown))
         }
         _ => Err(unknown(call)),
     }
+}
+
+/// What a token is asked to be. Without a word about scopes it may do everything that its owner may, as at Arvados.
+fn wish(asked: &Map<String, Value>) -> Result<auth::Wish> {
+    let scopes = match asked.get("scopes") {
+        None | Some(Value::Null) => vec!["all".to_owned()],
+        Some(given) => serde_json::from_value(given.clone())
+            .map_err(|_| Error::invalid("scopes must be a list of words"))?,
+    };
+    let expires_at = match asked.get("expires_at") {
+        None | Some(Value::Null) => None,
+        Some(given) => {
+            let time = given.as_str().and_then(|text| Timestamp::parse(text).ok());
+            Some(time.ok_or_else(|| Error::invalid("expires_at must be a time like `2030-01-31T12:00:00Z`"))?)
+        }
+    };
+    Ok(auth::Wish { scopes, expires_at })
 }
 
 async fn people(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Value> {

@@ -3,7 +3,11 @@
 //! A connection reads the log from where it stands, woken by commits of this process and, for those of others, by
 //! the clock. So nothing is kept for a slow reader: it simply reads later.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::LazyLock,
+    time::Duration,
+};
 
 use axum::{
     body::Body,
@@ -13,12 +17,17 @@ use axum::{
 };
 use futures_util::{SinkExt as _, StreamExt as _};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{Message, handshake::derive_accept_key, protocol::Role},
 };
+use windlass_model::queue::Who;
 
 use super::call;
 use crate::{
@@ -27,8 +36,15 @@ use crate::{
     services::queue::{Asker, Error, Result, auth, records},
 };
 
-/// Connections of this process.
-static PLACES: Semaphore = Semaphore::const_new(2048);
+/// Connections of this process. Dispatchers have a share of their own, which nobody else can use up.
+static PLACES: Semaphore = Semaphore::const_new(1792);
+static DISPATCHER_PLACES: Semaphore = Semaphore::const_new(256);
+/// Connections of one user, and of one dispatcher's token.
+const EACH_MAX: usize = 64;
+/// How many each has.
+static EACH: LazyLock<Mutex<HashMap<String, usize>>> = LazyLock::new(Mutex::default);
+/// A token that was revoked hears no more after this time.
+const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// Commits of other replicas are seen after this time at the latest.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -56,7 +72,10 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
     let Some(key) = key.and_then(|key| HeaderValue::from_str(&key).ok()) else {
         return super::refusal(&Error::invalid("ask for a WebSocket"), &id);
     };
-    let Ok(place) = PLACES.try_acquire() else { return super::refusal(&Error::Busy, &id) };
+    let place = match Place::take(&asker) {
+        Ok(place) => place,
+        Err(error) => return super::refusal(&error, &id),
+    };
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         let _place = place;
@@ -80,6 +99,45 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(header::SEC_WEBSOCKET_ACCEPT, key);
     response
+}
+
+/// One connection of somebody, until it ends.
+struct Place {
+    whose: String,
+    _permit: SemaphorePermit<'static>,
+}
+
+impl Place {
+    fn take(asker: &Asker) -> Result<Self> {
+        let (whose, places) = match &asker.who {
+            Who::Dispatcher { token } => (token.clone(), &DISPATCHER_PLACES),
+            Who::Admin | Who::User | Who::Inside { .. } | Who::Executor { .. } => {
+                (asker.user_uuid.clone(), &PLACES)
+            }
+        };
+        let permit = places.try_acquire().map_err(|_| Error::Busy)?;
+        let mut each = EACH.lock();
+        let count = each.entry(whose.clone()).or_default();
+        if *count >= EACH_MAX {
+            return Err(Error::TooMany(format!(
+                "you have {EACH_MAX} connections already, and may have no more"
+            )));
+        }
+        *count += 1;
+        Ok(Self { whose, _permit: permit })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut each = EACH.lock();
+        if let Some(count) = each.get_mut(&self.whose) {
+            *count -= 1;
+            if *count == 0 {
+                each.remove(&self.whose);
+            }
+        }
+    }
 }
 
 struct Listener<S> {
@@ -116,6 +174,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
     async fn serve(&mut self) -> Result<(), Ended> {
         let mut news = self.app.queue_news();
         let mut look = tokio::time::interval(LOOK_EVERY);
+        let mut check = tokio::time::interval(CHECK_EVERY);
         let mut ping = tokio::time::interval(PING_EVERY);
         loop {
             tokio::select! {
@@ -128,11 +187,9 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
                     self.tell().await?;
                 }
                 _ = look.tick() => self.tell().await?,
-                _ = ping.tick() => {
-                    // A token that died takes its events along.
-                    self.asker = auth::asker(&self.app, &self.token, "").await?;
-                    self.send(Message::Ping(Vec::new().into())).await?;
-                }
+                // A token that died takes its events along.
+                _ = check.tick() => self.asker = auth::asker(&self.app, &self.token, "").await?,
+                _ = ping.tick() => self.send(Message::Ping(Vec::new().into())).await?,
             }
         }
     }

@@ -8,7 +8,7 @@ use windlass_model::{
 };
 
 use super::{
-    Asker, Error, Result, name,
+    Asker, Error, Result, name, records,
     write::{Beside, Loaded, again, around, identity, open_request_secrets, write},
 };
 use crate::{
@@ -43,6 +43,7 @@ fn secrets_of(patch: &mut Map<String, Value>) -> Result<Option<(String, String)>
 
 pub async fn create(app: &App, asker: &Asker, patch: &Map<String, Value>) -> Result<Request> {
     may(asker)?;
+    asker.must_submit()?;
     let made = Made {
         by: format!("{} {}", asker.token_uuid, asker.request),
         of: hex::encode(Sha256::digest(Value::Object(patch.clone()).to_string().as_bytes())),
@@ -190,7 +191,9 @@ fn owns(asker: &Asker, request: &Request) -> Result<()> {
     match asker.request_sight() {
         Sight::All => Ok(()),
         Sight::Owner(owner) if owner == request.owner_uuid => Ok(()),
-        Sight::Owner(_) | Sight::One(_) => Err(Error::Missing(request.uuid.clone())),
+        // The request that the program itself runs for is its owner's to change.
+        Sight::Inside(container) if request.requesting_container_uuid.as_ref() == Some(&container) => Ok(()),
+        Sight::Owner(_) | Sight::One(_) | Sight::Inside(_) => Err(Error::Missing(request.uuid.clone())),
     }
 }
 
@@ -222,6 +225,9 @@ async fn try_update(
     }
     let asked = request::update(&base, patch)?;
     let commits = asked.state == Stage::Committed && old.state == Stage::Uncommitted;
+    if commits {
+        asker.must_submit()?;
+    }
     if commits && beside.secrets.is_none() && asked.secret_mounts_digest.is_some() {
         beside.secrets = open_request_secrets(app, uuid).await?.map(|text| (uuid.to_owned(), text));
     }
@@ -303,6 +309,7 @@ pub async fn delete_container(app: &App, asker: &Asker, uuid: &str) -> Result<Co
 
 /// Computes a container's priority anew; there is nothing to find unless somebody wrote around these rules.
 pub async fn weigh(app: &App, asker: &Asker, uuid: &str) -> Result<Container> {
+    records::container(app, asker, uuid).await?;
     again(|| async {
         let before = around(app, &[uuid.to_owned()], &[]).await?;
         let world = before.world.clone();

@@ -10,7 +10,7 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{Asker, Error, Result, hash, name, secret};
+use super::{Asker, Error, LETTERS, Result, SECRET_LETTERS, hash, name, secret};
 use crate::{
     app::App,
     auth,
@@ -43,6 +43,11 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Asker> {
         }
         return of_token(app, token, secret, request).await;
     }
+    let own = name("gj3su", hash(secret).as_bytes());
+    // Whoever names a token means that one, and a user's token has one name only.
+    if bound.is_some() || uuid.is_some_and(|uuid| uuid != own) {
+        return Err(Error::Unauthenticated);
+    }
     let caller = match auth::caller(app, Some(&format!("Bearer {secret}"))).await {
         Ok(caller) => caller,
         Err(crate::error::Error::Denied { .. }) => return Err(Error::Unauthenticated),
@@ -53,7 +58,10 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Asker> {
         user: caller.user.id,
         user_uuid: user_name(caller.user.id),
         is_admin: caller.user.admin,
-        token_uuid: name("gj3su", hash(secret).as_bytes()),
+        token_uuid: own,
+        may_submit: may_submit(app, &caller.user),
+        made_with: Some(hash(secret)),
+        expires_at: None,
         secret: secret.to_owned(),
         request: request.to_owned(),
     })
@@ -77,9 +85,26 @@ async fn of_token(app: &App, token: Token, secret: &str, request: &str) -> Resul
         user: user.id,
         user_uuid: user_name(user.id),
         token_uuid: token.uuid,
+        may_submit: may_submit(app, user),
+        made_with: token.made_with,
+        expires_at: token.expires_at,
         secret: secret.to_owned(),
         request: request.to_owned(),
     })
+}
+
+/// Whether the secret of a token is one that was drawn: nobody guesses those.
+pub fn is_drawn(app: &App, text: &str) -> bool {
+    let secret = match text.strip_prefix("v2/") {
+        Some(rest) => rest.split('/').nth(1).unwrap_or_default(),
+        None => text,
+    };
+    let is_ours = secret.len() == SECRET_LETTERS && secret.bytes().all(|byte| LETTERS.contains(&byte));
+    is_ours || auth::is_above_guessing(app, Some(&format!("Bearer {secret}")))
+}
+
+fn may_submit(app: &App, user: &users::User) -> bool {
+    user.admin || user.can_use_queue || app.settings().queue_for_everyone
 }
 
 pub fn user_name(user: UserId) -> String {
@@ -114,33 +139,34 @@ impl Made {
     }
 }
 
-/// A new token. Its secret is kept only where it must be shown again.
+/// A new token of an attempt, which ends with it. Its secret is kept: it must be shown again.
 pub fn draw(
     app: &App,
     kind: &str,
     user: UserId,
-    container: Option<&Container>,
+    container: &Container,
     now: Timestamp,
 ) -> Result<(Made, Change)> {
-    let id = app.db().new_id()?;
-    let made = Made { uuid: name("gj3su", id.as_bytes()), secret: secret()? };
-    let sealed = match container {
-        Some(_) => Some(app.keys().seal(&belongs(id), made.secret.as_bytes())?),
-        None => None,
-    };
-    let attempt = container.map_or(0, |container| container.attempt);
+    let (id, made) = new_name(app)?;
     let token = Token {
         id,
         uuid: made.uuid.clone(),
         kind: kind.to_owned(),
         hash: hash(&made.secret),
-        secret_sealed: sealed,
+        secret_sealed: Some(app.keys().seal(&belongs(id), made.secret.as_bytes())?),
         user_id: user,
-        container_uuid: container.map(|container| container.uuid.clone()),
-        attempt: i64::try_from(attempt).unwrap_or(i64::MAX),
+        container_uuid: Some(container.uuid.clone()),
+        attempt: i64::try_from(container.attempt).unwrap_or(i64::MAX),
         created_at: now,
+        made_with: None,
+        expires_at: None,
     };
     Ok((made, queue_tokens::create(token)))
+}
+
+fn new_name(app: &App) -> Result<(uuid::Uuid, Made)> {
+    let id = app.db().new_id()?;
+    Ok((id, Made { uuid: name("gj3su", id.as_bytes()), secret: secret()? }))
 }
 
 fn belongs(id: uuid::Uuid) -> Belongs<'static> {
@@ -190,28 +216,69 @@ pub(super) async fn executor(app: &App, uuid: &str) -> Result<Option<Made>> {
     found.map(|token| open(app, &token)).transpose()
 }
 
-/// A token for a program of one's own; `dispatch` makes one that takes containers.
-pub async fn create(app: &App, asker: &Asker, scopes: &[String]) -> Result<(Made, &'static str)> {
-    let kind = match scopes {
-        [] => "user",
+/// What a token may be made for.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    pub scopes: Vec<String>,
+    pub expires_at: Option<Timestamp>,
+}
+
+/// A token of a user, as it was made.
+#[derive(Clone, Debug)]
+pub struct Created {
+    pub made: Made,
+    /// `user` or `dispatcher`.
+    pub kind: &'static str,
+    pub created_at: Timestamp,
+    pub expires_at: Option<Timestamp>,
+}
+
+/// A token for a program of one's own; `dispatch` makes one that takes containers. It ends with the token that it was
+/// made with, and no later than that one would by itself.
+pub async fn create(app: &App, asker: &Asker, wish: &Wish) -> Result<Created> {
+    let kind = match wish.scopes.as_slice() {
         [one] if one == "all" => "user",
         [one] if one == "dispatch" => "dispatcher",
+        [] => {
+            return Err(Error::invalid(
+                "scopes must be [\"all\"] or [\"dispatch\"]: an empty list allows nothing",
+            ));
+        }
         _ => return Err(Error::invalid("scopes must be [\"all\"] or [\"dispatch\"]")),
     };
-    match &asker.who {
-        Who::Admin => {}
-        Who::User if kind == "user" => {}
-        Who::User | Who::Dispatcher { .. } | Who::Executor { .. } | Who::Inside { .. } => {
-            return Err(Error::denied("only an admin makes tokens for dispatchers"));
-        }
+    asker.must_manage_tokens()?;
+    asker.must_submit()?;
+    if kind == "dispatcher" && asker.who != Who::Admin {
+        return Err(Error::denied("only an admin makes tokens for dispatchers"));
     }
     let now = app.db().now().await?;
-    let (made, change) = draw(app, kind, asker.user, None, now)?;
-    app.db().write(Unit::new().and([change])).await?;
-    Ok((made, kind))
+    if wish.expires_at.is_some_and(|at| at <= now) {
+        return Err(Error::invalid("expires_at must be in the future"));
+    }
+    // A dispatcher is a service and goes on; what a person uses ends.
+    let usual = app.settings().queue_token_life.filter(|_| kind == "user").map(|life| now + life);
+    let ends = [wish.expires_at.or(usual), asker.expires_at];
+    let expires_at = ends.into_iter().flatten().min();
+    let (id, made) = new_name(app)?;
+    let token = Token {
+        id,
+        uuid: made.uuid.clone(),
+        kind: kind.to_owned(),
+        hash: hash(&made.secret),
+        secret_sealed: None,
+        user_id: asker.user,
+        container_uuid: None,
+        attempt: 0,
+        created_at: now,
+        made_with: asker.made_with.clone(),
+        expires_at,
+    };
+    app.db().write(Unit::new().and([queue_tokens::create(token)])).await?;
+    Ok(Created { made, kind, created_at: now, expires_at })
 }
 
 pub async fn revoke(app: &App, asker: &Asker, uuid: &str) -> Result<()> {
+    asker.must_manage_tokens()?;
     match app.db().write(Unit::new().and([queue_tokens::revoke(uuid, asker.user)])).await? {
         Written::Done { .. } => Ok(()),
         Written::Stale { .. } => Err(Error::Missing(uuid.to_owned())),

@@ -23,6 +23,8 @@ use crate::{
 /// The prefix of all names here.
 pub const CLUSTER: &str = "wlass";
 const LETTERS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+/// Letters of the secret part of a token: more than 256 bits.
+const SECRET_LETTERS: usize = 50;
 /// How often a write that lost a race is tried again.
 const TRIES_MAX: usize = 50;
 
@@ -37,6 +39,9 @@ pub enum Error {
     Missing(String),
     #[error("the row changes too fast; try again")]
     Busy,
+    /// More at once than one caller may have.
+    #[error("{0}")]
+    TooMany(String),
     #[error(transparent)]
     Inner(#[from] Inner),
 }
@@ -94,6 +99,12 @@ pub struct Asker {
     pub user_uuid: String,
     pub is_admin: bool,
     pub token_uuid: String,
+    /// Whether they may ask for containers.
+    pub may_submit: bool,
+    /// The hash of the user's token behind the one that was shown; none of those that end with an attempt.
+    pub made_with: Option<String>,
+    /// When the token that was shown ends by itself.
+    pub expires_at: Option<windlass_model::time::Timestamp>,
     /// The secret part of the token that was shown.
     pub secret: String,
     /// How the client calls this call; the same when it sends it again.
@@ -118,6 +129,9 @@ impl Asker {
             user_uuid: auth::user_name(user),
             is_admin: false,
             token_uuid: String::new(),
+            may_submit: true,
+            made_with: None,
+            expires_at: None,
             secret: String::new(),
             request: String::new(),
         }
@@ -137,7 +151,8 @@ impl Asker {
     pub fn sight(&self) -> Sight {
         match &self.who {
             Who::Admin | Who::Dispatcher { .. } => Sight::All,
-            Who::User | Who::Inside { .. } => Sight::Owner(self.user_uuid.clone()),
+            Who::User => Sight::Owner(self.user_uuid.clone()),
+            Who::Inside { container, .. } => Sight::Inside(container.clone()),
             Who::Executor { container, .. } => Sight::One(container.clone()),
         }
     }
@@ -146,9 +161,30 @@ impl Asker {
     pub fn request_sight(&self) -> Sight {
         match &self.who {
             Who::Admin => Sight::All,
-            Who::User | Who::Inside { .. } | Who::Dispatcher { .. } => Sight::Owner(self.user_uuid.clone()),
+            Who::User | Who::Dispatcher { .. } => Sight::Owner(self.user_uuid.clone()),
+            Who::Inside { container, .. } => Sight::Inside(container.clone()),
             Who::Executor { container, .. } => Sight::One(container.clone()),
         }
+    }
+
+    /// Whether they look after tokens: people do, programs that run or hold containers do not.
+    pub fn must_manage_tokens(&self) -> Result<()> {
+        match self.who {
+            Who::Admin | Who::User => Ok(()),
+            Who::Dispatcher { .. } | Who::Executor { .. } | Who::Inside { .. } => {
+                Err(Error::denied("this token is for running containers, not for looking after tokens"))
+            }
+        }
+    }
+
+    /// Whether they may ask for containers.
+    pub fn must_submit(&self) -> Result<()> {
+        if self.may_submit {
+            return Ok(());
+        }
+        Err(Error::denied(
+            "you may not use the container queue; an administrator grants it: `windlass user grant NAME queue`",
+        ))
     }
 }
 
@@ -161,15 +197,15 @@ fn letters(bytes: &[u8], count: usize) -> String {
     bytes.iter().take(count).map(|byte| char::from(LETTERS[usize::from(*byte) % LETTERS.len()])).collect()
 }
 
-/// The secret part of a token: 50 letters, more than 256 bits.
+/// The secret part of a token.
 fn secret() -> Result<String, getrandom::Error> {
     let mut text = String::new();
-    while text.len() < 50 {
+    while text.len() < SECRET_LETTERS {
         let mut bytes = [0_u8; 64];
         getrandom::fill(&mut bytes)?;
         // Bytes beyond a multiple of the letters would make some letters more likely.
         let fair: Vec<u8> = bytes.into_iter().filter(|byte| *byte < 252).collect();
-        text.push_str(&letters(&fair, 50 - text.len()));
+        text.push_str(&letters(&fair, SECRET_LETTERS - text.len()));
     }
     Ok(text)
 }

@@ -83,14 +83,10 @@ pub async fn single(app: &App, sight: &Sight, kind: Kind, uuid: &str) -> Result<
 }
 
 pub async fn container(app: &App, asker: &Asker, uuid: &str) -> Result<Container> {
+    // By the same rule as lists.
+    single(app, &asker.sight(), Kind::Containers, uuid).await?;
     let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
-    let container = found.into_iter().next().map(|kept| kept.doc);
-    let sees = |one: &Container| match asker.sight() {
-        Sight::All => true,
-        Sight::Owner(owner) => one.owner_uuid == owner,
-        Sight::One(own) => one.uuid == own,
-    };
-    container.filter(sees).ok_or_else(|| Error::Missing(uuid.to_owned()))
+    found.into_iter().next().map(|kept| kept.doc).ok_or_else(|| Error::Missing(uuid.to_owned()))
 }
 
 /// The container of the token, or those that a dispatcher holds.
@@ -122,18 +118,31 @@ pub async fn current(app: &App, asker: &Asker, scope: Option<&str>, mut asked: A
     }
 }
 
+/// What is shown of a token.
+#[derive(Clone, Copy, Debug)]
+pub struct ShownToken<'a> {
+    pub uuid: &'a str,
+    pub secret: Option<&'a str>,
+    pub scopes: &'a [&'a str],
+    pub created_at: Option<Timestamp>,
+    pub expires_at: Option<Timestamp>,
+}
+
+impl<'a> ShownToken<'a> {
+    /// One for everything that its kind may do, with its secret.
+    pub fn with_secret(uuid: &'a str, secret: &'a str) -> Self {
+        Self { uuid, secret: Some(secret), scopes: &["all"], created_at: None, expires_at: None }
+    }
+}
+
 /// A token as its owner sees it.
-pub fn token_record(
-    uuid: &str,
-    secret: Option<&str>,
-    owner: &str,
-    scopes: &[&str],
-    at: Option<Timestamp>,
-) -> Value {
+pub fn token_record(owner: &str, token: &ShownToken<'_>) -> Value {
+    let ShownToken { uuid, secret, scopes, created_at: at, expires_at } = token;
     dress(
         "apiClientAuthorization",
         json!({
-            "uuid": uuid, "api_token": secret, "owner_uuid": owner, "scopes": scopes, "expires_at": null,
+            "uuid": uuid, "api_token": secret, "owner_uuid": owner, "scopes": scopes,
+            "expires_at": expires_at,
             "created_at": at, "modified_at": at, "modified_by_user_uuid": owner, "user_id": null,
         }),
     )

@@ -45,8 +45,8 @@ async fn try_lock(app: &App, asker: &Asker, uuid: &str) -> Result<Option<Taken>>
         Err(refusal) => return replayed(app, asker, container, "lock", refusal).await.map(Some),
     };
     let user = auth::user_named(app, &container.runtime_user_uuid).await?;
-    let (inside, first) = auth::draw(app, "container", user, Some(&locked), now)?;
-    let (executor, second) = auth::draw(app, "executor", asker.user, Some(&locked), now)?;
+    let (inside, first) = auth::draw(app, "container", user, &locked, now)?;
+    let (executor, second) = auth::draw(app, "executor", asker.user, &locked, now)?;
     locked.auth_uuid = Some(inside.uuid);
     locked.last_call = Some(call(asker, &format!("lock {}", executor.uuid)));
     let mut world = before.world.clone();
@@ -138,18 +138,18 @@ fn one(all: &std::collections::BTreeMap<String, Container>, uuid: &str) -> Resul
     all.get(uuid).cloned().ok_or_else(|| Error::Missing(uuid.to_owned()))
 }
 
-/// An executor knows of one container.
+/// An executor, and the program inside, change one container.
 fn visible(asker: &Asker, uuid: &str) -> Result<()> {
     match asker.sight() {
-        Sight::One(own) if own != uuid => Err(Error::Missing(uuid.to_owned())),
-        Sight::One(_) | Sight::All | Sight::Owner(_) => Ok(()),
+        Sight::One(own) | Sight::Inside(own) if own != uuid => Err(Error::Missing(uuid.to_owned())),
+        Sight::One(_) | Sight::Inside(_) | Sight::All | Sight::Owner(_) => Ok(()),
     }
 }
 
 fn owns(asker: &Asker, container: &Container) -> Result<()> {
     match asker.sight() {
         Sight::Owner(owner) if owner != container.owner_uuid => Err(Error::Missing(container.uuid.clone())),
-        Sight::Owner(_) | Sight::All | Sight::One(_) => Ok(()),
+        Sight::Owner(_) | Sight::All | Sight::One(_) | Sight::Inside(_) => Ok(()),
     }
 }
 

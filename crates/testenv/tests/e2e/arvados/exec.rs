@@ -214,6 +214,39 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
     assert_eq!(ground.output(&uuid, "stderr").await, b"broken\n");
     assert_eq!(contained(&uuid), "", "it is left in the engine");
 
+    // It has the rights that the host's policy gives it, and a network of its own.
+    let script = "cat /proc/self/status; /bin/busybox readlink /proc/self/ns/net; env";
+    let more = json!({ "container_image": IMAGE, "runtime_constraints": { "vcpus": 1, "ram": 64 << 20, "API": true } });
+    let confined = ground.ask(&["sh", "-c", script], more.clone()).await;
+    let record = ground.ended(&confined).await;
+    let said = String::from_utf8(ground.output(&confined, "stdout").await).unwrap();
+    assert_eq!(record["exit_code"], 0, "{record} {said}");
+    let value = |name: &str| {
+        said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
+    };
+    assert_eq!(value("NoNewPrivs:"), "1", "{said}");
+    let bounding = u64::from_str_radix(&value("CapBnd:"), 16).unwrap();
+    let (net_raw, sys_admin, chown) = (1 << 13, 1 << 21, 1);
+    assert_eq!((bounding & net_raw, bounding & sys_admin, bounding & chown), (0, 0, 1), "{said}");
+    let own = std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string();
+    assert!(said.contains("net:[") && !said.contains(&own), "it is on this machine's network: {said}");
+    // What it is told leads to this machine, which is not its own loopback.
+    assert!(!value("ARVADOS_API_HOST=").starts_with("127."), "{said}");
+    // A policy that forbids the machine's network, and a dispatcher that gives it to everybody.
+    let policy = ground.dir.join("policy.yml");
+    std::fs::write(&policy, "host_network: false\n").unwrap();
+    let mut strict = Ground::start("strict").await;
+    strict.env.push(("DOCKER_HOST", format!("unix://{}", engine().display())));
+    strict.env.push(("WINDLASS_AGENT_POLICY", policy.display().to_string()));
+    let second = strict.token("token").await;
+    strict.dispatch_local(&second, "attempts", &["--network", "host"]);
+    let refused = strict.ask(&["true"], more).await;
+    let record = strict.ended(&refused).await;
+    assert_eq!(record["runtime_status"]["reason"], "refused", "{record}");
+    let why = record["runtime_status"]["error"].as_str().unwrap_or_default();
+    assert!(why.contains("network_mode host") && why.contains("policy.yml"), "{why}");
+    drop(strict);
+
     // The first process of the container starts, and says what a shell would.
     let odd = ground.ask(&["no-such-program"], json!({ "container_image": IMAGE })).await;
     let record = ground.ended(&odd).await;

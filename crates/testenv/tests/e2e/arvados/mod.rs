@@ -2,6 +2,7 @@
 
 mod exec;
 mod fleet;
+mod process;
 mod slurm;
 
 use std::{
@@ -96,7 +97,7 @@ async fn the_python_client_of_arvados_works_inside_a_container_of_a_server_witho
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
     let script = "import arvados; print(arvados.api('v1').containers().current().execute()['uuid'])";
-    let large = json!({ "runtime_constraints": { "vcpus": 1, "ram": 512 << 20 } });
+    let large = json!({ "runtime_constraints": { "vcpus": 1, "ram": 512 << 20, "API": true } });
     let uuid = ground.ask(&[python.to_str().unwrap(), "-c", script], large).await;
     let record = ground.ended(&uuid).await;
     let told = String::from_utf8_lossy(&ground.output(&uuid, "stderr").await).into_owned();
@@ -108,7 +109,8 @@ async fn the_python_client_of_arvados_works_inside_a_container_of_a_server_witho
 async fn dispatchers_and_executors_speak_with_a_server_by_its_certificate_alone() {
     let mut ground = Ground::start("tls").await;
     let token = ground.token("token").await;
-    let uuid = ground.ask(&["sh", "-c", "echo $ARVADOS_API_HOST"], json!({})).await;
+    let constraints = json!({ "runtime_constraints": { "vcpus": 1, "ram": 64 << 20, "API": true } });
+    let uuid = ground.ask(&["sh", "-c", "echo $ARVADOS_API_HOST"], constraints).await;
     let mut stranger = Command::new(binary("windlass").unwrap());
     stranger.args([
         "dispatch",
@@ -136,7 +138,7 @@ async fn c4_what_runs_outlives_its_dispatcher_and_is_adopted_by_the_next() {
     let mut ground = Ground::start("adopt").await;
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
-    let (starts, go) = (ground.dir.join("starts"), ground.dir.join("go"));
+    let (starts, go) = (ground.shared("starts"), ground.dir.join("go"));
     let script = format!(
         "echo one >> {}; until [ -e {} ]; do sleep 0.05; done; echo done",
         starts.display(),
@@ -236,7 +238,7 @@ async fn r13_priority_0_stops_what_runs_and_then_it_is_cancelled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_dispatchers_on_one_queue_run_every_container_once() {
     let mut ground = Ground::start("two").await;
-    let ran = ground.dir.join("ran");
+    let ran = ground.shared("ran");
     let mut all = Vec::new();
     for at in 0..40 {
         let script = format!("echo {at} >> {}", ran.display());

@@ -72,6 +72,7 @@ impl Field {
         let cluster = Cluster::start(&[SIZE; NODES]);
         let ground = Ground::start("slurm").await;
         let token = ground.token("token").await;
+        ground.shared("starts");
         let mut field = Self { cluster, ground, token, all: Vec::new() };
         field.start_dispatcher();
         field

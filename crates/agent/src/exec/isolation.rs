@@ -1,0 +1,331 @@
+//! What keeps an attempt in that is a plain process: a user of its own, no way to more rights, and nothing of the
+//! dispatcher or of other attempts in sight.
+//!
+//! Only root can give all of that. Whoever runs executors as another user runs programs as that user too, and all they
+//! have in common is that none gains a right that this user does not have.
+
+use std::{
+    collections::hash_map::DefaultHasher,
+    ffi::CString,
+    fs::{self, File},
+    hash::{Hash as _, Hasher as _},
+    io,
+    os::{
+        fd::AsRawFd as _,
+        unix::{
+            ffi::OsStrExt as _,
+            fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+        },
+    },
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use rustix::{
+    fs::{CWD, FlockOperation, Mode, OFlags, flock},
+    io::Errno,
+    mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change},
+    process::{Gid, Uid},
+    thread::{UnshareFlags, set_thread_groups, set_thread_res_gid, set_thread_res_uid, unshare_unsafe},
+};
+
+use crate::isolation::restrict::{Restrictions, restrict_children};
+
+/// Where it is written down who has which user on this machine.
+const CLAIMS: &str = "/run/windlass/exec-users";
+
+/// Users that attempts may have, which must be nobody else's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Users {
+    first: u32,
+    last: u32,
+}
+
+impl Users {
+    pub(super) const USUAL: &str = "1900100000-1900165535";
+}
+
+impl FromStr for Users {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || format!("`{text}` is no range of user numbers above 0, like `{}`", Self::USUAL);
+        let (first, last) = text.split_once('-').ok_or_else(wrong)?;
+        let (Ok(first), Ok(last)) = (first.parse(), last.parse()) else { return Err(wrong()) };
+        // The highest number means nobody to the kernel.
+        if first == 0 || last < first || last == u32::MAX { Err(wrong()) } else { Ok(Self { first, last }) }
+    }
+}
+
+/// A user that one attempt has on this machine, as long as this lives.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) uid: u32,
+    _lock: File,
+}
+
+impl Claim {
+    /// A user that nobody has. Only root can hand one out.
+    pub(super) fn take(users: Users, attempt: &str) -> io::Result<Self> {
+        Self::take_in(Path::new(CLAIMS), users, attempt)
+    }
+
+    fn take_in(claims: &Path, users: Users, attempt: &str) -> io::Result<Self> {
+        // Others keep things above it.
+        if let Some(above) = claims.parent() {
+            fs::create_dir_all(above)?;
+        }
+        match fs::DirBuilder::new().mode(0o700).create(claims) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let count = u64::from(users.last - users.first) + 1;
+        let mut hasher = DefaultHasher::new();
+        attempt.hash(&mut hasher);
+        let start = hasher.finish() % count;
+        for step in 0..count {
+            let offset = u32::try_from((start + step) % count).unwrap_or(0);
+            let uid = users.first + offset;
+            let mut options = File::options();
+            let lock = options.create(true).truncate(false).write(true).mode(0o600);
+            let lock = lock.open(claims.join(uid.to_string()))?;
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                // An executor that was killed does not hold it, though its guard may not have ended everything yet.
+                Ok(()) if has_processes(uid) => {}
+                Ok(()) => return Ok(Self { uid, _lock: lock }),
+                Err(Errno::WOULDBLOCK) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(io::Error::other("all users for plain processes are taken (`--process-users`)"))
+    }
+}
+
+fn has_processes(uid: u32) -> bool {
+    let uid = uid.to_string();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut statuses = processes.filter_map(|entry| fs::read_to_string(entry.path().join("status")).ok());
+    statuses.any(|status| {
+        let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+        line.is_some_and(|users| users.split_whitespace().any(|user| user == uid))
+    })
+}
+
+/// Gives a directory with all that is in it to a user. Links are given themselves and never followed.
+pub(super) fn give(path: &Path, uid: u32) -> io::Result<()> {
+    std::os::unix::fs::lchown(path, Some(uid), Some(uid))?;
+    if fs::symlink_metadata(path)?.is_dir() {
+        for entry in fs::read_dir(path)? {
+            give(&entry?.path(), uid)?;
+        }
+    }
+    Ok(())
+}
+
+/// A path below a directory, unless a link is on the way: a program could have made one to anything.
+pub(super) fn without_links(root: &Path, path: &Path) -> io::Result<PathBuf> {
+    let below = path.strip_prefix(root).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut at = root.to_owned();
+    for part in below.components() {
+        at.push(part);
+        match fs::symlink_metadata(&at) {
+            Ok(found) if found.is_symlink() => {
+                return Err(io::Error::other(format!("{} is a link", at.display())));
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(path.to_owned())
+}
+
+/// What a plain process becomes between fork and exec. Everything is prepared: then there are system calls alone.
+pub(super) struct Isolation {
+    user: Option<OwnUser>,
+    restrictions: Restrictions,
+}
+
+struct OwnUser {
+    uid: u32,
+    /// Files of which nothing is to be seen, and directories.
+    hidden_files: Vec<CString>,
+    hidden_dirs: Vec<CString>,
+    /// A directory that is covered, those to be made in it, and what is seen at the last of them.
+    cover: CString,
+    way: Vec<CString>,
+    root: File,
+    cwd: CString,
+}
+
+impl Isolation {
+    /// For whoever is not root: nothing can be gained.
+    pub(super) fn plain() -> Self {
+        restrict_children();
+        Self { user: None, restrictions: Restrictions::of_children() }
+    }
+
+    /// A user of its own that sees `root`, and of the directories it is in what others may see anyway. `apart` is one of
+    /// those, and of that nothing is seen but `root`.
+    pub(super) fn of(uid: u32, root: &Path, apart: &Path, hidden: &[PathBuf]) -> io::Result<Self> {
+        let cwd = text(&std::env::current_dir()?)?;
+        let (root, apart) = (&fs::canonicalize(root)?, &fs::canonicalize(apart)?);
+        let cover = first_closed(root).filter(|closed| apart.starts_with(closed));
+        let cover = cover.unwrap_or_else(|| apart.to_owned());
+        let below = root.strip_prefix(&cover).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut at = cover.clone();
+        let mut way = Vec::new();
+        for part in below.components() {
+            at.push(part);
+            way.push(text(&at)?);
+        }
+        let mut hidden_files = Vec::new();
+        let mut hidden_dirs = Vec::new();
+        for path in hidden {
+            // What holds the root of the program is covered, and the rest of it with that.
+            let Ok(path) = fs::canonicalize(path) else { continue };
+            match fs::metadata(&path) {
+                Ok(found) if found.is_dir() && !root.starts_with(&path) => hidden_dirs.push(text(&path)?),
+                Ok(found) if found.is_file() => hidden_files.push(text(&path)?),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        let mut options = File::options();
+        let flags = (OFlags::PATH | OFlags::DIRECTORY).bits();
+        let root = options.read(true).custom_flags(i32::from_ne_bytes(flags.to_ne_bytes())).open(root)?;
+        let cover = text(&cover)?;
+        let user = OwnUser { uid, hidden_files, hidden_dirs, cover, way, root, cwd };
+        Ok(Self { user: Some(user), ..Self::plain() })
+    }
+
+    /// Between fork and exec, in a process with one thread. Nothing is allocated and no lock is taken.
+    pub(super) fn enter(&self) -> io::Result<()> {
+        if let Some(user) = &self.user {
+            user.hide()?;
+            self.restrictions.drop_capabilities()?;
+            user.become_user()?;
+        }
+        self.restrictions.seal()
+    }
+}
+
+impl OwnUser {
+    #[expect(unsafe_code, reason = "mounts of its own are made between fork and exec")]
+    fn hide(&self) -> io::Result<()> {
+        // SAFETY: only the mounts are separated; files that are open stay shared with nobody.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS)? };
+        let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        mount_change(c"/", flags)?;
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        for file in &self.hidden_files {
+            mount_bind(c"/dev/null", file.as_c_str())?;
+        }
+        for dir in &self.hidden_dirs {
+            mount(c"windlass", dir.as_c_str(), c"tmpfs", flags, c"mode=0711,size=16k")?;
+        }
+        mount(c"windlass", self.cover.as_c_str(), c"tmpfs", flags, c"mode=0711,size=64k")?;
+        for dir in &self.way {
+            rustix::fs::mkdirat(CWD, dir.as_c_str(), Mode::from_raw_mode(0o711))?;
+        }
+        if let Some(last) = self.way.last() {
+            let mut buffer = [0_u8; 40];
+            mount_bind(handle_path(self.root.as_raw_fd(), &mut buffer), last.as_c_str())?;
+        }
+        // Processes of others are not shown; a machine that does not let us do that shows their names alone.
+        let _ = mount(c"proc", c"/proc", c"proc", flags, c"hidepid=2");
+        rustix::process::chdir(self.cwd.as_c_str())?;
+        Ok(())
+    }
+
+    fn become_user(&self) -> io::Result<()> {
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.uid));
+        set_thread_groups(&[])?;
+        set_thread_res_gid(gid, gid, gid)?;
+        // From root to anybody else, all capabilities go.
+        set_thread_res_uid(uid, uid, uid)?;
+        Ok(())
+    }
+}
+
+/// `/proc/self/fd/N`, in a buffer that is there already.
+fn handle_path(fd: i32, buffer: &mut [u8; 40]) -> &std::ffi::CStr {
+    const BEFORE: &[u8] = b"/proc/self/fd/";
+    buffer[..BEFORE.len()].copy_from_slice(BEFORE);
+    let mut digits = [0_u8; 10];
+    let (mut rest, mut count) = (fd.unsigned_abs(), 0);
+    loop {
+        digits[count] = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+        (rest, count) = (rest / 10, count + 1);
+        if rest == 0 {
+            break;
+        }
+    }
+    for at in 0..count {
+        buffer[BEFORE.len() + at] = digits[count - 1 - at];
+    }
+    std::ffi::CStr::from_bytes_until_nul(buffer).unwrap_or(c"/nonexistent")
+}
+
+/// The first directory on the way to a path that others may not pass.
+fn first_closed(path: &Path) -> Option<PathBuf> {
+    let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
+    above.reverse();
+    let is_closed =
+        |dir: &&Path| fs::metadata(dir).is_ok_and(|found| found.permissions().mode() & 0o001 == 0);
+    above.into_iter().find(is_closed).map(Path::to_owned)
+}
+
+fn text(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_testkit::temp_dir;
+
+    use super::*;
+
+    #[test]
+    fn ranges_of_users_are_read_and_roots_number_is_in_none() {
+        let usual: Users = Users::USUAL.parse().unwrap();
+        assert_eq!((usual.first, usual.last), (1_900_100_000, 1_900_165_535));
+        for wrong in ["", "5", "0-5", "5-4", "a-b", "1-4294967295", "-1-5"] {
+            assert!(wrong.parse::<Users>().unwrap_err().contains(wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn each_attempt_has_a_user_of_its_own_until_it_ends() {
+        let dir = temp_dir("claims").unwrap();
+        let users = Users { first: 1_900_199_990, last: 1_900_199_991 };
+        let claim = |name: &str| Claim::take_in(dir.path(), users, name);
+        let (one, two) = (claim("a.1").unwrap(), claim("b.1").unwrap());
+        assert_ne!(one.uid, two.uid);
+        assert!(claim("c.1").unwrap_err().to_string().contains("--process-users"));
+        let free = one.uid;
+        drop(one);
+        assert_eq!(claim("c.1").unwrap().uid, free);
+    }
+
+    #[test]
+    fn links_that_a_program_made_lead_nowhere() {
+        let dir = temp_dir("links").unwrap();
+        let root = dir.path();
+        fs::create_dir_all(root.join("plain/out")).unwrap();
+        std::os::unix::fs::symlink("/etc", root.join("away")).unwrap();
+        assert!(without_links(root, &root.join("plain/out")).is_ok());
+        assert!(without_links(root, &root.join("plain/none/x")).is_ok());
+        let refused = without_links(root, &root.join("away/passwd")).unwrap_err().to_string();
+        assert!(refused.contains("is a link"), "{refused}");
+        assert!(without_links(root, &root.join("away")).is_err());
+    }
+
+    #[test]
+    fn handles_are_named_as_the_kernel_names_them() {
+        let mut buffer = [0_u8; 40];
+        for (fd, want) in [(0, c"/proc/self/fd/0"), (7, c"/proc/self/fd/7"), (1203, c"/proc/self/fd/1203")] {
+            buffer.fill(0);
+            assert_eq!(handle_path(fd, &mut buffer), want);
+        }
+    }
+}

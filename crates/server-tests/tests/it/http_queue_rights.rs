@@ -1,0 +1,374 @@
+//! Who may do what on the queue's API, for how long, and how often.
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+use windlass_model::time::{Span, Timestamp};
+use windlass_server::{
+    config::{Given, Settings},
+    db::{Unit, Val},
+    pace::{Pace, Paces},
+};
+
+use crate::{
+    http::{ADMIN, Ground, TestServer, on_both},
+    http_queue::{Queue, text},
+};
+
+on_both! {
+    a_token_of_the_queue_ends_with_the_users_token_and_by_itself
+    tokens_that_were_there_before_are_bound_to_their_user
+    the_queue_is_for_those_who_were_granted_it
+    the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work
+}
+
+async fn make(queue: &Queue<'_>, token: &str, wish: Value) -> (u16, Value) {
+    queue.call(token, "POST", "api_client_authorizations", json!({ "api_client_authorization": wish })).await
+}
+
+fn whole(record: &Value) -> String {
+    format!("v2/{}/{}", text(record, "uuid"), text(record, "api_token"))
+}
+
+fn time(record: &Value, name: &str) -> Timestamp {
+    Timestamp::parse(&text(record, name)).unwrap()
+}
+
+async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &Ground) {
+    let server = &ground.start().await;
+    let queue = Queue { server };
+    let ann = server.queue_user("ann").await;
+    let (status, made) = make(&queue, &ann, json!({})).await;
+    assert_eq!(status, 200, "{made}");
+    assert_eq!(time(&made, "expires_at").since(time(&made, "created_at")), Span::days(14), "{made}");
+    let first = whole(&made);
+    // One that was made with it ends no later.
+    let far = json!({ "expires_at": "2999-01-01T00:00:00Z" });
+    let (status, second) = make(&queue, &first, far.clone()).await;
+    assert_eq!((status, &second["expires_at"]), (200, &made["expires_at"]), "{second}");
+    let (_, long) = make(&queue, &ann, far).await;
+    assert!(text(&long, "expires_at").starts_with("2999-01-01"), "{long}");
+    // What allows nothing, and what is over already, is not made.
+    for wish in [
+        json!({ "scopes": [] }),
+        json!({ "scopes": ["GET /"] }),
+        json!({ "expires_at": "2001-01-01T00:00:00Z" }),
+        json!({ "expires_at": "soon" }),
+    ] {
+        let (status, why) = make(&queue, &ann, wish.clone()).await;
+        assert_eq!(status, 422, "{wish}: {why}");
+    }
+    let second = whole(&second);
+    for good in [&first, &second] {
+        queue.ok(good, "GET", "users/current", Value::Null).await;
+    }
+    // Its end comes by itself.
+    let past = "UPDATE queue_tokens SET expires_at = now_us() - 1 WHERE uuid = $1";
+    let over = whole(&long);
+    queue.ok(&over, "GET", "users/current", Value::Null).await;
+    let unit = Unit::new().exec(past, vec![Val::from(text(&long, "uuid").as_str())]);
+    server.app.db().write(unit).await.unwrap();
+    assert_eq!(queue.call(&over, "GET", "users/current", Value::Null).await.0, 401);
+    // And with the user's own token, also of those that were made with another of the queue.
+    server.ok(&ann, "/api/users/refresh_token", json!({ "username": "ann" })).await;
+    for dead in [&ann, &first, &second] {
+        assert_eq!(
+            queue.call(dead, "GET", "users/current", Value::Null).await.0,
+            401,
+            "it outlived the user's"
+        );
+    }
+    // A dispatcher is a service: it has no end but that of its maker's token.
+    let (_, dispatcher) = make(&queue, ADMIN, json!({ "scopes": ["dispatch"] })).await;
+    assert_eq!(dispatcher["expires_at"], Value::Null, "{dispatcher}");
+}
+
+/// The statements of the migration, on rows as they were before it.
+async fn tokens_that_were_there_before_are_bound_to_their_user(ground: &Ground) {
+    let server = &ground.start().await;
+    let queue = Queue { server };
+    let ann = server.queue_user("ann").await;
+    let (_, made) = make(&queue, &ann, json!({})).await;
+    let dispatcher = queue.dispatcher().await;
+    let db = server.app.db();
+    let before = "UPDATE queue_tokens SET made_with = NULL, expires_at = NULL";
+    db.write(Unit::new().exec(before, vec![])).await.unwrap();
+    assert_eq!(queue.call(&whole(&made), "GET", "users/current", Value::Null).await.0, 401);
+    let migration = include_str!("../../../server/migrations/0020_queue_rights.sql");
+    let statements =
+        migration.split(';').filter_map(|text| text.find("UPDATE queue_tokens").map(|at| &text[at..]));
+    let statements: Vec<&'static str> = statements.collect();
+    assert_eq!(statements.len(), 2);
+    for statement in statements {
+        db.write(Unit::new().exec(statement, vec![])).await.unwrap();
+    }
+    let own = queue.ok(&whole(&made), "GET", "api_client_authorizations/current", Value::Null).await;
+    assert!(time(&own, "expires_at") > time(&made, "created_at"), "{own}");
+    let own = queue.ok(&dispatcher, "GET", "api_client_authorizations/current", Value::Null).await;
+    assert_eq!(own["expires_at"], Value::Null);
+    server.ok(&ann, "/api/users/refresh_token", json!({ "username": "ann" })).await;
+    assert_eq!(queue.call(&whole(&made), "GET", "users/current", Value::Null).await.0, 401);
+}
+
+fn container_request() -> Value {
+    json!({ "container_request": {
+        "state": "Committed", "priority": 1, "container_image": "debian:12", "command": ["true"], "output_path": "/out",
+        "mounts": { "/out": { "kind": "tmp" } }, "runtime_constraints": { "vcpus": 1, "ram": 1024 },
+    } })
+}
+
+async fn the_queue_is_for_those_who_were_granted_it(ground: &Ground) {
+    let server = ground.start().await;
+    let queue = Queue { server: &server };
+    let ann = server.user("ann").await;
+    let own = server.ok(&ann, "/api/users/get_my_user", json!({})).await;
+    assert_eq!(own["permissions"]["can_use_queue"], false, "a new user has no such right");
+    let submit = || queue.call(&ann, "POST", "container_requests", container_request());
+    let (status, why) = submit().await;
+    assert_eq!(status, 403, "{why}");
+    assert!(why.to_string().contains("windlass user grant"), "{why}");
+    let draft = json!({ "container_request": { "name": "later" } });
+    assert_eq!(queue.call(&ann, "POST", "container_requests", draft.clone()).await.0, 403);
+    assert_eq!(make(&queue, &ann, json!({})).await.0, 403);
+    // To look is everybody's right: they see what is theirs.
+    queue.ok(&ann, "GET", "container_requests", Value::Null).await;
+
+    let grant = |can: bool| json!({ "username": "ann", "global_role": "user", "can_use_queue": can });
+    server.admin("/api/users/update", grant(true)).await;
+    let (status, made) = submit().await;
+    assert_eq!(status, 200, "{made}");
+    let draft = queue.ok(&ann, "POST", "container_requests", draft).await;
+    // What says nothing of it changes nothing.
+    server.admin("/api/users/update", json!({ "username": "ann", "global_role": "user" })).await;
+    assert_eq!(submit().await.0, 200);
+
+    server.admin("/api/users/update", grant(false)).await;
+    assert_eq!(submit().await.0, 403);
+    let mut commit = container_request();
+    commit["container_request"]["name"] = "now".into();
+    let path = format!("container_requests/{}", text(&draft, "uuid"));
+    assert_eq!(queue.call(&ann, "PUT", &path, commit).await.0, 403, "committed without the right");
+    // They still take back what they asked for.
+    let path = format!("container_requests/{}", text(&made, "uuid"));
+    queue.ok(&ann, "PUT", &path, json!({ "container_request": { "priority": 0 } })).await;
+    // Nobody gives it to themselves.
+    assert_eq!(server.post(&ann, "/api/users/update", &grant(true).to_string()).await.0, 403);
+    server.stop().await;
+
+    let given = Given { queue_for_everyone: Some(true), ..ground.given() };
+    let server = TestServer::start_with(given).await;
+    let queue = Queue { server: &server };
+    let (status, made) = queue.call(&ann, "POST", "container_requests", container_request()).await;
+    assert_eq!(status, 200, "{made}");
+    server.stop().await;
+}
+
+async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(ground: &Ground) {
+    let server = &ground.start().await;
+    let queue = Queue { server };
+    let ann = server.queue_user("ann").await;
+    let (_, kept) = make(&queue, &ann, json!({})).await;
+    let other = queue.ask(&ann, json!({ "name": "other", "environment": { "KEY": "c4nary" } })).await;
+    let foreign = queue.ask(ADMIN, json!({})).await;
+    let mine = queue.ask(&ann, json!({ "name": "mine" })).await;
+    let uuid = text(&mine, "container_uuid");
+    let dispatcher = queue.dispatcher().await;
+    let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
+    let executor = text(&locked, "executor_token");
+    let auth = queue.ok(&executor, "GET", &format!("containers/{uuid}/auth"), Value::Null).await;
+    let inside = format!("{}/{uuid}", whole(&auth));
+
+    // Tokens are not theirs: neither to list, nor to make, nor to end.
+    let keep = format!("api_client_authorizations/{}", text(&kept, "uuid"));
+    for (who, token) in [("inside", &inside), ("executor", &executor), ("dispatcher", &dispatcher)] {
+        let list = queue.call(token, "GET", "api_client_authorizations", Value::Null).await;
+        assert_eq!(list.0, 403, "{who}: {}", list.1);
+        assert_eq!(queue.call(token, "DELETE", &keep, Value::Null).await.0, 403, "{who}");
+        assert_eq!(make(&queue, token, json!({})).await.0, 403, "{who}");
+        assert_eq!(queue.call(token, "GET", &keep, Value::Null).await.0, 403, "{who}");
+    }
+    queue.ok(&whole(&kept), "GET", "users/current", Value::Null).await;
+
+    // Its own work is: its record, who it works for, what it asks for and what became of that.
+    let own = queue.ok(&inside, "GET", "containers/current", Value::Null).await;
+    assert_eq!(own["uuid"], uuid.as_str());
+    queue.ok(&inside, "GET", "users/current", Value::Null).await;
+    queue.ok(&inside, "GET", "api_client_authorizations/current", Value::Null).await;
+    queue.ok(&inside, "GET", &format!("container_requests/{}", text(&mine, "uuid")), Value::Null).await;
+    let child = queue.ask(&inside, json!({ "name": "child" })).await;
+    assert_eq!(
+        (&child["requesting_container_uuid"], &child["owner_uuid"]),
+        (&json!(uuid), &mine["owner_uuid"])
+    );
+    let below = text(&child, "container_uuid");
+    queue.ok(&inside, "GET", &format!("containers/{below}"), Value::Null).await;
+    queue.ok(&inside, "GET", &format!("container_requests/{}", text(&child, "uuid")), Value::Null).await;
+    queue.ok(&inside, "GET", &format!("containers/{uuid}/secret_mounts"), Value::Null).await;
+    let rows = queue.ok(&inside, "GET", "logs?limit=1000", Value::Null).await;
+    assert!(rows.to_string().contains(&below) && rows.to_string().contains(&uuid), "{rows}");
+    let put = json!({ "container_request": { "priority": 7 } });
+    queue.ok(&inside, "PUT", &format!("container_requests/{}", text(&child, "uuid")), put.clone()).await;
+    let page = queue.ok(&inside, "GET", "containers?limit=1000", Value::Null).await;
+    assert_eq!(page["items_available"], 2, "{page}");
+
+    // The rest is not, whether its owner's or somebody else's.
+    for request in [&other, &foreign] {
+        let (request, container) = (text(request, "uuid"), text(request, "container_uuid"));
+        for (method, path) in [
+            ("GET", format!("containers/{container}")),
+            ("GET", format!("containers/{container}/output")),
+            ("POST", format!("containers/{container}/update_priority")),
+            ("GET", format!("container_requests/{request}")),
+            ("DELETE", format!("container_requests/{request}")),
+        ] {
+            assert_eq!(queue.call(&inside, method, &path, Value::Null).await.0, 404, "{method} {path}");
+        }
+        let path = format!("container_requests/{request}");
+        assert_eq!(queue.call(&inside, "PUT", &path, put.clone()).await.0, 404);
+        assert!(!rows.to_string().contains(&container), "{rows}");
+    }
+    assert!(!page.to_string().contains("c4nary"), "{page}");
+    let own = format!("container_requests/{}", text(&mine, "uuid"));
+    assert_eq!(queue.call(&inside, "PUT", &own, put).await.0, 404, "its own request is its owner's");
+    // A user who asks for somebody else's priority to be computed learns nothing of it.
+    let path = format!("containers/{}/update_priority", text(&foreign, "container_uuid"));
+    assert_eq!(queue.call(&ann, "POST", &path, Value::Null).await.0, 404);
+
+    // It asks with its owner's rights, and no longer than these last.
+    server
+        .admin(
+            "/api/users/update",
+            json!({ "username": "ann", "global_role": "user", "can_use_queue": false }),
+        )
+        .await;
+    assert_eq!(queue.call(&inside, "POST", "container_requests", container_request()).await.0, 403);
+}
+
+fn settings(ground: &Ground, paces: Paces) -> Settings {
+    let given = Given { port: Some(0), ..ground.given() };
+    Settings { pipelines: false, paces, ..Settings::new(given, None).unwrap() }
+}
+
+fn once(burst: u32) -> Pace {
+    Pace { burst, per_second: 0 }
+}
+
+#[tokio::test]
+async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
+    let ground = Ground::sqlite();
+    let server = TestServer::start_as(settings(&ground, Paces::default())).await;
+    let queue = Queue { server: &server };
+    let ann = server.queue_user("ann").await;
+    let (_, made) = make(&queue, &ann, json!({})).await;
+    let look = |token: String| {
+        let queue = &queue;
+        async move { queue.call(&token, "GET", "users/current", Value::Null).await.0 }
+    };
+    // A name belongs to one token. Under another, and under none that is known, nothing is found.
+    let own = queue.ok(ADMIN, "GET", "api_client_authorizations/current", Value::Null).await;
+    assert_eq!(look(whole(&own)).await, 200);
+    assert_eq!(look(format!("v2/x/{ADMIN}")).await, 401);
+    assert_eq!(look(format!("v2/{}/{ADMIN}", text(&made, "uuid"))).await, 401);
+    assert_eq!(look(format!("v2/{}/{}", text(&own, "uuid"), text(&made, "api_token"))).await, 401);
+    assert_eq!(look(format!("{}/wlass-dz642-000000000000000", whole(&own))).await, 401);
+    server.stop().await;
+
+    let forms: [fn(u32) -> String; 4] = [
+        |n| format!("v2/x/guess{n}"),
+        |n| format!("v2/wlass-gj3su-{n:015}/{n:050}"),
+        |n| format!("{n:050}"),
+        |n| format!("guess{n}"),
+    ];
+    for form in forms {
+        let paces = Paces { login: once(5), ..Paces::default() };
+        let server = TestServer::start_as(settings(&ground, paces)).await;
+        let queue = Queue { server: &server };
+        let mut statuses = Vec::new();
+        for n in 0..8 {
+            statuses.push(queue.call(&form(n), "GET", "users/current", Value::Null).await.0);
+        }
+        assert_eq!(statuses, [401, 401, 401, 401, 401, 429, 429, 429], "{}", form(0));
+        let (status, _) = queue.call(&format!("v2/x/{ADMIN}"), "GET", "users/current", Value::Null).await;
+        assert_eq!(status, 429, "the right one of those that can be guessed is not told from a wrong one");
+        for good in [&ann, &whole(&made)] {
+            queue.ok(good, "GET", "users/current", Value::Null).await;
+        }
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn writes_of_one_user_have_the_pace_of_submissions_and_dispatchers_go_on() {
+    let ground = Ground::sqlite();
+    let server = TestServer::start_as(settings(&ground, Paces::default())).await;
+    let ann = server.queue_user("ann").await;
+    let queue = Queue { server: &server };
+    let dispatcher = queue.dispatcher().await;
+    server.stop().await;
+    let paces = Paces { submit: once(3), ..Paces::default() };
+    let server = TestServer::start_as(settings(&ground, paces)).await;
+    let queue = Queue { server: &server };
+    let mut last = Value::Null;
+    for _ in 0..3 {
+        last = queue.ask(&ann, json!({})).await;
+    }
+    let (status, why) = queue.call(&ann, "POST", "container_requests", container_request()).await;
+    assert_eq!(status, 429, "{why}");
+    assert_eq!(make(&queue, &ann, json!({})).await.0, 429);
+    queue.ok(&ann, "GET", "container_requests", Value::Null).await;
+    // A long question comes as a POST, and is none that writes.
+    queue.ok(&ann, "POST", "container_requests?_method=GET", Value::Null).await;
+    let uuid = text(&last, "container_uuid");
+    for _ in 0..5 {
+        queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
+        queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/unlock?release=true"), Value::Null).await;
+    }
+    queue.ask(ADMIN, json!({})).await;
+    server.stop().await;
+}
+
+/// Asks for events, and answers the status and the connection.
+async fn listen(server: &TestServer, token: &str) -> (String, TcpStream) {
+    let mut stream = TcpStream::connect(&server.authority).await.unwrap();
+    let head = format!(
+        "GET /websocket HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\nConnection: Upgrade\r\n\
+         Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = [0_u8; 12];
+    stream.read_exact(&mut answer).await.unwrap();
+    (String::from_utf8_lossy(&answer[9..]).into_owned(), stream)
+}
+
+#[tokio::test]
+async fn one_user_has_so_many_event_streams_and_dispatchers_have_their_own() {
+    let ground = Ground::sqlite();
+    let server = TestServer::start_as(settings(&ground, Paces::default())).await;
+    let (ann, bea) = (server.queue_user("ann").await, server.queue_user("bea").await);
+    let queue = Queue { server: &server };
+    let mut open = Vec::new();
+    for _ in 0..64 {
+        let (status, stream) = listen(&server, &ann).await;
+        assert_eq!(status, "101");
+        open.push(stream);
+    }
+    assert_eq!(listen(&server, &ann).await.0, "429");
+    // Another token of the same user makes no difference.
+    let (_, made) = make(&queue, &ann, json!({})).await;
+    assert_eq!(listen(&server, &whole(&made)).await.0, "429");
+    for other in [bea, queue.dispatcher().await] {
+        assert_eq!(listen(&server, &other).await.0, "101");
+    }
+    // Whoever lets some go may have others.
+    drop(open);
+    windlass_testkit::wait::eventually_ok_async("a place is free again", async || {
+        match listen(&server, &ann).await.0.as_str() {
+            "101" => Ok(()),
+            other => Err(other.to_owned()),
+        }
+    })
+    .await;
+    server.stop().await;
+}

@@ -1,0 +1,163 @@
+//! Containers without an image: who may have them, and what their programs can and cannot read.
+
+use std::{path::Path, process::Command};
+
+use serde_json::{Value, json};
+use windlass_testenv::{queue::Ground, server::binary};
+
+/// A user of the queue who may do nothing else here asks for a plain process.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plain_process_is_refused_with_the_reason_unless_the_operator_allows_it() {
+    let mut ground = Ground::start("refused").await;
+    ground.allow_process = false;
+    let carol = ground.user("carol").await;
+    let token = ground.token("token").await;
+    ground.dispatch(&token, "attempts");
+    let asked = ground.request_as(&carol, &["id"], json!({ "container_count_max": 3 })).await;
+    let record = ground.ended(&asked.container).await;
+    assert_eq!(
+        (&record["state"], &record["runtime_status"]["reason"]),
+        (&json!("Cancelled"), &json!("refused")),
+        "{record}"
+    );
+    let why = record["runtime_status"]["error"].as_str().unwrap_or_default();
+    assert!(why.contains("container_image `none`") && why.contains("`--allow-process`"), "{why}");
+    assert_eq!(ground.output(&asked.container, "stdout").await, b"", "it ran");
+    let request = carol.get(&format!("container_requests/{}", asked.request)).await.unwrap();
+    assert_eq!((&request["state"], &request["container_count"]), (&json!("Final"), &json!(1)), "{request}");
+
+    // Images are not ignored without a word either.
+    let mut command = Command::new(binary("windlass").unwrap());
+    command.args(["dispatch", "local", "--runtime", "process", "--once", "--token-file"]).arg(&token);
+    let refused = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("--allow-process"), "{said}");
+}
+
+/// What a script can do, one line each: a word, and what came of it.
+fn attempts(paths: &[(&str, &Path)]) -> String {
+    let tries = paths.iter().map(|(word, path)| {
+        let path = path.display();
+        format!(
+            "if [ -n \"$(cat {path} 2>/dev/null)\" ] || [ -d {path} -a -n \"$(ls -A {path} 2>/dev/null)\" ]; \
+             then echo {word}=read; else echo {word}=no; fi\n"
+        )
+    });
+    let shown = "echo uid=$(id -u) gid=$(id -g) groups=$(id -G)\ngrep -E 'NoNewPrivs|CapBnd|CapPrm' /proc/self/status\n\
+        echo env=$(cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep -c -E 'QUEUE_SECRET|v2/wlass')\n\
+        echo files=$(ls -A .. | tr '\\n' ' ')\necho mine > $WINDLASS_ROOT/out/mine && cat $WINDLASS_ROOT/out/mine\n";
+    format!("{}{shown}", tries.collect::<String>())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plain_process_has_a_user_of_its_own_and_reads_nothing_of_others() {
+    let mut ground = Ground::start("apart").await;
+    let (bob, carol) = (ground.user("bob").await, ground.user("carol").await);
+    let token = ground.token("token").await;
+    let outputs = ground.dir.join("outputs");
+    std::fs::create_dir(&outputs).unwrap();
+    std::fs::write(outputs.join("earlier"), "of somebody else").unwrap();
+    ground.dispatch_local(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
+    let bobs = json!({
+        "environment": { "BOB_ENV": "BOBS_QUEUE_SECRET" },
+        "secret_mounts": { "/secret.txt": { "kind": "text", "content": "SECRET_MOUNT_OF_BOB" } },
+        "runtime_constraints": { "vcpus": 1, "ram": 64 << 20, "API": true },
+    });
+    let go = ground.dir.join("go");
+    let wait = format!("until [ -e {} ]; do sleep 0.05; done; id -u", go.display());
+    let bobs = ground.request_as(&bob, &["sh", "-c", &wait], bobs).await.container;
+    ground.until(&bobs, "bob's runs", |record| record["state"] == "Running").await;
+    let attempt = ground.dir.join("attempts").join(format!("{bobs}.1"));
+    assert!(attempt.join("root/secret.txt").exists());
+    // Whoever runs it has no token in its environment.
+    let kept: Value = serde_json::from_slice(&std::fs::read(attempt.join("executor.json")).unwrap()).unwrap();
+    let environ = std::fs::read(format!("/proc/{}/environ", kept["pid"])).unwrap();
+    let environ = String::from_utf8_lossy(&environ);
+    assert!(environ.contains("WINDLASS_QUEUE_URL=") && !environ.contains("v2/wlass"), "{environ}");
+
+    let script = attempts(&[
+        ("token", &token),
+        ("secret", &attempt.join("root/secret.txt")),
+        ("attempt", &attempt),
+        ("log", &attempt.join("log")),
+        ("outputs", &outputs.join("earlier")),
+        ("data", &ground.dir.join("data")),
+    ]);
+    let asked = ground.request_as(&carol, &["sh", "-c", &script], json!({})).await;
+    let record = ground.ended(&asked.container).await;
+    let said = String::from_utf8(ground.output(&asked.container, "stdout").await).unwrap();
+    let told = String::from_utf8(ground.output(&asked.container, "stderr").await).unwrap();
+    assert_eq!(
+        (&record["state"], &record["exit_code"]),
+        (&json!("Complete"), &json!(0)),
+        "{record} {said} {told}"
+    );
+    for word in ["token", "secret", "attempt", "log", "outputs", "data"] {
+        assert!(said.contains(&format!("{word}=no\n")), "{word}: {said}");
+    }
+    let field = |name: &str| {
+        said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
+    };
+    let ids: Vec<String> =
+        field("uid=").split(' ').map(|word| word.rsplit('=').next().unwrap().to_owned()).collect();
+    let uid: u32 = ids[0].parse().unwrap();
+    assert!((1_900_100_000..=1_900_165_535).contains(&uid), "{said}");
+    assert!(ids.iter().all(|id| *id == uid.to_string()), "it has groups of others: {said}");
+    assert_eq!(field("NoNewPrivs:"), "1", "{said}");
+    for set in ["CapBnd:", "CapPrm:"] {
+        assert_eq!(u64::from_str_radix(&field(set), 16).unwrap(), 0, "{said}");
+    }
+    assert_eq!(field("env="), "0", "it reads environments of others: {said}");
+    assert_eq!(field("files="), "root", "of its own attempt it sees what is its own: {said}");
+    assert!(said.ends_with("mine\n"), "{said}");
+    // What it made is nobody's but the dispatcher's afterwards.
+    let kept = record["output"].as_str().unwrap();
+    assert_eq!(std::fs::read_to_string(format!("{kept}/mine")).unwrap(), "mine\n");
+    let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(format!("{kept}/mine")).unwrap());
+    assert_eq!(owner, 0);
+
+    // A program without a word about the API has no token.
+    let bare = ground.ask(&["env"], json!({})).await;
+    ground.ended(&bare).await;
+    let said = String::from_utf8(ground.output(&bare, "stdout").await).unwrap();
+    assert!(!said.contains("ARVADOS_API_TOKEN") && !said.contains("v2/wlass"), "{said}");
+
+    std::fs::write(&go, "").unwrap();
+    ground.ended(&bobs).await;
+    let bobs = String::from_utf8(ground.output(&bobs, "stdout").await).unwrap();
+    assert_ne!(bobs.trim(), uid.to_string(), "two that ran at once had one user");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_program_links_to_is_not_taken_for_its_output() {
+    let mut ground = Ground::start("links").await;
+    let token = ground.token("token").await;
+    let outputs = ground.dir.join("outputs");
+    ground.dispatch_local(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
+    let prey = ground.dir.join("prey");
+    std::fs::create_dir(&prey).unwrap();
+    std::fs::create_dir(prey.join("out")).unwrap();
+    std::fs::write(prey.join("out/file"), "of somebody else").unwrap();
+    let more = json!({ "output_path": "/a/out", "mounts": { "/a/out": { "kind": "tmp" } } });
+    let script = format!("rm -rf a; ln -s {} a", prey.display());
+    let uuid = ground.ask(&["sh", "-c", &script], more).await;
+    let record = ground.ended(&uuid).await;
+    assert_eq!((&record["state"], &record["output"]), (&json!("Complete"), &Value::Null), "{record}");
+    let warning = record["runtime_status"]["warning"].as_str().unwrap_or_default();
+    assert!(warning.contains("is a link"), "{record}");
+    assert!(prey.join("out/file").exists(), "it was moved away");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_everybody_may_read_is_not_used() {
+    let ground = Ground::start("open").await;
+    let token = ground.token("token").await;
+    std::fs::set_permissions(&token, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let mut command = Command::new(binary("windlass").unwrap());
+    command.args(["dispatch", "local", "--once", "--server", &format!("http://{}", ground.address())]);
+    command.arg("--token-file").arg(&token).arg("--dir").arg(ground.dir.join("attempts"));
+    command.arg("--agent").arg(binary("windlass-agent").unwrap());
+    let refused = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("chmod 600"), "{said}");
+}
