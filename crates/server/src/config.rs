@@ -7,6 +7,7 @@ use std::{
 };
 
 use windlass_backend::local::Runtime;
+use windlass_dial::{AllowedAddresses, NetworkError};
 use windlass_engine::settings::{LEASE_TTL, LEASE_TTL_MIN};
 use windlass_model::{
     config::{
@@ -35,7 +36,7 @@ use crate::{
 const KNOWN: &str = "host, port, database_url, admin_token, key_file, no_local, agent, local_runtime, \
                      docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                      retry_delay, lock_timeout, \
-                     jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key";
+                     jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, allow_host_networks";
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,6 +59,8 @@ pub enum SettingsError {
     LockTimeout { text: String },
     #[error("understand TLS: a certificate and its key go together, and with a port (`--tls-port`)")]
     Tls,
+    #[error(transparent)]
+    HostNetworks(#[from] NetworkError),
     #[error(transparent)]
     LogStore(#[from] PlaceError),
     #[error("find a home: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
@@ -109,6 +112,8 @@ pub struct Given {
     pub tls_port: Option<u16>,
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
+    /// Networks in which SSH hosts may be although they are the server's own.
+    pub allow_host_networks: Option<String>,
     pub limits: limits::Given,
 }
 
@@ -175,6 +180,7 @@ impl Given {
                 }
                 "tls_cert" => given.tls_cert = Some(word.text.into()),
                 "tls_key" => given.tls_key = Some(word.text.into()),
+                "allow_host_networks" => given.allow_host_networks = Some(word.text),
                 other => match given.limits.named(other) {
                     Some(limit) => *limit = Some(word.text),
                     None => {
@@ -215,6 +221,7 @@ impl Given {
             tls_port: self.tls_port.or(other.tls_port),
             tls_cert: self.tls_cert.or(other.tls_cert),
             tls_key: self.tls_key.or(other.tls_key),
+            allow_host_networks: self.allow_host_networks.or(other.allow_host_networks),
             limits: self.limits.or(other.limits),
         }
     }
@@ -254,6 +261,8 @@ pub struct Settings {
     pub job_limits: JobLimits,
     /// A second door for those who want what is said encrypted.
     pub tls: Option<Tls>,
+    /// Which addresses SSH hosts may have.
+    pub allowed_hosts: AllowedAddresses,
     /// What users can meet, and how long things are kept.
     pub limits: Limits,
     pub paces: Paces,
@@ -322,7 +331,10 @@ impl Settings {
             }
             _ => return Err(SettingsError::Tls),
         };
+        let but = given.allow_host_networks.iter().flat_map(|list| list.split(',')).map(str::trim);
+        let but = but.filter(|text| !text.is_empty()).map(str::parse).collect::<Result<_, _>>()?;
         Ok(Self {
+            allowed_hosts: AllowedAddresses::External { but },
             job_limits: JobLimits {
                 max_launching: given.jobs_launching_max.unwrap_or(usual.max_launching).max(1),
                 max_alive: given.jobs_alive_max.unwrap_or(usual.max_alive).max(1),

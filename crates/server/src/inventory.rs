@@ -66,7 +66,8 @@ struct GpuDocument {
 }
 
 pub(crate) fn of(stock: &Stock, offers: &[Offer]) -> Result<Inventory, PassError> {
-    let mut inventory = Inventory { offers: offers.to_vec(), ..Inventory::default() };
+    let granted = offers.iter().filter(|offer| stock.granted.contains(&offer.backend));
+    let mut inventory = Inventory { offers: granted.cloned().collect(), ..Inventory::default() };
     let mut nums: BTreeMap<FleetId, BTreeSet<u32>> = BTreeMap::new();
     let mut holds: BTreeMap<InstanceId, Vec<Held>> = BTreeMap::new();
     for hold in &stock.holds {
@@ -262,7 +263,7 @@ mod tests {
             row(2, fleet::Status::Active, Some(Timestamp(1))),
             row(3, fleet::Status::Terminating, Some(Timestamp(1))),
         ];
-        let stock = Stock { fleets, instances: Vec::new(), holds: Vec::new() };
+        let stock = Stock { fleets, instances: Vec::new(), holds: Vec::new(), granted: BTreeSet::new() };
         let inventory = of(&stock, &[]).unwrap();
         let names: Vec<&str> = inventory.fleets.iter().map(|fleet| fleet.name.as_str()).collect();
         assert_eq!(names, ["fleet-1"]);

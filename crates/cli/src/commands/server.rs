@@ -133,6 +133,9 @@ pub(crate) struct Args {
     /// Its private key, as PEM
     #[arg(long, env = "WINDLASS_SERVER_TLS_KEY", global = true, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// Networks in which SSH hosts may be although they are this machine's own, link-local or the like: `127.0.0.0/8`
+    #[arg(long, env = "WINDLASS_SERVER_ALLOW_HOST_NETWORKS", global = true, value_name = "CIDR,…")]
+    pub(crate) allow_host_networks: Option<String>,
     /// How much to log
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
@@ -324,6 +327,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         tls_port: args.tls_port,
         tls_cert: args.tls_cert,
         tls_key: args.tls_key,
+        allow_host_networks: args.allow_host_networks,
         limits: args.limits.into(),
     };
     Ok(Settings::new(given, Home::path().as_deref())?)
