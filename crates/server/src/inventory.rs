@@ -239,6 +239,7 @@ mod tests {
         db::fleets::Fleet {
             id: FleetId(Uuid::from_u128(number)),
             project_id: ProjectId(Uuid::nil()),
+            user_id: None,
             name: format!("fleet-{number}"),
             spec: spec.to_owned(),
             status,
