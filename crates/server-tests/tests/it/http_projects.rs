@@ -166,6 +166,11 @@ async fn a_project_uses_only_backends_that_it_was_granted(ground: &Ground) {
         "the first project has what the server has"
     );
     let mira = server.user("mira").await;
+    server.join("main", &[("mira", "user")]).await;
+    let (status, answer) =
+        server.post(&mira, "/api/project/main/fleets/delete", r#"{"names":["local"]}"#).await;
+    let said = answer["detail"]["msg"].as_str().unwrap();
+    assert!(status == 403 && said.contains("fleet `local` was made by the server"), "{status} {said}");
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
     let spec = json!({ "configuration": { "type": "fleet", "name": "own", "backends": ["local"], "nodes": 1 },
         "profile": { "name": "default" } });

@@ -28,9 +28,11 @@ async fn a_service_is_reached_through_the_server_by_members_alone_and_streams_bo
         let got = caller.with_token(token).get("/proxy/services/main/page/").unwrap();
         assert_eq!(got.status, status, "{got:?}");
     }
-    for (path, status) in
-        [("/proxy/services/main/nobody/", 404), ("/proxy/services/other/page/", 403), ("/proxy/services/main", 404)]
-    {
+    for (path, status) in [
+        ("/proxy/services/main/nobody/", 404),
+        ("/proxy/services/other/page/", 403),
+        ("/proxy/services/main", 404),
+    ] {
         assert_eq!(caller.get(path).unwrap().status, status, "{path}");
     }
     for (token, status) in [(None, 401), (Some("wrong"), 403)] {
