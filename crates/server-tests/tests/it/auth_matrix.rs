@@ -292,28 +292,28 @@ async fn x7_who_is_taken_out_of_a_project_is_out_at_once(ground: &Ground) {
 }
 
 /// Users of one test, each with a name of their own.
-struct Crowd<'a> {
+struct TestUsers<'a> {
     server: &'a TestServer,
     made: std::cell::Cell<u32>,
 }
 
 /// Somebody with a token, or nobody.
-struct Person {
+struct TestUser {
     name: String,
     token: Option<String>,
 }
 
-impl Crowd<'_> {
+impl TestUsers<'_> {
     fn name(&self, kind: &str) -> String {
         self.made.set(self.made.get() + 1);
         format!("{kind}-{}", self.made.get())
     }
 
     /// A new user with this role in `main`.
-    async fn person(&self, role: CallerRole) -> Person {
+    async fn with_role(&self, role: CallerRole) -> TestUser {
         let word = match role {
-            CallerRole::Anonymous => return Person { name: "nobody".into(), token: None },
-            CallerRole::GlobalAdmin => return Person { name: "admin".into(), token: Some(ADMIN.into()) },
+            CallerRole::Anonymous => return TestUser { name: "nobody".into(), token: None },
+            CallerRole::GlobalAdmin => return TestUser { name: "admin".into(), token: Some(ADMIN.into()) },
             CallerRole::Outsider => None,
             CallerRole::User => Some("user"),
             CallerRole::Manager => Some("manager"),
@@ -324,11 +324,11 @@ impl Crowd<'_> {
         if let Some(word) = word {
             self.server.join("main", &[(&name, word)]).await;
         }
-        Person { name, token }
+        TestUser { name, token }
     }
 
     /// Makes what the operation is about, in the name of its creator, and asks for it.
-    async fn request(&self, operation: &str, creator: &Person) -> Asked {
+    async fn request(&self, operation: &str, creator: &TestUser) -> TestRequest {
         let server = self.server;
         let token = creator.token.as_deref().unwrap_or(ADMIN);
         let name = self.name("thing");
@@ -338,7 +338,7 @@ impl Crowd<'_> {
                 "profile": { "name": "default" } })
         };
         let main = |path: &str| format!("/api/project/main/{path}");
-        let post = |path: String, body: Value| Asked { method: "POST", path, body };
+        let post = |path: String, body: Value| TestRequest { method: "POST", path, body };
         match operation {
             "apply_run" | "stop_runs" | "delete_runs" | "connect_job" => {
                 let run = json!({ "plan": { "run_spec": task("true") } });
@@ -355,7 +355,7 @@ impl Crowd<'_> {
                         let job = run["latest_job_submission"]["id"].as_str().unwrap();
                         let query = format!("run_name={name}&job_submission_id={job}&port=8000");
                         let path = format!("{}?{query}", main("runs/connect"));
-                        Asked { method: "GET", path, body: Value::Null }
+                        TestRequest { method: "GET", path, body: Value::Null }
                     }
                 }
             }
@@ -399,13 +399,13 @@ impl Crowd<'_> {
     }
 }
 
-struct Asked {
+struct TestRequest {
     method: &'static str,
     path: String,
     body: Value,
 }
 
-impl Asked {
+impl TestRequest {
     async fn send(&self, server: &TestServer, token: Option<&str>) -> (u16, Value) {
         let mut request = Request::builder()
             .method(self.method)
@@ -428,7 +428,7 @@ impl Asked {
 /// `docs/reference/rights.md`.
 async fn objects_of_others_are_for_those_whom_the_table_names(ground: &Ground) {
     let server = TestServer::start_with(Given { no_local: Some(false), ..ground.given() }).await;
-    let crowd = Crowd { server: &server, made: std::cell::Cell::default() };
+    let users = TestUsers { server: &server, made: std::cell::Cell::default() };
     let mut tried = 0;
     for entry in operations::table().into_iter().filter(|entry| entry.access.depends_on_owner()) {
         for role in CallerRole::ALL {
@@ -440,13 +440,13 @@ async fn objects_of_others_are_for_those_whom_the_table_names(ground: &Ground) {
                 if object == Ownership::Own && (!has_own || entry.id == "add_members") {
                     continue;
                 }
-                let caller = crowd.person(role).await;
-                let other = crowd.person(CallerRole::User).await;
+                let caller = users.with_role(role).await;
+                let other = users.with_role(CallerRole::User).await;
                 let creator = if object == Ownership::Own { &caller } else { &other };
                 if entry.id == "remove_members" && creator.name == "admin" {
                     continue; // The project would be left without an admin.
                 }
-                let asked = crowd.request(entry.id, creator).await;
+                let asked = users.request(entry.id, creator).await;
                 let (status, answer) = asked.send(&server, caller.token.as_deref()).await;
                 let cell = format!("{} by {role:?}, {object:?}: {status} {answer}", entry.id);
                 tried += 1;

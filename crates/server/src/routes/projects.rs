@@ -31,11 +31,11 @@ async fn set_rights(app: App, caller: Caller, asked: MemberRightsRequest) -> Res
 }
 
 async fn grant_backend(app: App, caller: Caller, asked: GrantRequest) -> Result<Project> {
-    grants::give(&app, &caller, &asked).await
+    grants::grant_backend(&app, &caller, &asked).await
 }
 
 async fn revoke_backend(app: App, caller: Caller, asked: GrantRequest) -> Result<Project> {
-    grants::take(&app, &caller, &asked).await
+    grants::revoke_backend(&app, &caller, &asked).await
 }
 
 async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Listing> {

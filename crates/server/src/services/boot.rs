@@ -96,7 +96,7 @@ async fn give_machine(app: &App, admin: UserId) -> Result<()> {
     let because = Because { actor: actor(None), reason: "first_start".into(), message };
     let about = About { entity: Entity::Fleet, id: id.0, name: FLEET, project: Some(project.id) };
     let created = Event::created::<fleet::Fleet>(id.0, fleet::Status::Active, because);
-    let granted = grants::grant(app, project.id, local::NAME)?;
+    let granted = grants::grant_change(app, project.id, local::NAME)?;
     let unit = Unit::new().and([fleets::insert(row), granted]).and(record(db, None, &about, &created)?);
     match db.write(unit).await {
         Ok(written) => written.done().map(drop).map_err(Error::from),

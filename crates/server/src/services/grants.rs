@@ -50,16 +50,16 @@ pub(crate) async fn check<'a>(
 }
 
 /// The grants of the first project: everything that the server has when the project is made.
-pub(crate) fn first(app: &App, project: ProjectId) -> Result<Vec<Change>, DbError> {
+pub(crate) fn first_grants(app: &App, project: ProjectId) -> Result<Vec<Change>, DbError> {
     let names = app.backends().all().map(|backend| backend.name()).filter(|name| needs_grant(name));
-    names.map(|name| grant(app, project, name)).collect()
+    names.map(|name| grant_change(app, project, name)).collect()
 }
 
-pub(crate) fn grant(app: &App, project: ProjectId, backend: &str) -> Result<Change, DbError> {
+pub(crate) fn grant_change(app: &App, project: ProjectId, backend: &str) -> Result<Change, DbError> {
     Ok(backends::grant(app.db().new_id()?, project, backend))
 }
 
-pub async fn give(app: &App, caller: &Caller, asked: &GrantRequest) -> Result<wire::Project> {
+pub async fn grant_backend(app: &App, caller: &Caller, asked: &GrantRequest) -> Result<wire::Project> {
     if !needs_grant(&asked.backend) {
         return Err(Error::refused(
             "SSH hosts need no grant; hint: `windlass project members PROJECT --allow-ssh-fleets USER`",
@@ -67,12 +67,12 @@ pub async fn give(app: &App, caller: &Caller, asked: &GrantRequest) -> Result<wi
     }
     app.check_backends([asked.backend.as_str()])?;
     let project = find(app, caller.user.id, &asked.project_name).await?;
-    let change = grant(app, project.id, &asked.backend)?;
+    let change = grant_change(app, project.id, &asked.backend)?;
     let message = format!("Backend {} granted", asked.backend);
     write(app, caller, &project, change, "backend_granted", message).await
 }
 
-pub async fn take(app: &App, caller: &Caller, asked: &GrantRequest) -> Result<wire::Project> {
+pub async fn revoke_backend(app: &App, caller: &Caller, asked: &GrantRequest) -> Result<wire::Project> {
     let project = find(app, caller.user.id, &asked.project_name).await?;
     if !backends::granted(app.db(), project.id).await?.contains(&asked.backend) {
         return Err(Error::absent("Grant"));

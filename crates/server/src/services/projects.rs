@@ -163,7 +163,7 @@ pub async fn add(
 /// Adds the project that every server has. It may use the server's backends.
 pub(super) async fn add_first(app: &App, owner: UserId, name: &str) -> Result<ProjectId> {
     let id = ProjectId(app.db().new_id()?);
-    let granted = grants::first(app, id)?;
+    let granted = grants::first_grants(app, id)?;
     insert(app, owner, projects::create(id, name, owner, false, None), id, name, granted).await
 }
 
