@@ -17,7 +17,8 @@ table is written from the same code, and `every_operation_lets_in_those_it_names
 
 *Own* and *of others* tell apart who made the object: a run, a managed job, a fleet or a volume (and, for users and
 members, whether it is the caller). Managers and admins of the project and global admins may change what others made.
-A member of no project has the rights of *no member* everywhere. Public projects also let those who are no members call
+Operations for any `token` show and change what is the caller's: their own keys, lists of their projects, projects that they
+administer. A member of no project has the rights of *no member* everywhere. Public projects also let those who are no members call
 `project-public` operations, and join and leave.
 
 Beside the role, three things are given one by one:

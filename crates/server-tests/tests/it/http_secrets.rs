@@ -56,6 +56,8 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
     let creds = json!({ "repo_id": "r", "repo_info": { "repo_type": "remote", "repo_name": "r" },
         "repo_creds": { "clone_url": "https://x/r.git", "oauth_token": CANARY } });
     server.ok(&mira, "/api/project/main/repos/init", creds).await;
+    let right = json!({ "project_name": "main", "username": "mira", "can_manage_ssh_fleets": true });
+    server.admin("/api/projects/set_member_rights", right).await;
     let key = crate::http_fleets::private_key();
     let fleet = json!({ "plan": { "spec": { "profile": { "name": "default" }, "configuration": { "type": "fleet", "name": "own",
         "ssh_config": { "user": "u", "identity_file": "f", "ssh_key": { "public": "p", "private": key },
@@ -264,7 +266,7 @@ async fn a_secret_is_used_by_those_whom_it_is_for(ground: &Ground) {
     assert_eq!(server.post(ADMIN, path, &set(json!("some")).to_string()).await.0, 422);
     // A manager cannot put it into a run of somebody whom it is not for.
     let service = |env: Value| {
-        json!({ "run_name": "web", "configuration": { "type": "service", "port": 80,
+        json!({ "run_name": "web", "ssh_key_pub": "k", "configuration": { "type": "service", "port": 80,
         "commands": ["serve"], "env": env } })
     };
     let apply = "/api/project/main/runs/apply";
