@@ -46,3 +46,10 @@ pub struct Backend {
     pub name: String,
     pub config: serde_json::Value,
 }
+
+/// A backend by its own name (`local`, `slurm`), for one project.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct GrantRequest {
+    pub project_name: String,
+    pub backend: String,
+}

@@ -28,6 +28,7 @@ pub mod operations;
 pub mod projects;
 pub mod queue;
 pub mod repos;
+pub mod rights;
 pub mod runs;
 pub mod secrets;
 pub mod server;

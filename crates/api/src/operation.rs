@@ -33,6 +33,8 @@ pub enum Access {
     ProjectPublic,
     /// Any member of the project in the path.
     ProjectUser,
+    /// Any member, for what they made themselves; managers for what others made. The handler finds the creator.
+    ProjectOwnerOrManager,
     /// Managers; others may only add or remove themselves. Checked by the handler.
     ProjectSelfOrManager,
     ProjectManager,
@@ -42,13 +44,14 @@ pub enum Access {
 }
 
 impl Access {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Open,
         Self::Token,
         Self::SelfOrAdmin,
         Self::GlobalAdmin,
         Self::ProjectPublic,
         Self::ProjectUser,
+        Self::ProjectOwnerOrManager,
         Self::ProjectSelfOrManager,
         Self::ProjectManager,
         Self::ProjectAdmin,
@@ -64,6 +67,7 @@ impl Access {
             Self::GlobalAdmin => "global-admin",
             Self::ProjectPublic => "project-public",
             Self::ProjectUser => "project-user",
+            Self::ProjectOwnerOrManager => "project-owner-or-manager",
             Self::ProjectSelfOrManager => "project-self-or-manager",
             Self::ProjectManager => "project-manager",
             Self::ProjectAdmin => "project-admin",
@@ -77,11 +81,76 @@ impl Access {
             Self::Open | Self::Token | Self::SelfOrAdmin | Self::GlobalAdmin | Self::Gateway => false,
             Self::ProjectPublic
             | Self::ProjectUser
+            | Self::ProjectOwnerOrManager
             | Self::ProjectSelfOrManager
             | Self::ProjectManager
             | Self::ProjectAdmin => true,
         }
     }
+
+    /// Whether a caller with this role may apply the operation to their own object, or to one of another user. The
+    /// server's checks and `docs/reference/rights.md` both read this. A public project admits more callers to
+    /// `project-public` and `project-self-or-manager`.
+    pub fn admits(self, role: CallerRole, object: Ownership) -> bool {
+        let foreign = object == Ownership::Foreign;
+        let least = match self {
+            Self::Open => CallerRole::Anonymous,
+            Self::Token => CallerRole::Outsider,
+            Self::SelfOrAdmin => {
+                if foreign {
+                    CallerRole::GlobalAdmin
+                } else {
+                    CallerRole::Outsider
+                }
+            }
+            Self::GlobalAdmin => CallerRole::GlobalAdmin,
+            Self::ProjectPublic | Self::ProjectUser => CallerRole::User,
+            Self::ProjectOwnerOrManager | Self::ProjectSelfOrManager => {
+                if foreign {
+                    CallerRole::Manager
+                } else {
+                    CallerRole::User
+                }
+            }
+            Self::ProjectManager => CallerRole::Manager,
+            Self::ProjectAdmin => CallerRole::ProjectAdmin,
+            // Gateways have tokens of their own, and no user has one of them.
+            Self::Gateway => return false,
+        };
+        role >= least
+    }
+
+    /// Whether it makes a difference who made the object.
+    pub const fn depends_on_owner(self) -> bool {
+        matches!(self, Self::SelfOrAdmin | Self::ProjectOwnerOrManager | Self::ProjectSelfOrManager)
+    }
+}
+
+/// What a caller is, in the project that the operation is about. Each role may do what those before it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CallerRole {
+    /// Without a token.
+    Anonymous,
+    /// A user who is no member of the project.
+    Outsider,
+    User,
+    Manager,
+    ProjectAdmin,
+    GlobalAdmin,
+}
+
+impl CallerRole {
+    pub const ALL: [Self; 6] =
+        [Self::Anonymous, Self::Outsider, Self::User, Self::Manager, Self::ProjectAdmin, Self::GlobalAdmin];
+}
+
+/// Who made the object of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ownership {
+    /// The caller.
+    Own,
+    /// Another user.
+    Foreign,
 }
 
 /// How the request travels.

@@ -65,6 +65,13 @@ operations! {
     /// Changes a project's visibility and templates.
     UpdateProject = "update_project": Post Json "/api/projects/{project_name}/update" ProjectAdmin (projects::UpdateRequest) -> projects::Project;
 
+    /// Gives a member the right to manage SSH fleets in a project, or takes it away.
+    SetMemberRights = "set_member_rights": Post Json "/api/projects/set_member_rights" GlobalAdmin (projects::MemberRightsRequest) -> projects::Project;
+
+    /// Lets a project use a backend of the server.
+    GrantBackend = "grant_backend": Post Json "/api/backends/grant" GlobalAdmin (backends::GrantRequest) -> projects::Project;
+    /// No longer lets a project use a backend. Instances that it has there stay.
+    RevokeBackend = "revoke_backend": Post Json "/api/backends/revoke" GlobalAdmin (backends::GrantRequest) -> projects::Project;
     /// Kinds of backends this server can use.
     ListBackendTypes = "list_backend_types": Post Json "/api/backends/list_types" Open (server::Nothing) -> Vec<backends::BackendType>;
 
@@ -102,14 +109,14 @@ operations! {
     ReadRun = "read_run": Post Json "/api/project/{project_name}/runs/get" ProjectUser (runs::ReadRequest) -> runs::Run;
     /// What applying a configuration would do.
     PlanRun = "plan_run": Post Json "/api/project/{project_name}/runs/get_plan" ProjectUser (runs::PlanRequest) -> runs::RunPlan;
-    /// Submits a run, or updates one in place.
-    ApplyRun = "apply_run": Post Json "/api/project/{project_name}/runs/apply" ProjectUser (runs::ApplyRequest) -> runs::Run;
-    /// Asks runs to end.
-    StopRuns = "stop_runs": Post Json "/api/project/{project_name}/runs/stop" ProjectUser (runs::StopRequest) -> ();
+    /// Submits a run, or updates one in place: its creator, and managers of the project.
+    ApplyRun = "apply_run": Post Json "/api/project/{project_name}/runs/apply" ProjectOwnerOrManager (runs::ApplyRequest) -> runs::Run;
+    /// Asks runs to end: their creator, and managers of the project.
+    StopRuns = "stop_runs": Post Json "/api/project/{project_name}/runs/stop" ProjectOwnerOrManager (runs::StopRequest) -> ();
     /// Connects to a port of a job, or to its SSH server: its owner, and managers of the project.
-    ConnectJob = "connect_job": Get Stream "/api/project/{project_name}/runs/connect" ProjectUser (runs::ConnectRequest) -> ();
-    /// Hides finished runs.
-    DeleteRuns = "delete_runs": Post Json "/api/project/{project_name}/runs/delete" ProjectUser (runs::DeleteRequest) -> ();
+    ConnectJob = "connect_job": Get Stream "/api/project/{project_name}/runs/connect" ProjectOwnerOrManager (runs::ConnectRequest) -> ();
+    /// Hides finished runs: their creator, and managers of the project.
+    DeleteRuns = "delete_runs": Post Json "/api/project/{project_name}/runs/delete" ProjectOwnerOrManager (runs::DeleteRequest) -> ();
     /// What a job wrote.
     PollLogs = "poll_logs": Post Json "/api/project/{project_name}/logs/poll" ProjectUser (logs::PollRequest) -> logs::Page;
     /// What a job writes, as it comes.
@@ -130,7 +137,7 @@ operations! {
     /// One managed job, with the runs of its attempts.
     ReadManagedJob = "read_managed_job": Post Json "/api/project/{project_name}/jobs/get" ProjectUser (managed_jobs::ReadRequest) -> managed_jobs::ManagedJob;
     /// Asks managed jobs to end: their owner, and managers of the project.
-    CancelManagedJobs = "cancel_managed_jobs": Post Json "/api/project/{project_name}/jobs/cancel" ProjectUser (managed_jobs::CancelRequest) -> managed_jobs::Cancelled;
+    CancelManagedJobs = "cancel_managed_jobs": Post Json "/api/project/{project_name}/jobs/cancel" ProjectOwnerOrManager (managed_jobs::CancelRequest) -> managed_jobs::Cancelled;
 
     /// What the project's machines cost over a period, by run, user or fleet; the dearest first.
     ListCosts = "list_costs": Post Json "/api/project/{project_name}/costs/list" ProjectUser (costs::ListRequest) -> costs::Listing;
@@ -143,12 +150,12 @@ operations! {
     ReadFleet = "read_fleet": Post Json "/api/project/{project_name}/fleets/get" ProjectUser (fleets::ReadRequest) -> fleets::Fleet;
     /// What applying a fleet would do.
     PlanFleet = "plan_fleet": Post Json "/api/project/{project_name}/fleets/get_plan" ProjectUser (fleets::PlanRequest) -> fleets::FleetPlan;
-    /// Creates a fleet, or updates one in place.
-    ApplyFleet = "apply_fleet": Post Json "/api/project/{project_name}/fleets/apply" ProjectUser (fleets::ApplyRequest) -> fleets::Fleet;
-    /// Asks fleets to end.
-    DeleteFleets = "delete_fleets": Post Json "/api/project/{project_name}/fleets/delete" ProjectUser (fleets::DeleteRequest) -> ();
-    /// Asks single instances of a fleet to end.
-    DeleteFleetInstances = "delete_fleet_instances": Post Json "/api/project/{project_name}/fleets/delete_instances" ProjectUser (fleets::DeleteInstancesRequest) -> ();
+    /// Creates a fleet, or updates one in place: its creator, and managers of the project.
+    ApplyFleet = "apply_fleet": Post Json "/api/project/{project_name}/fleets/apply" ProjectOwnerOrManager (fleets::ApplyRequest) -> fleets::Fleet;
+    /// Asks fleets to end: their creator, and managers of the project.
+    DeleteFleets = "delete_fleets": Post Json "/api/project/{project_name}/fleets/delete" ProjectOwnerOrManager (fleets::DeleteRequest) -> ();
+    /// Asks single instances of a fleet to end: its creator, and managers of the project.
+    DeleteFleetInstances = "delete_fleet_instances": Post Json "/api/project/{project_name}/fleets/delete_instances" ProjectOwnerOrManager (fleets::DeleteInstancesRequest) -> ();
 
     /// Instances of the caller's projects.
     ListInstances = "list_instances": Post Json "/api/instances/list" Token (instances::ListRequest) -> Vec<instances::Instance>;
@@ -165,8 +172,8 @@ operations! {
     ReadVolume = "read_volume": Post Json "/api/project/{project_name}/volumes/get" ProjectUser (volumes::NameRequest) -> volumes::Volume;
     /// Creates a volume.
     CreateVolume = "create_volume": Post Json "/api/project/{project_name}/volumes/create" ProjectUser (volumes::CreateRequest) -> volumes::Volume;
-    /// Asks volumes to end.
-    DeleteVolumes = "delete_volumes": Post Json "/api/project/{project_name}/volumes/delete" ProjectUser (volumes::DeleteRequest) -> ();
+    /// Asks volumes to end: their creator, and managers of the project.
+    DeleteVolumes = "delete_volumes": Post Json "/api/project/{project_name}/volumes/delete" ProjectOwnerOrManager (volumes::DeleteRequest) -> ();
 
     /// Gateways of a project.
     ListGateways = "list_gateways": Post Json "/api/project/{project_name}/gateways/list" ProjectPublic (gateways::ListRequest) -> Vec<gateways::Gateway>;

@@ -43,6 +43,9 @@ pub struct Project {
     pub is_public: bool,
     #[serde(default)]
     pub templates_repo: Option<String>,
+    /// Backends of the server that fleets of the project may use, by their own names.
+    #[serde(default)]
+    pub granted_backends: Vec<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -125,6 +128,13 @@ pub struct MembersRequest {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RemoveMembersRequest {
     pub usernames: Vec<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct MemberRightsRequest {
+    pub project_name: String,
+    pub username: String,
+    pub can_manage_ssh_fleets: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

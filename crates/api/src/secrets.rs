@@ -11,6 +11,41 @@ pub struct Secret {
     /// Only in the answer to a read of that one secret.
     #[serde(default)]
     pub value: Option<String>,
+    /// Whose runs may use it.
+    #[serde(default)]
+    pub users: SecretUsers,
+}
+
+/// Whose runs may use a secret: `everyone` in the project, its `managers` (admins are managers too), or a list of user
+/// names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum SecretUsers {
+    Group(SecretGroup),
+    Named(Vec<String>),
+}
+
+impl Default for SecretUsers {
+    fn default() -> Self {
+        Self::Group(SecretGroup::Everyone)
+    }
+}
+
+impl std::fmt::Display for SecretUsers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Group(SecretGroup::Everyone) => f.write_str("everyone"),
+            Self::Group(SecretGroup::Managers) => f.write_str("managers"),
+            Self::Named(names) => f.write_str(&names.join(", ")),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SecretGroup {
+    Everyone,
+    Managers,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -22,6 +57,9 @@ pub struct NameRequest {
 pub struct SetRequest {
     pub name: String,
     pub value: String,
+    /// Whose runs may use it. Absent: as it was, and `everyone` for a new secret.
+    #[serde(default)]
+    pub users: Option<SecretUsers>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

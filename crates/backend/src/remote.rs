@@ -30,6 +30,8 @@ pub use self::{
 };
 use crate::{Answer, Backend, BackendError, Deleted, Found, Machine, Order, Want};
 
+/// The word that configurations use.
+pub const NAME: &str = "remote";
 /// So many hosts get the agent's binary at the same time.
 const UPLOADS_MAX: usize = 8;
 /// Server and agent are of one version: they are built together.
@@ -177,7 +179,7 @@ impl std::fmt::Debug for Remote {
 
 impl Backend for Remote {
     fn name(&self) -> &'static str {
-        "remote"
+        NAME
     }
 
     /// Hosts are given, not offered.

@@ -126,6 +126,12 @@ impl Problem {
                     .why("the server does not know this token")
                     .hint("`windlass login --url URL --token TOKEN` with a token of that server")
             }
+            CallError::Denied { status: 403, msg } if msg != "Access denied" => {
+                // The server says which right is missing, and who has it.
+                let (why, hint) = msg.split_once("; hint: ").unwrap_or((msg, ""));
+                let problem = Self::new("do this").code(Code::NotAllowed).why(why);
+                if hint.is_empty() { problem } else { problem.hint(hint) }
+            }
             CallError::Denied { status: 403, .. } => Self::new("do this")
                 .code(Code::NotAllowed)
                 .why("the server does not allow it to this user in this project")

@@ -2,12 +2,14 @@
 //!
 //! All of it works in a static binary, which cannot load the C library's name service.
 
+mod allowed;
 mod names;
 mod peer;
 mod place;
 mod trust;
 
+pub use allowed::{AddressError, AllowedAddresses, Network, NetworkError};
 pub use names::{LookupError, lookup};
-pub use peer::{DialError, Io, Peer, Stream, connect};
+pub use peer::{DialError, Io, Peer, Stream, connect, connect_first};
 pub use place::{Place, PlaceError};
 pub use trust::{Trust, TrustError};

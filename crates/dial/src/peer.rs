@@ -1,6 +1,10 @@
 //! One server, and how to reach it.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use rustls::pki_types::ServerName;
 use tokio::{
@@ -54,11 +58,21 @@ impl From<DialError> for io::Error {
 /// A connection to the first address of a name that takes one, all tried within `limit`.
 pub async fn connect(host: &str, port: u16, limit: Duration) -> Result<TcpStream, DialError> {
     let found = lookup(host).await?;
+    connect_first(host, &found, port, limit).await
+}
+
+/// A connection to the first of these addresses of a name that takes one, all tried within `limit`.
+pub async fn connect_first(
+    host: &str,
+    found: &[IpAddr],
+    port: u16,
+    limit: Duration,
+) -> Result<TcpStream, DialError> {
     // A silent first address must leave time for the next.
     let each = limit / u32::try_from(found.len()).unwrap_or(1).max(1);
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in found {
-        match timeout(each, TcpStream::connect(SocketAddr::new(address, port))).await {
+        match timeout(each, TcpStream::connect(SocketAddr::new(*address, port))).await {
             Ok(Ok(stream)) => {
                 // A socket that refuses this is about to fail anyway.
                 let _ = stream.set_nodelay(true);

@@ -121,14 +121,19 @@ impl Proxy {
         let Some((key, rest)) = split(&path, base) else {
             return Say::new(StatusCode::NOT_FOUND, "no service is named in this path").into_response();
         };
-        let Some(live) = self.routes.service(key) else {
-            return Say::new(StatusCode::NOT_FOUND, "there is no such service").into_response();
-        };
         let mount = path.get(..path.len() - rest.len()).unwrap_or_default();
         if rest.is_empty() {
             // Relative links of the page would lead out of the service.
             return redirect(&format!("{mount}/{}", query(&errand.parts)));
         }
+        let Some(live) = self.routes.service(key) else {
+            // Whoever may not ask for a service of the project is told the same as of one that is there.
+            let project = key.split('/').next().unwrap_or_default();
+            return match self.check_token(project, &mut errand).await {
+                Ok(()) => Say::new(StatusCode::NOT_FOUND, "there is no such service").into_response(),
+                Err(say) => say.into_response(),
+            };
+        };
         if live.service.strip_prefix {
             errand.mount = mount;
         }
@@ -208,7 +213,7 @@ impl Proxy {
             return Err(Say::later(StatusCode::TOO_MANY_REQUESTS, text, wait));
         }
         if service.auth && !errand.vouched {
-            self.check_token(live, errand).await?;
+            self.check_token(&service.project, errand).await?;
         }
         let length = content_length(&errand.parts.headers).ok().flatten().or_else(|| body.length());
         if let (Some(max), Some(length)) = (service.body_max, length)
@@ -221,12 +226,12 @@ impl Proxy {
         Ok(None)
     }
 
-    async fn check_token(&self, live: &Live, errand: &mut Errand<'_>) -> Result<(), Say> {
+    async fn check_token(&self, project: &str, errand: &mut Errand<'_>) -> Result<(), Say> {
         let Some((token, field)) = auth::token(&errand.parts.headers) else {
             let text = "this service needs a token of a project member, as `Authorization: Bearer TOKEN`";
             return Err(Say::new(StatusCode::UNAUTHORIZED, text));
         };
-        match self.gatekeeper.check(token, &live.service.project, errand.origin.peer.ip()).await {
+        match self.gatekeeper.check(token, project, errand.origin.peer.ip()).await {
             Verdict::Allow { identity } => {
                 errand.ours = field;
                 errand.identity = identity;

@@ -20,7 +20,11 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 use tokio::time::Instant;
 use uuid::Uuid;
-use windlass_api::{Access, projects::ProjectRole};
+use windlass_api::{
+    Access, Operation,
+    operation::{CallerRole, Ownership},
+    projects::ProjectRole,
+};
 use windlass_model::id::{GatewayId, UserId};
 
 use crate::{
@@ -90,17 +94,9 @@ pub struct Caller {
 impl Caller {
     /// The levels that need no project. Where the body decides, its handler goes on to ask.
     pub fn must(&self, access: Access) -> Result<()> {
-        match access {
-            Access::Open | Access::Token | Access::SelfOrAdmin => Ok(()),
-            Access::GlobalAdmin if self.user.admin => Ok(()),
-            Access::GlobalAdmin
-            | Access::ProjectPublic
-            | Access::ProjectUser
-            | Access::ProjectSelfOrManager
-            | Access::ProjectManager
-            | Access::ProjectAdmin
-            | Access::Gateway => Err(Error::denied()),
-        }
+        let role = if self.user.admin { CallerRole::GlobalAdmin } else { CallerRole::Outsider };
+        let passes = !access.in_project() && access.admits(role, Ownership::Own);
+        if passes { Ok(()) } else { Err(Error::denied()) }
     }
 
     /// The user of this name themself, or a global admin.
@@ -135,20 +131,39 @@ impl Scope {
         }
     }
 
+    /// The role as the operation table has it.
+    pub fn caller_role(&self) -> CallerRole {
+        match self.role() {
+            _ if self.caller.user.admin => CallerRole::GlobalAdmin,
+            Some(ProjectRole::Admin) => CallerRole::ProjectAdmin,
+            Some(ProjectRole::Manager) => CallerRole::Manager,
+            Some(ProjectRole::User) => CallerRole::User,
+            None => CallerRole::Outsider,
+        }
+    }
+
+    /// Whether the caller may call an operation with this access at all. Where the owner of the object matters, the
+    /// handler goes on with [`Self::must_own`].
     pub fn must(&self, access: Access) -> Result<()> {
-        let role = self.role();
-        let passes = match access {
-            Access::Open | Access::Token | Access::SelfOrAdmin | Access::GlobalAdmin | Access::Gateway => {
-                false
-            }
-            Access::ProjectPublic => role.is_some() || self.project.is_public,
-            // Joining and leaving are for people who are no managers: the handler reads the body.
-            Access::ProjectSelfOrManager => role.is_some() || self.project.is_public,
-            Access::ProjectUser => role.is_some(),
-            Access::ProjectManager => role >= Some(ProjectRole::Manager),
-            Access::ProjectAdmin => role >= Some(ProjectRole::Admin),
-        };
+        // Public projects are seen by everybody, and joined and left by those who are no managers.
+        let is_open = matches!(access, Access::ProjectPublic | Access::ProjectSelfOrManager);
+        let passes = access.in_project()
+            && (access.admits(self.caller_role(), Ownership::Own) || (is_open && self.project.is_public));
         if passes { Ok(()) } else { Err(Error::denied()) }
+    }
+
+    /// Refuses an operation on an object of another user, unless its access admits the caller to those too.
+    /// `what` names the object; `None` is an object that the server made.
+    pub fn must_own<O: Operation>(&self, owner: Option<UserId>, what: &str) -> Result<()> {
+        let is_own = owner == Some(self.caller.user.id);
+        let object = if is_own { Ownership::Own } else { Ownership::Foreign };
+        if O::ACCESS.admits(self.caller_role(), object) {
+            return Ok(());
+        }
+        let whose = if owner.is_some() { "belongs to another user" } else { "was made by the server" };
+        Err(Error::denied_as(format!(
+            "{what} {whose}; its creator, managers and admins of the project and global admins may do this"
+        )))
     }
 
     pub fn may_manage_ssh_fleets(&self) -> bool {
@@ -162,7 +177,7 @@ impl Scope {
 
 /// Reads `Bearer TOKEN` and finds its user.
 pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
-    let denied = Error::Denied { msg: "Invalid token" };
+    let denied = Error::Denied { msg: "Invalid token".into() };
     let Some(text) = authorization.and_then(bearer) else { return Err(denied) };
     let cache = app.access();
     let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
@@ -188,7 +203,7 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
 
 /// Reads `Bearer TOKEN` and finds the gateway whose processes show it.
 pub async fn gateway(app: &App, authorization: Option<&str>) -> Result<GatewayId> {
-    let denied = || Error::Denied { msg: "Invalid token" };
+    let denied = || Error::Denied { msg: "Invalid token".into() };
     let text = authorization.and_then(bearer).ok_or_else(denied)?;
     let hash = Token::chosen(text).hash();
     let found = gateways::find_by_token(app.db(), &hash).await?;

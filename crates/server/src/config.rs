@@ -8,6 +8,7 @@ use std::{
 
 use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::local::Runtime;
+use windlass_dial::{AllowedAddresses, NetworkError};
 use windlass_engine::settings::{LEASE_TTL, LEASE_TTL_MIN};
 use windlass_model::{
     config::{
@@ -37,7 +38,7 @@ const KNOWN: &str = "host, port, database_url, admin_token, key_file, no_local, 
                      local_processes, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                      retry_delay, lock_timeout, \
                      jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, queue_for_everyone, \
-                     queue_token_life";
+                     queue_token_life, allow_host_networks";
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -64,6 +65,8 @@ pub enum SettingsError {
     LockTimeout { text: String },
     #[error("understand TLS: a certificate and its key go together, and with a port (`--tls-port`)")]
     Tls,
+    #[error(transparent)]
+    HostNetworks(#[from] NetworkError),
     #[error(transparent)]
     LogStore(#[from] PlaceError),
     #[error("find a home: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
@@ -121,6 +124,8 @@ pub struct Given {
     pub queue_for_everyone: Option<bool>,
     /// How long tokens of the queue's API live that users make: `14d`, or `off`.
     pub queue_token_life: Option<String>,
+    /// Networks in which SSH hosts may be although they are the server's own.
+    pub allow_host_networks: Option<String>,
     pub limits: limits::Given,
 }
 
@@ -193,6 +198,7 @@ impl Given {
                     given.queue_for_everyone = Some(word.text.parse().map_err(wrong)?);
                 }
                 "queue_token_life" => given.queue_token_life = Some(word.text),
+                "allow_host_networks" => given.allow_host_networks = Some(word.text),
                 other => match given.limits.named(other) {
                     Some(limit) => *limit = Some(word.text),
                     None => {
@@ -236,6 +242,7 @@ impl Given {
             tls_key: self.tls_key.or(other.tls_key),
             queue_for_everyone: self.queue_for_everyone.or(other.queue_for_everyone),
             queue_token_life: self.queue_token_life.or(other.queue_token_life),
+            allow_host_networks: self.allow_host_networks.or(other.allow_host_networks),
             limits: self.limits.or(other.limits),
         }
     }
@@ -281,6 +288,8 @@ pub struct Settings {
     pub queue_for_everyone: bool,
     /// How long tokens of the queue's API live that users make; `None` is as long as the token they were made with.
     pub queue_token_life: Option<Span>,
+    /// Which addresses SSH hosts may have.
+    pub allowed_hosts: AllowedAddresses,
     /// What users can meet, and how long things are kept.
     pub limits: Limits,
     pub paces: Paces,
@@ -355,7 +364,10 @@ impl Settings {
             }
             _ => return Err(SettingsError::Tls),
         };
+        let but = given.allow_host_networks.iter().flat_map(|list| list.split(',')).map(str::trim);
+        let but = but.filter(|text| !text.is_empty()).map(str::parse).collect::<Result<_, _>>()?;
         Ok(Self {
+            allowed_hosts: AllowedAddresses::External { but },
             job_limits: JobLimits {
                 max_launching: given.jobs_launching_max.unwrap_or(usual.max_launching).max(1),
                 max_alive: given.jobs_alive_max.unwrap_or(usual.max_alive).max(1),

@@ -1,5 +1,7 @@
 //! What a service can answer instead of a result. `http` turns it into a status and a body.
 
+use std::borrow::Cow;
+
 use windlass_api::error::{Code, Violation};
 
 use crate::{
@@ -22,7 +24,7 @@ pub enum Error {
     Unauthenticated,
     /// No valid token, or not the role it takes: 403.
     #[error("{msg}")]
-    Denied { msg: &'static str },
+    Denied { msg: Cow<'static, str> },
     /// No such URL, or no such project in it: 404.
     #[error("{msg}")]
     Unknown { msg: &'static str },
@@ -74,7 +76,12 @@ impl Error {
     }
 
     pub fn denied() -> Self {
-        Self::Denied { msg: "Access denied" }
+        Self::Denied { msg: "Access denied".into() }
+    }
+
+    /// Refused for want of a right, in words that say who has it.
+    pub fn denied_as(msg: String) -> Self {
+        Self::Denied { msg: msg.into() }
     }
 
     /// One field of the body that its schema forbids.

@@ -222,17 +222,20 @@ impl Routes {
         })
     }
 
-    /// As `project`, and the connection becomes a stream to what the handler opened.
+    /// As `project`, and the connection becomes a stream to what the handler opened. `check` says, again and again
+    /// while it lasts, whether the caller still may: of the object as well as of the project.
     #[must_use]
-    pub fn project_stream<O, F, R>(self, handler: F) -> Self
+    pub fn project_stream<O, F, R, C, S>(self, handler: F, check: C) -> Self
     where
-        O: Operation,
+        O: Operation<Request: Clone + Sync>,
         F: Fn(App, Scope, O::Request) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Result<Port>> + Send,
+        C: Fn(App, Scope, O::Request) -> S + Clone + Send + Sync + 'static,
+        S: Future<Output = Result<()>> + Send,
     {
         const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Stream)) }
         self.mount_raw::<O, _, _>(move |app, mut arrived| {
-            let handler = handler.clone();
+            let (handler, check) = (handler.clone(), check.clone());
             async move {
                 let authorization = arrived.authorization().map(str::to_owned);
                 let path = arrived.path.clone();
@@ -241,11 +244,15 @@ impl Routes {
                 let caller = stream::wanted(&mut arrived.request)?;
                 let request = arrived.read::<O>(&app).await?;
                 let place = stream::place()?;
-                let port = handler(app.clone(), within, request).await?;
+                let port = handler(app.clone(), within, request.clone()).await?;
                 let watched = app.clone();
                 let allowed = move || {
                     let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
-                    async move { scope::<O>(&app, authorization.as_deref(), &path).await.map(drop) }
+                    let (check, request) = (check.clone(), request.clone());
+                    async move {
+                        let scope = scope::<O>(&app, authorization.as_deref(), &path).await?;
+                        check(app, scope, request).await
+                    }
                 };
                 Ok(stream::answer(app, caller, port, place, allowed))
             }

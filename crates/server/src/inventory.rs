@@ -89,7 +89,8 @@ struct GpuDocument {
 }
 
 pub(crate) fn of(stock: &Stock, offers: &[Offer], allowed: Allowed) -> Result<Inventory, PassError> {
-    let offers = offers.iter().map(|offer| allowed.on(offer.clone())).collect();
+    let granted = offers.iter().filter(|offer| stock.granted.contains(&offer.backend));
+    let offers = granted.map(|offer| allowed.on(offer.clone())).collect();
     let mut inventory = Inventory { offers, ..Inventory::default() };
     let mut nums: BTreeMap<FleetId, BTreeSet<u32>> = BTreeMap::new();
     let mut holds: BTreeMap<InstanceId, Vec<Held>> = BTreeMap::new();
@@ -266,6 +267,7 @@ mod tests {
         db::fleets::Fleet {
             id: FleetId(Uuid::from_u128(number)),
             project_id: ProjectId(Uuid::nil()),
+            user_id: None,
             name: format!("fleet-{number}"),
             spec: spec.to_owned(),
             status,
@@ -290,7 +292,7 @@ mod tests {
             row(2, fleet::Status::Active, Some(Timestamp(1))),
             row(3, fleet::Status::Terminating, Some(Timestamp(1))),
         ];
-        let stock = Stock { fleets, instances: Vec::new(), holds: Vec::new() };
+        let stock = Stock { fleets, instances: Vec::new(), holds: Vec::new(), granted: BTreeSet::new() };
         let inventory = of(&stock, &[], Allowed::Confined).unwrap();
         let names: Vec<&str> = inventory.fleets.iter().map(|fleet| fleet.name.as_str()).collect();
         assert_eq!(names, ["fleet-1"]);

@@ -24,7 +24,8 @@ pub struct Machines {
 impl Machines {
     /// Starts nothing.
     pub fn new(settings: &Settings) -> Result<Self, StartError> {
-        let hosts = Arc::new(Hosts::new(Backoff::STANDARD));
+        let hosts = Hosts::new(Backoff::STANDARD).only(settings.allowed_hosts.clone());
+        let hosts = Arc::new(hosts);
         let binaries = match Program::find(settings.agent_binary.as_deref()) {
             Ok(program) => Binaries::beside(program.path()),
             Err(error) => {

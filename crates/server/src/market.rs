@@ -1,6 +1,6 @@
 //! What backends would create now: asked rarely, remembered shortly.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -39,6 +39,13 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// What of it a project may use.
+    #[must_use]
+    pub fn granted(&self, backends: &BTreeSet<String>) -> Self {
+        let offers = self.offers.iter().filter(|offer| backends.contains(&offer.backend));
+        Self { offers: offers.cloned().collect(), silent: self.silent.clone() }
+    }
+
     /// What a fleet may make for itself, cheapest first, split as it says.
     pub fn for_fleet(&self, shape: &FleetShape) -> Vec<Offer> {
         let limits = shape.own_limits();

@@ -80,6 +80,7 @@ pub(crate) async fn enter(db: &Db, keys: &Keyring, home: &Path, count: usize, bl
     let mut unit = Unit::new().and([fleets::insert(fleets::NewFleet {
         id: fleet,
         project_id: project,
+        user_id: None,
         name: "hollow".into(),
         spec: spec.to_string(),
         spec_sealed: None,

@@ -64,6 +64,8 @@ impl Server {
             None => Command::new(options.binary),
         };
         command.args(["server", "--port", "0", "--data-dir"]).arg(options.data);
+        // Hosts of tests are on this machine.
+        command.env("WINDLASS_SERVER_ALLOW_HOST_NETWORKS", "127.0.0.0/8,::1");
         command.args(["--admin-token", TOKEN]).stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(match options.log {
             Some(path) => std::fs::File::options().create(true).append(true).open(path)?.into(),

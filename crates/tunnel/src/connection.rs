@@ -14,7 +14,7 @@ use tokio::{
     sync::Semaphore,
     time::timeout,
 };
-use windlass_dial::DialError;
+use windlass_dial::{AddressError, AllowedAddresses, DialError, connect_first};
 
 use crate::{HostKey, Pin, Stream, Target, TunnelError};
 
@@ -49,11 +49,20 @@ pub struct Learned {
 impl Connection {
     /// Connects and logs in, through other hosts where the target says so. First-seen host keys are returned.
     pub async fn open(target: &Target, cap: usize) -> Result<(Self, Vec<Learned>), TunnelError> {
+        Self::open_allowed(target, cap, &AllowedAddresses::Any).await
+    }
+
+    /// The same, if the address of the first host on the way is allowed.
+    pub(crate) async fn open_allowed(
+        target: &Target,
+        cap: usize,
+        allowed: &AllowedAddresses,
+    ) -> Result<(Self, Vec<Learned>), TunnelError> {
         let Some(via) = &target.via else {
-            let tcp = connect(target).await?;
+            let tcp = connect(target, allowed).await?;
             return Self::over(tcp, None, target, cap).await;
         };
-        let (below, mut learned) = Box::pin(Self::open(via, cap)).await?;
+        let (below, mut learned) = Box::pin(Self::open_allowed(via, cap, allowed)).await?;
         let (connection, more) = Self::open_through(Arc::new(below), target, cap).await?;
         learned.extend(more);
         Ok((connection, learned))
@@ -165,9 +174,13 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-async fn connect(target: &Target) -> Result<TcpStream, TunnelError> {
+async fn connect(target: &Target, allowed: &AllowedAddresses) -> Result<TcpStream, TunnelError> {
     let failed = |source| TunnelError::Connect { host: target.name(), source: Arc::new(source) };
-    let connected = windlass_dial::connect(&target.host, target.port, CONNECT_WITHIN).await;
+    let found = allowed.lookup(&target.host).await.map_err(|error| match error {
+        AddressError::Lookup(error) => TunnelError::Lookup { host: target.name(), said: error.why },
+        AddressError::NotAllowed { .. } => TunnelError::NotAllowed { host: target.name() },
+    })?;
+    let connected = connect_first(&target.host, &found, target.port, CONNECT_WITHIN).await;
     connected.map_err(|error| match error {
         DialError::Lookup(error) => TunnelError::Lookup { host: target.name(), said: error.why },
         DialError::Connect { source, .. } | DialError::Tls { source, .. } => failed(source),

@@ -8,6 +8,9 @@ use crate::HostKey;
 pub enum TunnelError {
     #[error("look up the address of {host}: {said}")]
     Lookup { host: String, said: String },
+    /// The server may not dial it: it is an address of the server's own machine, or one that only that machine has.
+    #[error("{host} cannot be reached: its address is not allowed for hosts")]
+    NotAllowed { host: String },
     #[error("connect to {host}")]
     Connect {
         host: String,
@@ -41,7 +44,7 @@ impl TunnelError {
     /// Trying again will not help before a person changed something.
     pub fn is_final(&self) -> bool {
         match self {
-            Self::HostKeyChanged { .. } | Self::Denied { .. } => true,
+            Self::HostKeyChanged { .. } | Self::Denied { .. } | Self::NotAllowed { .. } => true,
             Self::Waiting { last, .. } => last.is_final(),
             Self::Lookup { .. }
             | Self::Connect { .. }
@@ -68,6 +71,7 @@ impl TunnelError {
     pub fn host(&self) -> &str {
         match self {
             Self::Lookup { host, .. }
+            | Self::NotAllowed { host }
             | Self::Connect { host, .. }
             | Self::Timeout { host, .. }
             | Self::HostKeyChanged { host, .. }

@@ -4,6 +4,7 @@ use std::{collections::HashMap, hash::Hash, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use windlass_dial::AllowedAddresses;
 
 use crate::{Connection, Learned, Target, TunnelError};
 
@@ -39,6 +40,7 @@ pub struct Hosts<K> {
     slots: Mutex<HashMap<K, Arc<Slot>>>,
     gates: Mutex<HashMap<String, Arc<Line>>>,
     backoff: Backoff,
+    allowed: AllowedAddresses,
 }
 
 #[derive(Default)]
@@ -64,7 +66,18 @@ struct State {
 
 impl<K: Eq + Hash + Clone> Hosts<K> {
     pub fn new(backoff: Backoff) -> Self {
-        Self { slots: Mutex::default(), gates: Mutex::default(), backoff }
+        Self {
+            slots: Mutex::default(),
+            gates: Mutex::default(),
+            backoff,
+            allowed: AllowedAddresses::default(),
+        }
+    }
+
+    /// Dials these addresses only. What is behind a jump host is dialled by that one, and is not meant.
+    #[must_use]
+    pub fn only(self, allowed: AllowedAddresses) -> Self {
+        Self { allowed, ..self }
     }
 
     /// The connection for control, made if need be.
@@ -163,7 +176,9 @@ impl<K: Eq + Hash + Clone> Hosts<K> {
     }
 
     async fn open(&self, target: &Target, cap: usize) -> Result<(Connection, Vec<Learned>), TunnelError> {
-        let Some(via) = &target.via else { return Connection::open(target, cap).await };
+        let Some(via) = &target.via else {
+            return Connection::open_allowed(target, cap, &self.allowed).await;
+        };
         let gate = self.gate(via, cap);
         let (below, mut learned) = Box::pin(self.line(&gate, via, cap)).await?;
         let (connection, more) = Connection::open_through(below, target, cap).await?;

@@ -15,6 +15,7 @@ pub(super) fn failure(error: &TunnelError, target: &Target) -> BackendError {
         let said = match error {
             TunnelError::Waiting { wait, .. } => format!("{said}. The next try is in {} s", wait.as_secs()),
             TunnelError::Lookup { .. }
+            | TunnelError::NotAllowed { .. }
             | TunnelError::Connect { .. }
             | TunnelError::Timeout { .. }
             | TunnelError::HostKeyChanged { .. }
@@ -36,6 +37,13 @@ pub(super) fn failure(error: &TunnelError, target: &Target) -> BackendError {
             said: format!(
                 "{who} accepts none of the {offered} keys for user `{user}`. Is the user right, and is the public key \
                  in ~{user}/.ssh/authorized_keys there?"
+            ),
+        },
+        TunnelError::NotAllowed { .. } => BackendError::Refused {
+            what: "connect",
+            said: format!(
+                "{who} cannot be reached: its address is not allowed for hosts. The operator of the server allows \
+                 networks with `--allow-host-networks`"
             ),
         },
         TunnelError::Lookup { said, .. } => {
@@ -130,6 +138,11 @@ mod tests {
         check(TunnelError::Waiting { last: Arc::new(denied), wait }, true, &["none of the 2 keys"]);
         let refused = Arc::new(connect(ours(), ErrorKind::ConnectionRefused));
         check(TunnelError::Waiting { last: refused, wait }, false, &["The next try is in 9 s", "SSH server"]);
+        check(
+            TunnelError::NotAllowed { host: ours() },
+            true,
+            &["cannot be reached", "--allow-host-networks"],
+        );
         check(TunnelError::Lookup { host: ours(), said: "no such name".into() }, false, &["spelled right?"]);
         let key = |text: &str| Box::new(HostKey::parse(text).unwrap());
         let old = key("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDCzPmT7HUvaLWl2sUvZ8vgXEpBh1mBwyHZ/b0DfKpcM");

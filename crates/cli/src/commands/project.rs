@@ -1,14 +1,17 @@
 //! `windlass project`: projects of the server, who is in them, and which one commands work in.
 
 use windlass_api::{
+    backends::GrantRequest,
     operations::{
-        AddMembers, CreateProject, DeleteProjects, ListProjects, ReadProject, RemoveMembers, SetMembers,
+        AddMembers, CreateProject, DeleteProjects, GrantBackend, ListProjects, ReadProject, RemoveMembers,
+        RevokeBackend, SetMemberRights, SetMembers,
     },
     projects::{
-        CreateRequest, DeleteRequest, ListRequest, Listing, Member, MemberSetting, MembersRequest, Project,
-        ProjectRole, RemoveMembersRequest,
+        CreateRequest, DeleteRequest, ListRequest, Listing, Member, MemberRightsRequest, MemberSetting,
+        MembersRequest, Project, ProjectRole, RemoveMembersRequest,
     },
     server::Nothing,
+    users::GlobalRole,
 };
 
 use crate::{
@@ -33,6 +36,8 @@ Examples:
   windlass project set-default lab                    what commands work in without `--project`
   windlass project members lab                        who is in it
   windlass project members lab --set ada=manager --remove bob
+  windlass project members lab --allow-ssh-fleets ada for global admins
+  windlass project grant-backend lab local            for global admins: the server's machine serves it, too
   windlass project delete -y lab";
 
 #[derive(Debug, clap::Args)]
@@ -89,6 +94,32 @@ pub(crate) enum Action {
         /// Take this user out; may be repeated
         #[arg(long, value_name = "USER")]
         remove: Vec<String>,
+        /// Let this member manage SSH fleets, as global admins do; may be repeated
+        #[arg(long, value_name = "USER")]
+        allow_ssh_fleets: Vec<String>,
+        /// No longer let this member manage SSH fleets; may be repeated
+        #[arg(long, value_name = "USER")]
+        deny_ssh_fleets: Vec<String>,
+    },
+    /// Let a project use a backend of the server
+    #[command(after_help = "Examples:\n  windlass project grant-backend lab local")]
+    GrantBackend {
+        /// The project
+        #[arg(value_name = "PROJECT")]
+        name: String,
+        /// The backend: `local` is the server's own machine, `slurm` the clusters of its dispatchers
+        #[arg(value_name = "BACKEND")]
+        backend: String,
+    },
+    /// No longer let a project use a backend; instances that it has there stay
+    #[command(after_help = "Examples:\n  windlass project revoke-backend lab local")]
+    RevokeBackend {
+        /// The project
+        #[arg(value_name = "PROJECT")]
+        name: String,
+        /// The backend
+        #[arg(value_name = "BACKEND")]
+        backend: String,
     },
     /// Delete projects
     #[command(after_help = "Examples:\n  windlass project delete -y lab")]
@@ -145,9 +176,35 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::one(format, &project, name, |_| output::say(&said))?;
             Ok(Exit::Done)
         }
-        Some(Action::Members { name, set, remove }) => {
+        Some(Action::GrantBackend { name, backend }) => {
+            let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
+            let project = cx.call::<GrantBackend>(&request).await?;
+            let said = format!("Fleets of `{name}` may use `{backend}` from now on.");
+            output::one(format, &project, name, |_| output::say(&said))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::RevokeBackend { name, backend }) => {
+            let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
+            let project = cx.call::<RevokeBackend>(&request).await?;
+            let said = format!("Fleets of `{name}` may no longer use `{backend}`. Instances there stay.");
+            output::one(format, &project, name, |_| output::say(&said))?;
+            Ok(Exit::Done)
+        }
+        Some(Action::Members { name, set, remove, allow_ssh_fleets, deny_ssh_fleets }) => {
             let name = name.as_deref().unwrap_or(&cx.project);
-            let project = change(cx, name, set, remove).await?;
+            let mut project = change(cx, name, set, remove).await?;
+            let given = allow_ssh_fleets.iter().map(|user| (user, true));
+            for (user, can) in given.chain(deny_ssh_fleets.iter().map(|user| (user, false))) {
+                project = cx
+                    .call::<SetMemberRights>(&MemberRightsRequest {
+                        project_name: name.to_owned(),
+                        username: user.clone(),
+                        can_manage_ssh_fleets: can,
+                    })
+                    .await?;
+                let may = if can { "may manage SSH fleets" } else { "may no longer manage SSH fleets" };
+                output::say(&format!("`{user}` {may} in `{name}`."));
+            }
             let who = |member: &Member| member.user.username.clone();
             let members = &project.members;
             List { project: Some(name), kind: "members", name: who, none: "No members." }.print(
@@ -230,6 +287,7 @@ fn facts(project: &Project) -> Facts {
     let members: Vec<String> =
         members.map(|member| format!("{} ({})", member.user.username, role(member.project_role))).collect();
     facts.add("Members", members.join("\n"));
+    facts.add("Backends", project.granted_backends.join(", "));
     facts.add("Created", project.created_at.map(|time| time.to_string()).unwrap_or_default());
     facts.add("Id", project.project_id.to_string());
     facts
@@ -262,13 +320,18 @@ fn table(projects: &[Project], default: &str, wide: bool) -> Table {
 }
 
 fn members_table(members: &[Member], wide: bool) -> Table {
-    let mut table =
-        Table::new(if wide { vec!["USER", "ROLE", "EMAIL", "SECRETS"] } else { vec!["USER", "ROLE"] });
+    let mut table = Table::new(if wide {
+        vec!["USER", "ROLE", "EMAIL", "SECRETS", "SSH FLEETS"]
+    } else {
+        vec!["USER", "ROLE"]
+    });
     for member in members {
         let mut row: Vec<Cell> = vec![member.user.username.as_str().into(), role(member.project_role).into()];
         if wide {
             let secrets = if member.permissions.can_manage_secrets { "yes" } else { "" };
-            row.extend([member.user.email.clone().unwrap_or_default().into(), secrets.into()]);
+            let is_admin = member.user.global_role == GlobalRole::Admin;
+            let fleets = if is_admin || member.permissions.can_manage_ssh_fleets { "yes" } else { "" };
+            row.extend([member.user.email.clone().unwrap_or_default().into(), secrets.into(), fleets.into()]);
         }
         table.row(row);
     }

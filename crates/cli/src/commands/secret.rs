@@ -5,7 +5,7 @@ use std::io::{IsTerminal as _, Read as _};
 use serde::Serialize;
 use windlass_api::{
     operations::{DeleteSecrets, ListSecrets, ReadSecret, SetSecret},
-    secrets::{DeleteRequest, NameRequest, Secret, SetRequest},
+    secrets::{DeleteRequest, NameRequest, Secret, SecretGroup, SecretUsers, SetRequest},
     server::Nothing,
 };
 
@@ -24,6 +24,7 @@ const EXAMPLES: &str = "\
 Examples:
   windlass secret                             names, never values
   windlass secret set TOKEN                   asks for the value, without echo
+  windlass secret set TOKEN --for managers    runs of managers and admins alone may use it
   pass show hub | windlass secret set TOKEN   reads it from standard input
   windlass secret get TOKEN                   the value, to standard output
   windlass secret delete -y TOKEN
@@ -54,7 +55,9 @@ pub(crate) enum Action {
         name: String,
     },
     /// Store a secret
-    #[command(after_help = "Examples:\n  windlass secret set TOKEN < token.txt")]
+    #[command(
+        after_help = "Examples:\n  windlass secret set TOKEN < token.txt\n  windlass secret set TOKEN --for ada,bob < token.txt"
+    )]
     Set {
         /// The secret
         #[arg(value_name = "SECRET")]
@@ -63,6 +66,10 @@ pub(crate) enum Action {
         /// standard input
         #[arg(value_name = "VALUE")]
         value: Option<String>,
+        /// Whose runs may use it: `everyone` in the project, `managers`, or members by name; as it was if not given, and
+        /// everyone for a new secret
+        #[arg(long = "for", value_name = "USER,…|managers|everyone", value_parser = users)]
+        users: Option<SecretUsers>,
     },
     /// Delete secrets
     #[command(after_help = "Examples:\n  windlass secret delete -y TOKEN")]
@@ -81,19 +88,37 @@ pub(crate) enum Action {
 struct Named {
     id: uuid::Uuid,
     name: String,
+    users: SecretUsers,
+}
+
+fn users(text: &str) -> Result<SecretUsers, String> {
+    match text {
+        "everyone" => Ok(SecretUsers::Group(SecretGroup::Everyone)),
+        "managers" => Ok(SecretUsers::Group(SecretGroup::Managers)),
+        names => {
+            let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
+            if names.iter().any(String::is_empty) {
+                return Err(
+                    "want `everyone`, `managers`, or names of members with commas between them".to_owned()
+                );
+            }
+            Ok(SecretUsers::Named(names))
+        }
+    }
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let format = args.output.format;
     // Nobody is asked for a value that cannot be sent.
     let given = match &args.action {
-        Some(Action::Set { name, value }) => Some(value_of(name, value.as_deref())?),
+        Some(Action::Set { name, value, .. }) => Some(value_of(name, value.as_deref())?),
         _ => None,
     };
     context::with(&args.at, async |cx| match &args.action {
         None | Some(Action::List) => {
             let listed = list(cx).await?.into_iter();
-            let secrets: Vec<Named> = listed.map(|Secret { id, name, .. }| Named { id, name }).collect();
+            let secrets: Vec<Named> =
+                listed.map(|Secret { id, name, users, .. }| Named { id, name, users }).collect();
             let none = "No secrets. `windlass secret set NAME` stores one.";
             let name = |secret: &Named| secret.name.clone();
             List { project: Some(&cx.project), kind: "secrets", name, none }.print(
@@ -110,11 +135,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::one(format, &secret, name, |_| output::data(&value))?;
             Ok(Exit::Done)
         }
-        Some(Action::Set { name, .. }) => {
-            let request = SetRequest { name: name.clone(), value: given.clone().unwrap_or_default() };
+        Some(Action::Set { name, users, .. }) => {
+            let value = given.clone().unwrap_or_default();
+            let request = SetRequest { name: name.clone(), value, users: users.clone() };
             let secret = cx.call::<SetSecret>(&request).await?;
-            let named = Named { id: secret.id, name: secret.name };
-            output::one(format, &named, name, |_| output::say(&format!("Stored `{name}`.")))?;
+            let named = Named { id: secret.id, name: secret.name, users: secret.users };
+            output::one(format, &named, name, |_| {
+                output::say(&format!("Stored `{name}`; runs of {} may use it.", named.users))
+            })?;
             Ok(Exit::Done)
         }
         Some(Action::Delete { names, yes }) => {
@@ -172,13 +200,32 @@ fn value_of(name: &str, given: Option<&str>) -> Result<String, Problem> {
 }
 
 fn table(secrets: &[Named], wide: bool) -> Table {
-    let mut table = Table::new(if wide { vec!["NAME", "VALUE", "ID"] } else { vec!["NAME", "VALUE"] });
+    let mut head = vec!["NAME", "VALUE", "USED BY"];
+    if wide {
+        head.push("ID");
+    }
+    let mut table = Table::new(head);
     for secret in secrets {
-        let mut row = vec![secret.name.as_str().into(), "******".into()];
+        let mut row = vec![secret.name.as_str().into(), "******".into(), secret.users.to_string().into()];
         if wide {
             row.push(secret.id.to_string().into());
         }
         table.row(row);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SecretGroup, SecretUsers, users};
+
+    #[test]
+    fn users_of_a_secret_are_a_word_or_names() {
+        assert_eq!(users("everyone"), Ok(SecretUsers::Group(SecretGroup::Everyone)));
+        assert_eq!(users("managers"), Ok(SecretUsers::Group(SecretGroup::Managers)));
+        assert_eq!(users("ada, bob"), Ok(SecretUsers::Named(vec!["ada".into(), "bob".into()])));
+        for wrong in ["", "ada,", ",bob"] {
+            assert!(users(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -144,6 +144,9 @@ pub(crate) struct Args {
     /// own token in any case
     #[arg(long, env = "WINDLASS_SERVER_QUEUE_TOKEN_LIFE", global = true, value_name = "DAYS")]
     pub(crate) queue_token_life: Option<String>,
+    /// Networks in which SSH hosts may be although they are this machine's own, link-local or the like: `127.0.0.0/8`
+    #[arg(long, env = "WINDLASS_SERVER_ALLOW_HOST_NETWORKS", global = true, value_name = "CIDR,…")]
+    pub(crate) allow_host_networks: Option<String>,
     /// How much to log
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
@@ -338,6 +341,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         tls_key: args.tls_key,
         queue_for_everyone: args.queue_for_everyone.then_some(true),
         queue_token_life: args.queue_token_life,
+        allow_host_networks: args.allow_host_networks,
         limits: args.limits.into(),
     };
     Ok(Settings::new(given, Home::path().as_deref())?)

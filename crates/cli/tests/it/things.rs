@@ -45,6 +45,9 @@ fn a_secret_is_stored_read_and_deleted() {
     let stored = fed(&mut stage.command(&set), "from standard input\n");
     story.add(&set, &stored);
     story.run(&["secret", "set", "OTHER", "on the line", "-o", "json"]);
+    story.run(&["secret", "set", "OTHER", "on the line", "--for", "managers"]);
+    story.run(&["secret", "set", "OTHER", "on the line", "--for", "admin,nobody"]);
+    story.run(&["secret", "set", "OTHER", "on the line", "--for", "admin"]);
     in_all_formats(&mut story, &["secret"]);
     story.run(&["secret", "get", "TOKEN"]);
     story.run(&["secret", "get", "OTHER", "-o", "json"]);
@@ -75,6 +78,14 @@ fn projects_and_their_members_are_changed() {
     story.run(&["user", "create", "ada", "-o", "name"]);
     story.run(&["project", "members", "lab", "--set", "ada=user"]);
     story.run(&["project", "members", "lab", "--set", "ada=manager", "-o", "wide"]);
+    story.run(&["project", "members", "lab", "--allow-ssh-fleets", "ada", "-o", "wide"]);
+    story.run(&["project", "members", "lab", "--deny-ssh-fleets", "ada", "-o", "name"]);
+    story.run(&["project", "members", "lab", "--allow-ssh-fleets", "nobody"]);
+    story.run(&["project", "grant-backend", "lab", "slurm"]);
+    story.run(&["project", "get", "lab"]);
+    story.run(&["project", "revoke-backend", "lab", "slurm"]);
+    story.run(&["project", "revoke-backend", "lab", "slurm"]);
+    story.run(&["project", "grant-backend", "lab", "clouds"]);
     story.run(&["project", "members", "lab", "--set", "nobody=user"]);
     story.run(&["project", "members", "lab", "--set", "ada=king"]);
     story.run(&["project", "members", "lab", "--remove", "ada", "-o", "name"]);

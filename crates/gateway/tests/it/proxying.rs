@@ -50,10 +50,29 @@ async fn the_prefix_of_a_path_is_stripped_and_told() {
     assert!(got.body.starts_with("GET /proxy/services/main/whole/v1\n"), "{}", got.body);
     let got = bed.get("/proxy/services/main/llm?q=1").await;
     assert_eq!((got.status, got.field("location")), (308, "/proxy/services/main/llm/?q=1"));
-    for path in
-        ["/proxy/services/main/other/", "/proxy/services/main", "/", "/proxy/services/main/../main/llm/"]
-    {
+    for path in ["/proxy/services/main", "/"] {
         assert_eq!(bed.get(path).await.status, 404, "{path}");
+    }
+    assert_eq!(bed.get("/proxy/services/main/../main/llm/").await.status, 401);
+}
+
+#[tokio::test]
+async fn only_members_of_a_project_learn_which_services_it_has() {
+    let upstream = Upstream::echo().await;
+    let mut closed = service(vec![upstream.replica("a")]);
+    closed.auth = true;
+    let bed = Bed::with(paths(), vec![closed]).await;
+    for (token, there, missing) in [(None, 401, 401), (Some("bad"), 403, 403), (Some("good"), 200, 404)] {
+        let status = async |run: &str| {
+            let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+            let path = format!("/proxy/services/main/{run}/");
+            let request = format!("GET {path} HTTP/1.1\r\nHost: x.test\r\n{token}Connection: close\r\n\r\n");
+            Got::parse(&bed.raw(request).await).status
+        };
+        assert_eq!((status("llm").await, status("other").await), (there, missing), "{token:?}");
+    }
+    for run in ["llm", "other"] {
+        assert_eq!(bed.get(&format!("/proxy/services/main/{run}")).await.status, 308, "{run}");
     }
 }
 

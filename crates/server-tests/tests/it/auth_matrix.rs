@@ -6,12 +6,19 @@
 use http_body_util::Full;
 use hyper::{Request, body::Bytes};
 use serde_json::{Value, json};
-use windlass_api::{Access, openapi};
+use windlass_api::{
+    Access, openapi,
+    operation::{CallerRole, Ownership},
+    operations,
+};
+use windlass_server::config::Given;
 
 use crate::http::{ADMIN, Ground, TestServer, on_both};
 
 on_both! {
     every_operation_lets_in_those_it_names_and_nobody_else
+    objects_of_others_are_for_those_whom_the_table_names
+    archives_are_read_and_used_by_their_owner_alone
     a_project_is_closed_to_people_of_other_projects
     x6_ids_of_another_project_do_not_open_it
     x6_no_operation_answers_or_obeys_to_things_of_another_project
@@ -39,20 +46,24 @@ const ALL: [Who; 7] = [
     Who::GlobalAdmin,
 ];
 
-/// Whether a caller gets past the door. What the body asks for may still be refused behind it.
+impl Who {
+    fn role(self) -> CallerRole {
+        match self {
+            // Whoever shows a token that the server does not know is nobody to it.
+            Self::Anonymous | Self::Forged => CallerRole::Anonymous,
+            Self::Outsider => CallerRole::Outsider,
+            Self::User => CallerRole::User,
+            Self::Manager => CallerRole::Manager,
+            Self::ProjectAdmin => CallerRole::ProjectAdmin,
+            Self::GlobalAdmin => CallerRole::GlobalAdmin,
+        }
+    }
+}
+
+/// Whether a caller gets past the door. What the body asks for may still be refused behind it. The project here is not
+/// public.
 fn passes(access: Access, who: Who) -> bool {
-    let least = match access {
-        // Gateways have tokens of their own, and people have none of them.
-        Access::Gateway => return false,
-        Access::Open => Who::Anonymous,
-        Access::Token | Access::SelfOrAdmin => Who::Outsider,
-        Access::GlobalAdmin => Who::GlobalAdmin,
-        // The project here is not public.
-        Access::ProjectPublic | Access::ProjectUser | Access::ProjectSelfOrManager => Who::User,
-        Access::ProjectManager => Who::Manager,
-        Access::ProjectAdmin => Who::ProjectAdmin,
-    };
-    who >= least
+    access.admits(who.role(), Ownership::Own)
 }
 
 struct People {
@@ -277,5 +288,200 @@ async fn x7_who_is_taken_out_of_a_project_is_out_at_once(ground: &Ground) {
     server.ok(&mira, list, json!({})).await;
     server.admin("/api/projects/main/remove_members", json!({ "usernames": ["mira"] })).await;
     assert_eq!(server.post(&mira, list, "{}").await.0, 403);
+    server.stop().await;
+}
+
+/// Users of one test, each with a name of their own.
+struct TestUsers<'a> {
+    server: &'a TestServer,
+    made: std::cell::Cell<u32>,
+}
+
+/// Somebody with a token, or nobody.
+struct TestUser {
+    name: String,
+    token: Option<String>,
+}
+
+impl TestUsers<'_> {
+    fn name(&self, kind: &str) -> String {
+        self.made.set(self.made.get() + 1);
+        format!("{kind}-{}", self.made.get())
+    }
+
+    /// A new user with this role in `main`.
+    async fn with_role(&self, role: CallerRole) -> TestUser {
+        let (global, word) = match role {
+            CallerRole::Anonymous => return TestUser { name: "nobody".into(), token: None },
+            CallerRole::GlobalAdmin => ("admin", None),
+            CallerRole::Outsider => ("user", None),
+            CallerRole::User => ("user", Some("user")),
+            CallerRole::Manager => ("user", Some("manager")),
+            CallerRole::ProjectAdmin => ("user", Some("admin")),
+        };
+        let name = self.name("person");
+        let made = json!({ "username": name, "global_role": global });
+        let made = self.server.admin("/api/users/create", made).await;
+        if let Some(word) = word {
+            self.server.join("main", &[(&name, word)]).await;
+        }
+        TestUser { name, token: made["creds"]["token"].as_str().map(str::to_owned) }
+    }
+
+    /// Makes what the operation is about, in the name of its creator, and asks for it.
+    async fn request(&self, operation: &str, creator: &TestUser) -> TestRequest {
+        let server = self.server;
+        let token = creator.token.as_deref().unwrap_or(ADMIN);
+        let name = self.name("thing");
+        let task = |command: &str| json!({ "run_name": name, "configuration": { "type": "task", "commands": [command] } });
+        let fleet = |most: u32| {
+            json!({ "configuration": { "type": "fleet", "name": name, "nodes": { "min": 0, "max": most } },
+                "profile": { "name": "default" } })
+        };
+        let main = |path: &str| format!("/api/project/main/{path}");
+        let post = |path: String, body: Value| TestRequest { method: "POST", path, body };
+        match operation {
+            "apply_run" | "stop_runs" | "delete_runs" | "connect_job" => {
+                let run = json!({ "plan": { "run_spec": task("true") } });
+                let run = server.ok(token, &main("runs/apply"), run).await;
+                let names = json!({ "runs_names": [name], "abort": false });
+                match operation {
+                    "apply_run" => {
+                        let changed = json!({ "plan": { "run_spec": task("false") }, "force": true });
+                        post(main("runs/apply"), changed)
+                    }
+                    "stop_runs" => post(main("runs/stop"), names),
+                    "delete_runs" => post(main("runs/delete"), names),
+                    _ => {
+                        let job = run["latest_job_submission"]["id"].as_str().unwrap();
+                        let query = format!("run_name={name}&job_submission_id={job}&port=8000");
+                        let path = format!("{}?{query}", main("runs/connect"));
+                        TestRequest { method: "GET", path, body: Value::Null }
+                    }
+                }
+            }
+            "cancel_managed_jobs" => {
+                let launched = server.ok(token, &main("jobs/launch"), json!({ "text": "run: echo\n" })).await;
+                post(main("jobs/cancel"), json!({ "job_ids": [launched["jobs"][0]["job_id"]] }))
+            }
+            "apply_fleet" | "delete_fleets" | "delete_fleet_instances" => {
+                server.ok(token, &main("fleets/apply"), json!({ "plan": { "spec": fleet(1) } })).await;
+                match operation {
+                    "apply_fleet" => {
+                        post(main("fleets/apply"), json!({ "plan": { "spec": fleet(2) }, "force": true }))
+                    }
+                    "delete_fleets" => post(main("fleets/delete"), json!({ "names": [name] })),
+                    _ => {
+                        let body = json!({ "name": name, "instance_nums": [0] });
+                        post(main("fleets/delete_instances"), body)
+                    }
+                }
+            }
+            "delete_volumes" => {
+                let volume =
+                    json!({ "configuration": { "type": "volume", "name": name, "backend": "local" } });
+                server.ok(token, &main("volumes/create"), volume).await;
+                post(main("volumes/delete"), json!({ "names": [name] }))
+            }
+            "read_user" => post("/api/users/get_user".into(), json!({ "username": creator.name })),
+            "refresh_token" => post("/api/users/refresh_token".into(), json!({ "username": creator.name })),
+            "refresh_ssh_key" => {
+                post("/api/users/refresh_ssh_key".into(), json!({ "username": creator.name }))
+            }
+            "remove_members" => {
+                post("/api/projects/main/remove_members".into(), json!({ "usernames": [creator.name] }))
+            }
+            "add_members" => {
+                let members = json!([{ "username": creator.name, "project_role": "user" }]);
+                post("/api/projects/main/add_members".into(), json!({ "members": members }))
+            }
+            other => panic!("there is no object for `{other}` yet: add one"),
+        }
+    }
+}
+
+struct TestRequest {
+    method: &'static str,
+    path: String,
+    body: Value,
+}
+
+impl TestRequest {
+    async fn send(&self, server: &TestServer, token: Option<&str>) -> (u16, Value) {
+        let mut request = Request::builder()
+            .method(self.method)
+            .uri(&self.path)
+            .header("host", &server.authority)
+            .header("content-type", "application/json");
+        if self.method == "GET" {
+            request = request.header("upgrade", "tcp").header("connection", "upgrade");
+        }
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let body = if self.body.is_null() { String::new() } else { self.body.to_string() };
+        let (status, answer) = server.send(request.body(Full::new(Bytes::from(body))).unwrap()).await;
+        (status, serde_json::from_slice(&answer).unwrap_or(Value::Null))
+    }
+}
+
+/// Each operation whose access depends on the creator × each role × own and foreign objects: every one of these cells of
+/// `docs/reference/rights.md`.
+async fn objects_of_others_are_for_those_whom_the_table_names(ground: &Ground) {
+    let server = TestServer::start_with(Given { no_local: Some(false), ..ground.given() }).await;
+    let users = TestUsers { server: &server, made: std::cell::Cell::default() };
+    let mut tried = 0;
+    for entry in operations::table().into_iter().filter(|entry| entry.access.depends_on_owner()) {
+        for role in CallerRole::ALL {
+            for object in [Ownership::Own, Ownership::Foreign] {
+                // Nobody makes anything without a token, and whoever is no member has nothing in the project.
+                let in_project = entry.access.in_project();
+                let has_own = role >= if in_project { CallerRole::User } else { CallerRole::Outsider };
+                // A member does not join; who is none joins public projects, which is shown elsewhere.
+                if object == Ownership::Own && (!has_own || entry.id == "add_members") {
+                    continue;
+                }
+                let caller = users.with_role(role).await;
+                let other = users.with_role(CallerRole::User).await;
+                let creator = if object == Ownership::Own { &caller } else { &other };
+                let asked = users.request(entry.id, creator).await;
+                let (status, answer) = asked.send(&server, caller.token.as_deref()).await;
+                let cell = format!("{} by {role:?}, {object:?}: {status} {answer}", entry.id);
+                tried += 1;
+                if entry.access.admits(role, object) {
+                    assert!(![401, 403].contains(&status) && status < 500, "{cell}");
+                } else {
+                    assert_eq!(status, if role == CallerRole::Anonymous { 401 } else { 403 }, "{cell}");
+                }
+                if entry.access == Access::ProjectOwnerOrManager && role == CallerRole::User && status == 403
+                {
+                    let said = answer["detail"]["msg"].as_str().unwrap();
+                    assert!(said.contains("belongs to another user; its creator, managers"), "{said}");
+                }
+            }
+        }
+    }
+    assert!(tried > 120, "the matrix is smaller than it was: {tried}");
+    server.stop().await;
+}
+
+async fn archives_are_read_and_used_by_their_owner_alone(ground: &Ground) {
+    let server = ground.start().await;
+    let (mira, noor) = (server.user("mira").await, server.user("noor").await);
+    server.join("main", &[("mira", "user"), ("noor", "manager")]).await;
+    let hash = crate::http_secrets::sha256(b"x");
+    let archive = server.upload(&mira, "/api/files/upload_archive", &hash, b"x").await.1;
+    server.ok(&mira, "/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
+    let absent = "resource_not_exists";
+    for other in [&noor, ADMIN] {
+        server.refused(other, "/api/files/get_archive_by_hash", json!({ "hash": hash }), absent).await;
+        let stolen = json!({ "configuration": { "type": "task", "commands": ["true"] },
+            "file_archives": [{ "id": archive["id"], "path": "/x" }] });
+        let plan = json!({ "plan": { "run_spec": stolen } });
+        server.refused(other, "/api/project/main/runs/apply", plan, absent).await;
+        let files = json!([{ "task": 0, "archive_id": archive["id"], "path": "x" }]);
+        let launch = json!({ "text": "run: echo\n", "files": files });
+        server.refused(other, "/api/project/main/jobs/launch", launch, absent).await;
+    }
     server.stop().await;
 }

@@ -1,5 +1,7 @@
 //! The tables beside runs and jobs.
 
+use std::collections::BTreeSet;
+
 use uuid::Uuid;
 use windlass_model::{
     event::{Actor, Because, Entity, Event},
@@ -125,6 +127,12 @@ async fn projects_list_their_members(db: &Db) {
         write(db, Unit::new().and([projects::set_member(project, user, &role, 0)])).await;
     }
     assert_eq!(projects::find(db, "main", user).await.unwrap().unwrap().1, Some(role.clone()));
+    assert_eq!(projects::role(db, project, user).await.unwrap().0.as_deref(), Some("manager"));
+    write(db, Unit::new().and([projects::set_ssh_right(project, user, false)])).await;
+    write(db, Unit::new().and([projects::set_member(project, user, &role, 0)])).await;
+    let kept = projects::find(db, "main", user).await.unwrap().unwrap().1.unwrap();
+    assert!(!kept.can_manage_ssh_fleets, "a new role neither gives nor takes the right");
+    write(db, Unit::new().and([projects::set_ssh_right(project, user, true)])).await;
     let members = projects::members(db, &[project]).await.unwrap();
     assert_eq!((members.len(), &members[0].membership), (1, &role));
     for seen in [projects::Seen::All, projects::Seen::Joined(user), projects::Seen::JoinedOrPublic(user)] {
@@ -219,15 +227,17 @@ async fn events_of_one_unit_are_told_in_the_order_of_their_writing(db: &Db) {
 async fn a4_a_secret_is_replaced_over_the_version_that_was_read(db: &Db) {
     let project = made(db).await.project;
     let id = SecretId(db.new_id().unwrap());
-    write(db, Unit::new().and([secrets::create(id, project, "token", vec![1], "k1")])).await;
+    write(db, Unit::new().and([secrets::create(id, project, "token", vec![1], "k1", "everyone")])).await;
     let twice = SecretId(db.new_id().unwrap());
-    let twice = Unit::new().and([secrets::create(twice, project, "token", vec![1], "k1")]);
+    let twice = Unit::new().and([secrets::create(twice, project, "token", vec![1], "k1", "everyone")]);
     assert!(db.write(twice).await.unwrap_err().is_conflict_on("secrets_name_key"));
-    let replace = |version| Unit::new().and([secrets::replace(id, version, vec![2], "k2")]);
+    let replace = |version| Unit::new().and([secrets::replace(id, version, vec![2], "k2", "managers")]);
     write(db, replace(1)).await;
     assert_eq!(db.write(replace(1)).await.unwrap(), Written::Stale { at: Some(0) });
     let found = secrets::find(db, project, "token").await.unwrap().unwrap();
     assert_eq!((found.version, found.sealed, found.key_id.as_str()), (2, vec![2], "k2"));
+    assert_eq!(found.users, "managers");
+    assert_eq!(secrets::named(db, project, ["token", "none"]).await.unwrap().len(), 1);
     assert_eq!(secrets::list(db, project).await.unwrap().len(), 1);
     assert_eq!(sealed::secrets(db).await.unwrap().len(), 1);
     write(db, Unit::new().and([sealed::replace_secret(id, 2, "k3", vec![3])])).await;
@@ -290,6 +300,10 @@ async fn backends_are_put_and_listed(db: &Db) {
     assert_eq!(backends::list_kinds(db, &[project]).await.unwrap(), [(project, "aws".to_owned())]);
     write(db, Unit::new().and([backends::delete(project, "aws")])).await;
     assert!(backends::list(db, project).await.unwrap().is_empty());
+    for _ in 0..2 {
+        write(db, Unit::new().and([backends::grant(db.new_id().unwrap(), project, "local")])).await;
+    }
+    assert_eq!(backends::granted(db, project).await.unwrap(), BTreeSet::from(["local".to_owned()]));
 }
 
 async fn fleet(db: &Db, made: &Made, name: &str) -> FleetId {
@@ -297,6 +311,7 @@ async fn fleet(db: &Db, made: &Made, name: &str) -> FleetId {
     let new = fleets::NewFleet {
         id,
         project_id: made.project,
+        user_id: Some(made.user),
         name: name.into(),
         spec: "{}".into(),
         spec_sealed: Some(vec![4]),

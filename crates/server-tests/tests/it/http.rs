@@ -9,6 +9,7 @@ use windlass_server::{
     Server,
     app::App,
     config::{Given, Settings},
+    db::{Unit, backends},
 };
 use windlass_testkit::{TempDir, temp_dir};
 
@@ -100,6 +101,14 @@ impl TestServer {
     pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         self.task.await.unwrap();
+    }
+
+    /// Lets the project use a backend, also one that only a test has.
+    pub(crate) async fn grant(&self, project: &str, backend: &str) {
+        let sql = "SELECT id FROM projects WHERE name = $1 AND NOT deleted";
+        let found = self.app.db().query_opt(sql, vec![project.into()]).await.unwrap().unwrap();
+        let grant = backends::grant(self.app.db().new_id().unwrap(), found.id(0).unwrap(), backend);
+        self.app.db().write(Unit::new().and([grant])).await.unwrap().done().unwrap();
     }
 
     /// Posts as the admin.

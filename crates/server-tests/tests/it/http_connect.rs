@@ -2,11 +2,13 @@
 
 use serde_json::json;
 use windlass_api::{client::Client, runs::ConnectRequest};
+use windlass_server::{auth, error::Error, services::runs};
 
 use crate::http::{ADMIN, Ground, TestServer, on_both};
 
 on_both! {
     a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project
+    an_open_stream_is_not_for_somebody_who_manages_no_more
     a_job_that_waits_says_how_many_are_in_front_of_it
 }
 
@@ -32,7 +34,8 @@ async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(groun
     let user = server.user("mel").await;
     assert_eq!(connect(user.clone(), asked.clone()).await, "Access denied", "no member");
     server.join("main", &[("mel", "user")]).await;
-    assert_eq!(connect(user.clone(), asked.clone()).await, "Access denied", "not theirs");
+    let foreign = connect(user.clone(), asked.clone()).await;
+    assert!(foreign.contains("run `train-1` belongs to another user"), "{foreign}");
     server.join("main", &[("mel", "manager")]).await;
     assert_eq!(connect(user, asked).await, "the job does not run: it is submitted");
 
@@ -54,5 +57,24 @@ async fn a_job_that_waits_says_how_many_are_in_front_of_it(ground: &Ground) {
         let run = server.admin("/api/project/main/runs/get", json!({ "run_name": name })).await;
         assert_eq!(run["jobs"][0]["job_submissions"][0]["queue_position"], position, "{name}");
     }
+    server.stop().await;
+}
+
+/// What is asked again and again while a stream is open.
+async fn an_open_stream_is_not_for_somebody_who_manages_no_more(ground: &Ground) {
+    let server = ground.start().await;
+    let run = submit(&server, "train-1", 0).await;
+    let job_submission_id = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
+    let asked = ConnectRequest { run_name: "train-1".into(), job_submission_id, port: 8000 };
+    let token = server.user("mel").await;
+    let may = async || {
+        let caller = auth::caller(&server.app, Some(&format!("Bearer {token}"))).await.unwrap();
+        let scope = auth::scope(&server.app, caller, "main", Vec::new()).await.unwrap();
+        runs::may_connect(&server.app, &scope, &asked).await
+    };
+    server.join("main", &[("mel", "manager")]).await;
+    may().await.unwrap();
+    server.join("main", &[("mel", "user")]).await;
+    assert!(matches!(may().await, Err(Error::Denied { .. })));
     server.stop().await;
 }

@@ -190,10 +190,6 @@ async fn who_may_not_manage_ssh_fleets_is_refused(ground: &Ground) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
-    let unit =
-        windlass_server::db::Unit::new().exec("UPDATE members SET can_manage_ssh_fleets = FALSE", vec![]);
-    server.app.db().write(unit).await.unwrap().done().unwrap();
-    server.app.access().forget();
     let body = apply(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null).to_string();
     assert_eq!(server.post(&mira, APPLY, &body).await.0, 403);
     server.admin(APPLY, apply(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null)).await;

@@ -1,10 +1,13 @@
 //! Projects and members over HTTP.
 
 use serde_json::{Value, json};
+use windlass_server::config::Given;
 
-use crate::http::{ADMIN, Ground, on_both};
+use crate::http::{ADMIN, Ground, TestServer, on_both};
 
 on_both! {
+    a_project_uses_only_backends_that_it_was_granted
+    ssh_fleets_are_for_those_who_were_given_the_right
     a_project_belongs_to_who_made_it_and_names_are_taken_once
     members_are_added_removed_and_replaced_with_their_roles
     only_admins_decide_who_is_admin_and_one_remains
@@ -34,7 +37,8 @@ async fn a_project_belongs_to_who_made_it_and_names_are_taken_once(ground: &Grou
     assert_eq!(project["owner"]["username"], "mira");
     assert_eq!(project["is_public"], false);
     assert_eq!(members(&project), [("mira".into(), "admin".into())]);
-    assert_eq!(project["members"][0]["permissions"]["can_manage_ssh_fleets"], true);
+    assert_eq!(project["members"][0]["permissions"]["can_manage_ssh_fleets"], false);
+    assert_eq!(project["granted_backends"], json!([]), "none before one is granted");
     server.refused(ADMIN, "/api/projects/create", json!({ "project_name": "lab" }), "resource_exists").await;
     for n in 0..9 {
         server.ok(&mira, "/api/projects/create", json!({ "project_name": format!("p{n}") })).await;
@@ -150,5 +154,109 @@ async fn leaving_a_project_ends_access_at_once(ground: &Ground) {
     }
     server.admin("/api/projects/main/remove_members", json!({ "usernames": ["mira"] })).await;
     assert_eq!(server.post(&mira, "/api/project/main/fleets/list", "{}").await.0, 403);
+    server.stop().await;
+}
+
+async fn a_project_uses_only_backends_that_it_was_granted(ground: &Ground) {
+    let server = TestServer::start_with(Given { no_local: Some(false), ..ground.given() }).await;
+    let main = server.admin("/api/projects/main/get", json!({})).await;
+    assert_eq!(
+        main["granted_backends"],
+        json!(["local", "slurm"]),
+        "the first project has what the server has"
+    );
+    let mira = server.user("mira").await;
+    server.join("main", &[("mira", "user")]).await;
+    let (status, answer) =
+        server.post(&mira, "/api/project/main/fleets/delete", r#"{"names":["local"]}"#).await;
+    let said = answer["detail"]["msg"].as_str().unwrap();
+    assert!(status == 403 && said.contains("fleet `local` was made by the server"), "{status} {said}");
+    server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
+    let spec = json!({ "configuration": { "type": "fleet", "name": "own", "backends": ["local"], "nodes": 1 },
+        "profile": { "name": "default" } });
+    let volume = json!({ "configuration": { "type": "volume", "name": "data", "backend": "local" } });
+    let tries = [
+        ("fleets/get_plan", json!({ "spec": spec })),
+        ("fleets/apply", json!({ "plan": { "spec": spec } })),
+        ("volumes/create", volume),
+    ];
+    for (path, body) in &tries {
+        let said = server.refused(&mira, &format!("/api/project/lab/{path}"), body.clone(), "error").await;
+        let hint = "windlass project grant-backend lab local";
+        assert!(said.contains("may not use backend `local`") && said.contains(hint), "{path}: {said}");
+    }
+    let grant = json!({ "project_name": "lab", "backend": "local" });
+    assert_eq!(server.post(&mira, "/api/backends/grant", &grant.to_string()).await.0, 403);
+    let project = server.admin("/api/backends/grant", grant.clone()).await;
+    assert_eq!(project["granted_backends"], json!(["local"]));
+    for (path, body) in &tries {
+        server.ok(&mira, &format!("/api/project/lab/{path}"), body.clone()).await;
+    }
+    assert_eq!(server.post(&mira, "/api/backends/revoke", &grant.to_string()).await.0, 403);
+    let project = server.admin("/api/backends/revoke", grant.clone()).await;
+    assert_eq!(project["granted_backends"], json!([]));
+    let said = server.refused(&mira, "/api/project/lab/fleets/get_plan", tries[0].1.clone(), "error").await;
+    assert!(said.contains("may not use backend"), "{said}");
+    server.refused(ADMIN, "/api/backends/revoke", grant, "resource_not_exists").await;
+    for (backend, word) in [("aws", "has no backend `aws`"), ("remote", "need no grant")] {
+        let grant = json!({ "project_name": "lab", "backend": backend });
+        let said = server.refused(ADMIN, "/api/backends/grant", grant, "error").await;
+        assert!(said.contains(word), "{said}");
+    }
+    server.stop().await;
+}
+
+async fn ssh_fleets_are_for_those_who_were_given_the_right(ground: &Ground) {
+    let server = ground.start().await;
+    let mira = server.user("mira").await;
+    server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
+    server.join("main", &[("mira", "manager")]).await;
+    let plan = |host: Value| {
+        let ssh = json!({ "user": "u", "identity_file": "f", "hosts": [host],
+            "ssh_key": { "public": "p", "private": crate::http_fleets::private_key() } });
+        json!({ "plan": { "spec": { "configuration": { "type": "fleet", "name": "own", "ssh_config": ssh },
+            "profile": { "name": "default" } } } })
+    };
+    let apply = "/api/project/lab/fleets/apply";
+    for path in [apply, "/api/project/main/fleets/apply"] {
+        let (status, answer) = server.post(&mira, path, &plan(json!("10.4.0.7")).to_string()).await;
+        assert_eq!(status, 403, "neither a project of one's own nor a role gives it: {answer}");
+        assert!(answer["detail"]["msg"].as_str().unwrap().contains("--allow-ssh-fleets mira"), "{answer}");
+    }
+    let right =
+        |can: bool| json!({ "project_name": "lab", "username": "mira", "can_manage_ssh_fleets": can });
+    let path = "/api/projects/set_member_rights";
+    assert_eq!(
+        server.post(&mira, path, &right(true).to_string()).await.0,
+        403,
+        "nor does one give it to oneself"
+    );
+    let project = server.admin(path, right(true)).await;
+    assert_eq!(project["members"][0]["permissions"]["can_manage_ssh_fleets"], true);
+    let mut hidden = plan(json!("10.4.0.7"));
+    hidden["plan"]["spec"]["configuration"]["ssh_config"]["proxy_jump"] = json!({ "hostname": "127.0.0.1",
+        "user": "u", "identity_file": "f", "ssh_key": { "public": "p", "private": crate::http_fleets::private_key() } });
+    let mut denied = vec![hidden];
+    denied.extend(
+        ["127.0.0.1", "169.254.169.254", "::1", "0.0.0.0", "224.0.0.1"].map(|host| plan(json!(host))),
+    );
+    for body in denied {
+        let said = server.refused(&mira, apply, body, "error").await;
+        assert!(said.contains("cannot be reached: its address is not allowed for hosts"), "{said}");
+    }
+    server.ok(&mira, apply, plan(json!("10.4.0.7"))).await;
+    // A new list of members keeps it, and a role does not bring it back.
+    let members = json!({ "members": [{ "username": "mira", "project_role": "admin" }] });
+    let project = server.ok(&mira, "/api/projects/lab/set_members", members.clone()).await;
+    assert_eq!(project["members"][0]["permissions"]["can_manage_ssh_fleets"], true);
+    server.admin(path, right(false)).await;
+    let project = server.ok(&mira, "/api/projects/lab/set_members", members).await;
+    assert_eq!(project["members"][0]["permissions"]["can_manage_ssh_fleets"], false);
+    let (status, _) = server.post(&mira, apply, &plan(json!("10.4.0.8")).to_string()).await;
+    assert_eq!(status, 403);
+    // Its creator may still end the fleet.
+    server.ok(&mira, "/api/project/lab/fleets/delete", json!({ "names": ["own"] })).await;
+    let absent = json!({ "project_name": "lab", "username": "admin", "can_manage_ssh_fleets": true });
+    server.refused(ADMIN, path, absent, "resource_not_exists").await;
     server.stop().await;
 }

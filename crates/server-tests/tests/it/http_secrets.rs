@@ -8,6 +8,7 @@ use crate::http::{ADMIN, Ground, on_both};
 
 on_both! {
     secrets_are_set_read_listed_and_deleted
+    a_secret_is_used_by_those_whom_it_is_for
     keys_turn_and_everything_sealed_is_still_readable
     repos_keep_credentials_per_user
     archives_are_stored_once_per_user_and_content
@@ -30,7 +31,7 @@ async fn secrets_are_set_read_listed_and_deleted(ground: &Ground) {
     assert_eq!(first["id"], second["id"]);
     assert_eq!(second["value"], Value::Null);
     let listed = server.admin(&format!("{base}/list"), json!({})).await;
-    assert_eq!(listed, json!([{ "id": first["id"], "name": "KEY", "value": null }]));
+    assert_eq!(listed, json!([{ "id": first["id"], "name": "KEY", "value": null, "users": "everyone" }]));
     let read = server.admin(&format!("{base}/get"), json!({ "name": "KEY" })).await;
     assert_eq!(read["value"], "two");
     server.refused(ADMIN, &format!("{base}/create_or_update"), set(&"x".repeat(5001)), "error").await;
@@ -55,6 +56,8 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
     let creds = json!({ "repo_id": "r", "repo_info": { "repo_type": "remote", "repo_name": "r" },
         "repo_creds": { "clone_url": "https://x/r.git", "oauth_token": CANARY } });
     server.ok(&mira, "/api/project/main/repos/init", creds).await;
+    let right = json!({ "project_name": "main", "username": "mira", "can_manage_ssh_fleets": true });
+    server.admin("/api/projects/set_member_rights", right).await;
     let key = crate::http_fleets::private_key();
     let fleet = json!({ "plan": { "spec": { "profile": { "name": "default" }, "configuration": { "type": "fleet", "name": "own",
         "ssh_config": { "user": "u", "identity_file": "f", "ssh_key": { "public": "p", "private": key },
@@ -213,4 +216,64 @@ async fn a_server_without_the_keys_of_its_database_does_not_start(ground: &Groun
     }
     assert!(said.contains("not in the key file"), "{said}");
     ground.start().await.stop().await;
+}
+
+async fn a_secret_is_used_by_those_whom_it_is_for(ground: &Ground) {
+    let server = ground.start().await;
+    let (mira, noor, otto) =
+        (server.user("mira").await, server.user("noor").await, server.user("otto").await);
+    server.join("main", &[("mira", "user"), ("noor", "user"), ("otto", "manager")]).await;
+    let set = |users: Value| json!({ "name": "KEY", "value": CANARY, "users": users });
+    let path = "/api/project/main/secrets/create_or_update";
+    let mut number = 0;
+    let mut may = async |token: &str| {
+        number += 1;
+        let spec = json!({ "run_name": format!("run-{number}"), "configuration": { "type": "task",
+            "commands": ["true"], "env": { "X": "${{ secrets.KEY }}" } } });
+        let auth = json!({ "run_name": format!("auth-{number}"), "configuration": { "type": "task", "image": "i",
+            "commands": ["true"], "registry_auth": { "username": "u", "password": "${{ secrets.KEY }}" } } });
+        let mut answers = Vec::new();
+        for (path, body) in [
+            ("runs/get_plan", json!({ "run_spec": spec })),
+            ("runs/apply", json!({ "plan": { "run_spec": spec } })),
+            ("runs/apply", json!({ "plan": { "run_spec": auth } })),
+            ("jobs/launch", json!({ "text": "run: echo\nenvs:\n  X: ${{ secrets.KEY }}\n" })),
+        ] {
+            let (status, answer) =
+                server.post(token, &format!("/api/project/main/{path}"), &body.to_string()).await;
+            let said = answer.to_string();
+            assert!(status == 200 || (status == 400 && said.contains("secret `KEY`")), "{path}: {said}");
+            assert!(!said.contains(CANARY), "{said}");
+            answers.push(status == 200);
+        }
+        assert!(answers.iter().all(|one| one == &answers[0]), "{answers:?}");
+        answers[0]
+    };
+    server.admin(path, json!({ "name": "KEY", "value": CANARY })).await;
+    assert!(may(&mira).await && may(&noor).await, "everyone, unless somebody says otherwise");
+    let kept = server.admin(path, set(json!("managers"))).await;
+    assert_eq!(kept["users"], "managers");
+    assert!(!may(&mira).await && may(&otto).await && may(ADMIN).await);
+    server.admin(path, json!({ "name": "KEY", "value": CANARY })).await;
+    assert!(!may(&mira).await, "a new value is for the same people");
+    let named = server.admin(path, set(json!(["noor"]))).await;
+    assert_eq!(named["users"], json!(["noor"]));
+    assert!(!may(&mira).await && may(&noor).await && may(&otto).await);
+    let listed = server.admin("/api/project/main/secrets/list", json!({})).await;
+    assert_eq!(listed[0]["users"], json!(["noor"]));
+    server.refused(ADMIN, path, set(json!(["nobody"])), "error").await;
+    assert_eq!(server.post(ADMIN, path, &set(json!([])).to_string()).await.0, 422);
+    assert_eq!(server.post(ADMIN, path, &set(json!("some")).to_string()).await.0, 422);
+    // A manager cannot put it into a run of somebody whom it is not for.
+    let service = |env: Value| {
+        json!({ "run_name": "web", "ssh_key_pub": "k", "configuration": { "type": "service", "port": 80,
+        "commands": ["serve"], "env": env } })
+    };
+    let apply = "/api/project/main/runs/apply";
+    server.ok(&mira, apply, json!({ "plan": { "run_spec": service(json!({})) } })).await;
+    let changed =
+        json!({ "plan": { "run_spec": service(json!({ "X": "${{ secrets.KEY }}" })) }, "force": true });
+    let said = server.refused(&otto, apply, changed, "error").await;
+    assert!(said.contains("secret `KEY`"), "{said}");
+    server.stop().await;
 }

@@ -144,6 +144,15 @@ async fn the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced(ground: &
     let other = server.ok(&mira, "/api/users/refresh_ssh_key", json!({ "username": "mira" })).await;
     assert_ne!(other["ssh_public_key"], me["ssh_public_key"]);
     assert_eq!(other["creds"]["token"], mira.as_str());
+    assert!(other["ssh_private_key"].is_string());
+    // Nobody else is ever given it.
+    let name = json!({ "username": "mira" });
+    for path in ["/api/users/get_user", "/api/users/refresh_ssh_key", "/api/users/refresh_token"] {
+        let read = server.admin(path, name.clone()).await;
+        assert_eq!((&read["username"], &read["ssh_private_key"]), (&json!("mira"), &Value::Null), "{path}");
+    }
+    let made = server.admin("/api/users/create", json!({ "username": "noor", "global_role": "user" })).await;
+    assert_eq!(made["ssh_private_key"], Value::Null);
     server.stop().await;
 }
 

@@ -17,6 +17,7 @@ on_both! {
     a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason
     a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words
     a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server
+    a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_server
     a_stop_asks_the_runner_and_an_abort_does_not
     an_abort_hurries_a_stop
     a_silent_host_ends_its_job_as_unreachable
@@ -135,6 +136,27 @@ async fn a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server(ground: &
     assert_eq!(ended(&run), ("failed", "terminated", "terminated_by_server"));
     let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
     assert!(said.contains("secret `token` is not in this project"), "{said}");
+    assert!(stage.hosts.specs.lock().is_empty());
+    stage.end().await;
+}
+
+async fn a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_server(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    let set = |users: &str| json!({"name": "token", "value": "s3cret", "users": users});
+    stage.server.admin("/api/project/main/secrets/create_or_update", set("everyone")).await;
+    let mira = stage.server.user("mira").await;
+    stage.server.join("main", &[("mira", "user")]).await;
+    stage.direct(|script| script.deaf = true);
+    let spec = Stage::spec("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}}));
+    stage.server.ok(&mira, "/api/project/main/runs/apply", json!({"plan": {"run_spec": spec}})).await;
+    stage.job_comes_to("needy", "provisioning").await;
+    stage.server.admin("/api/project/main/secrets/create_or_update", set("managers")).await;
+    stage.direct(|script| script.deaf = false);
+    stage.poke().await;
+    let run = stage.comes_to("needy", "failed").await;
+    assert_eq!(ended(&run), ("failed", "terminated", "terminated_by_server"));
+    let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
+    assert!(said.contains("secret `token` is no longer for runs of this user"), "{said}");
     assert!(stage.hosts.specs.lock().is_empty());
     stage.end().await;
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-use windlass_api::{openapi, operations};
+use windlass_api::{openapi, operations, rights};
 use windlass_server::routes;
 
 fn kept() -> PathBuf {
@@ -18,6 +18,17 @@ fn the_kept_document_is_the_generated_one() {
     }
     let have = std::fs::read_to_string(kept()).unwrap_or_default();
     assert!(have == generated, "docs/api/openapi.json is out of date; run this test with UPDATE=1");
+}
+
+#[test]
+fn the_table_of_rights_is_the_generated_one() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/rights.md");
+    let generated = rights::page();
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &generated).unwrap();
+    }
+    let have = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(have == generated, "docs/reference/rights.md is out of date; run this test with UPDATE=1");
 }
 
 #[test]

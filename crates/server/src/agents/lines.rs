@@ -386,6 +386,7 @@ pub(super) fn tunnel(error: TunnelError) -> Setback {
         TunnelError::Waiting { wait, .. } => Next::After(wait),
         // The connections below wait by themselves; the next call learns how long.
         TunnelError::Lookup { .. }
+        | TunnelError::NotAllowed { .. }
         | TunnelError::Connect { .. }
         | TunnelError::Timeout { .. }
         | TunnelError::HostKeyChanged { .. }

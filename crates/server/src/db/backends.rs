@@ -1,4 +1,6 @@
-//! Table `backends`: which providers a project may use, and how.
+//! Table `backends`: which backends a project may use, and how.
+
+use std::collections::BTreeSet;
 
 use uuid::Uuid;
 use windlass_model::{id::ProjectId, time::Timestamp};
@@ -28,6 +30,9 @@ statements! {
     PUT = "INSERT INTO backends (id, project_id, kind, config, auth_sealed, created_at) \
            VALUES ($1, $2, $3, $4, $5, now_us()) ON CONFLICT (project_id, kind) DO UPDATE SET \
            config = excluded.config, auth_sealed = excluded.auth_sealed";
+    GRANT = "INSERT INTO backends (id, project_id, kind, config, created_at) VALUES ($1, $2, $3, '{{}}', now_us()) \
+             ON CONFLICT (project_id, kind) DO NOTHING";
+    GRANTED = "SELECT kind FROM backends WHERE project_id = $1";
     DELETE = "DELETE FROM backends WHERE project_id = $1 AND kind = $2";
 }
 
@@ -45,6 +50,16 @@ pub async fn list_kinds(db: &Db, projects: &[ProjectId]) -> Result<Vec<(ProjectI
 pub fn put(id: Uuid, project: ProjectId, kind: &str, config: &str, auth_sealed: Option<Vec<u8>>) -> Change {
     let params = params![id, project, kind, config, auth_sealed];
     Change::Exec { sql: PUT.as_str().into(), params, expect: Expect::Any }
+}
+
+/// Lets the project use the backend; one that it may use already stays as it is.
+pub fn grant(id: Uuid, project: ProjectId, kind: &str) -> Change {
+    Change::Exec { sql: GRANT.as_str().into(), params: params![id, project, kind], expect: Expect::Any }
+}
+
+/// The backends that the project may use.
+pub async fn granted(db: &Db, project: ProjectId) -> Result<BTreeSet<String>, DbError> {
+    db.query(GRANTED.as_str(), params![project]).await?.iter().map(|row| row.text(0)).collect()
 }
 
 pub fn delete(project: ProjectId, kind: &str) -> Change {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use windlass_model::{
     fleet::Status,
-    id::{FleetId, ProjectId},
+    id::{FleetId, ProjectId, UserId},
     time::Timestamp,
 };
 
@@ -19,6 +19,8 @@ record! {
     pub struct Fleet {
         pub id: FleetId,
         pub project_id: ProjectId,
+        /// Who made it; absent where the server did.
+        pub user_id: Option<UserId>,
         pub name: String,
         /// JSON, without private keys: those are in `spec_sealed`.
         pub spec: String,
@@ -41,6 +43,7 @@ record! {
     pub struct NewFleet {
         pub id: FleetId,
         pub project_id: ProjectId,
+        pub user_id: Option<UserId>,
         pub name: String,
         pub spec: String,
         pub spec_sealed: Option<Vec<u8>>,

@@ -46,6 +46,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     17 "0017_dispatcher_leases.sql";
     18 "0018_retention.sql";
     20 "0020_queue_rights.sql";
+    21 "0021_rights.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

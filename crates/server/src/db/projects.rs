@@ -208,14 +208,30 @@ pub async fn sealed_key(db: &Db, id: ProjectId) -> Result<Option<Vec<u8>>, DbErr
     db.query_opt(sql, params![id]).await?.map_or(Ok(None), |row| row.opt_bytes(0))
 }
 
-/// Adds a member, or changes what one may do.
+/// The role of a user in a project, if any, and whether they are a global admin.
+pub async fn role(db: &Db, project: ProjectId, user: UserId) -> Result<(Option<String>, bool), DbError> {
+    let sql = "SELECT m.role, u.global_role FROM users u
+               LEFT JOIN members m ON m.user_id = u.id AND m.project_id = $1 WHERE u.id = $2";
+    let Some(row) = db.query_opt(sql, params![project, user]).await? else { return Ok((None, false)) };
+    Ok((row.opt_text(0)?, row.str(1)? == "admin"))
+}
+
+/// Stale when the user is no member.
+pub fn set_ssh_right(project: ProjectId, user: UserId, given: bool) -> Change {
+    Change::Exec {
+        sql: "UPDATE members SET can_manage_ssh_fleets = $3 WHERE project_id = $1 AND user_id = $2".into(),
+        params: params![project, user, given],
+        expect: super::Expect::One,
+    }
+}
+
+/// Adds a member, or changes their role. The right to manage SSH fleets is given apart from it, and stays.
 pub fn set_member(project: ProjectId, user: UserId, membership: &Membership, position: i64) -> Change {
     exec(
         "INSERT INTO members (project_id, user_id, role, can_manage_ssh_fleets, can_manage_secrets, position)
          VALUES ($1, $2, $3, $4, $5, $6)
          ON CONFLICT (project_id, user_id) DO UPDATE SET
-            role = excluded.role, can_manage_ssh_fleets = excluded.can_manage_ssh_fleets,
-            can_manage_secrets = excluded.can_manage_secrets, position = excluded.position",
+            role = excluded.role, can_manage_secrets = excluded.can_manage_secrets, position = excluded.position",
         params![
             project,
             user,

@@ -20,6 +20,8 @@ record! {
         pub version: i64,
         pub sealed: Vec<u8>,
         pub key_id: String,
+        /// Whose runs may use it: `everyone`, `managers`, or a JSON list of ids of users.
+        pub users: String,
         pub created_at: Timestamp,
         pub updated_at: Timestamp,
     }
@@ -29,8 +31,10 @@ statements! {
     FIND = "SELECT {} FROM secrets s WHERE s.project_id = $1 AND s.name = $2", Secret::columns("s");
     LIST = "SELECT {} FROM secrets s WHERE s.project_id = $1 ORDER BY s.name", Secret::columns("s");
     /// Only over the version that was read: a value is sealed for its version.
-    REPLACE = "UPDATE secrets SET version = $2 + 1, sealed = $3, key_id = $4, updated_at = now_us() \
+    REPLACE = "UPDATE secrets SET version = $2 + 1, sealed = $3, key_id = $4, users = $5, updated_at = now_us() \
                WHERE id = $1 AND version = $2";
+    NAMED = "SELECT {} FROM secrets s WHERE s.project_id = $1 AND s.name IN \
+             (SELECT value FROM json_each(CAST($2 AS TEXT))) ORDER BY s.name", Secret::columns("s");
     DELETE = "DELETE FROM secrets WHERE project_id = $1 AND name = $2";
 }
 
@@ -42,8 +46,26 @@ pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Secret>, DbError> {
     db.query(LIST.as_str(), params![project]).await?.into_iter().map(Secret::read).collect()
 }
 
+/// Those of these names that there are.
+pub async fn named(
+    db: &Db,
+    project: ProjectId,
+    names: impl IntoIterator<Item = &str>,
+) -> Result<Vec<Secret>, DbError> {
+    let names: Vec<&str> = names.into_iter().collect();
+    let rows = db.query(NAMED.as_str(), vec![project.into(), Val::list(&names)]).await?;
+    rows.into_iter().map(Secret::read).collect()
+}
+
 /// The first version. Conflicts on `secrets_name_key` when there is one of that name.
-pub fn create(id: SecretId, project: ProjectId, name: &str, sealed: Vec<u8>, key_id: &str) -> Change {
+pub fn create(
+    id: SecretId,
+    project: ProjectId,
+    name: &str,
+    sealed: Vec<u8>,
+    key_id: &str,
+    users: &str,
+) -> Change {
     Change::Insert {
         table: "secrets",
         values: vec![
@@ -53,6 +75,7 @@ pub fn create(id: SecretId, project: ProjectId, name: &str, sealed: Vec<u8>, key
             ("version", 1_i64.into()),
             ("sealed", sealed.into()),
             ("key_id", key_id.into()),
+            ("users", users.into()),
             ("created_at", Val::Now),
             ("updated_at", Val::Now),
         ],
@@ -60,10 +83,10 @@ pub fn create(id: SecretId, project: ProjectId, name: &str, sealed: Vec<u8>, key
 }
 
 /// The version after `version`. Stale when somebody else was faster.
-pub fn replace(id: SecretId, version: i64, sealed: Vec<u8>, key_id: &str) -> Change {
+pub fn replace(id: SecretId, version: i64, sealed: Vec<u8>, key_id: &str, users: &str) -> Change {
     Change::Exec {
         sql: REPLACE.as_str().into(),
-        params: params![id, version, sealed, key_id],
+        params: params![id, version, sealed, key_id, users],
         expect: Expect::One,
     }
 }

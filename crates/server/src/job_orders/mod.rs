@@ -42,6 +42,7 @@ use crate::{
     plain_processes::Allowed,
     run_shape::RunShape,
     secrets::{Belongs, KeyError},
+    services,
 };
 
 /// Why there are no orders.
@@ -66,6 +67,12 @@ pub enum Unfit {
         missing(.names)
     )]
     MissingSecrets { names: Vec<String> },
+    #[error(
+        "start the job: secret `{}` is no longer for runs of this user; hint: a manager of the project changes that \
+         with `windlass secret set NAME --for …`",
+        names.join("`, `")
+    )]
+    WithheldSecrets { names: Vec<String> },
     #[error(
         "start the job: repository `{id}` is not known to the project any more; hint: submit the run again"
     )]
@@ -215,6 +222,11 @@ pub async fn addresses_known(hands: &Hands, loaded: &Loaded) -> Result<bool, Pas
 async fn spec_with_secrets(hands: &Hands, loaded: &Loaded) -> Result<JobSpec, OrderError> {
     let mut spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
     let names = resolve::secret_names(&spec);
+    let (project, user) = (loaded.job.project_id, loaded.run.user_id);
+    let withheld = services::secrets::withheld(&hands.db, project, user, &names).await?;
+    if !withheld.is_empty() {
+        return Err(Unfit::WithheldSecrets { names: withheld }.into());
+    }
     let mut values = BTreeMap::new();
     for name in names {
         if let Some(secret) = secrets::find(&hands.db, loaded.job.project_id, &name).await? {

@@ -24,7 +24,7 @@ use windlass_model::{
 use super::{Hands, because, due_in};
 use crate::{
     db::{
-        Change, Val, Written,
+        Change, Val, Written, backends,
         events::{self, Place, Target},
         instances::{self, Instance, NewInstance},
         passes::fleets::{self as rows, Loaded, Moved},
@@ -86,12 +86,13 @@ impl Pipeline for Fleets {
         if next.plan.create.is_empty() {
             return Ok(());
         }
-        let seen = self.market.seen().await;
+        let all = self.market.seen().await;
+        let seen = all.granted(&backends::granted(&self.hands.db, row.loaded.fleet.project_id).await?);
         next.offers = seen.for_fleet(&row.shape);
         next.offers.truncate(OFFERS_MAX);
         if next.offers.is_empty() {
             // Nothing to try is no try.
-            next.said = Some(no_offers(&seen, &row.shape));
+            next.said = Some(no_offers(&seen, &row.shape, all.offers.len() > seen.offers.len()));
             next.plan.create.clear();
             let fleet = &row.loaded.fleet;
             next.plan.attempts = u32::try_from(fleet.consolidation_attempt).unwrap_or_default();
@@ -215,11 +216,18 @@ pub(super) fn wish(
 }
 
 /// Why there is nothing to make.
-fn no_offers(seen: &Seen, shape: &FleetShape) -> String {
+fn no_offers(seen: &Seen, shape: &FleetShape, left_out: bool) -> String {
     let mut said = vec!["no backend offers what the fleet asks for".to_owned()];
     said.extend(seen.silent.iter().cloned());
     if seen.offers.is_empty() && seen.silent.is_empty() {
         said = vec!["no backend offers anything".to_owned()];
+    }
+    if left_out {
+        said.push(
+            "other backends are not granted to the project; hint: a global admin does that with \
+             `windlass project grant-backend`"
+                .to_owned(),
+        );
     }
     let limits = shape.own_limits();
     let mut misses: Vec<_> = seen.offers.iter().map(|offer| (shortfalls(offer, &limits), offer)).collect();

@@ -1,13 +1,13 @@
 //! Projects and members.
 
-use windlass_api::{operations::*, projects::*, server::Nothing};
+use windlass_api::{backends::GrantRequest, operations::*, projects::*, server::Nothing};
 
 use crate::{
     app::App,
     auth::{Caller, Scope},
     error::Result,
     http::Routes,
-    services::projects,
+    services::{grants, projects},
 };
 
 pub(super) fn mount(routes: Routes) -> Routes {
@@ -21,6 +21,21 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<AddMembers, _, _>(add_members)
         .project::<RemoveMembers, _, _>(remove_members)
         .project::<UpdateProject, _, _>(update)
+        .token::<SetMemberRights, _, _, _>(set_rights)
+        .token::<GrantBackend, _, _, _>(grant_backend)
+        .token::<RevokeBackend, _, _, _>(revoke_backend)
+}
+
+async fn set_rights(app: App, caller: Caller, asked: MemberRightsRequest) -> Result<Project> {
+    projects::set_rights(&app, &caller, &asked).await
+}
+
+async fn grant_backend(app: App, caller: Caller, asked: GrantRequest) -> Result<Project> {
+    grants::grant_backend(&app, &caller, &asked).await
+}
+
+async fn revoke_backend(app: App, caller: Caller, asked: GrantRequest) -> Result<Project> {
+    grants::revoke_backend(&app, &caller, &asked).await
 }
 
 async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Listing> {

@@ -18,7 +18,7 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<PlanRun, _, _>(plan)
         .project::<ApplyRun, _, _>(apply)
         .project::<StopRuns, _, _>(stop)
-        .project_stream::<ConnectJob, _, _>(connect)
+        .project_stream::<ConnectJob, _, _, _, _>(connect, may_connect)
         .project::<DeleteRuns, _, _>(delete)
 }
 
@@ -44,6 +44,10 @@ async fn stop(app: App, scope: Scope, asked: StopRequest) -> Result<()> {
 
 async fn connect(app: App, scope: Scope, asked: ConnectRequest) -> Result<Port> {
     runs::connect(&app, &scope, &asked).await
+}
+
+async fn may_connect(app: App, scope: Scope, asked: ConnectRequest) -> Result<()> {
+    runs::may_connect(&app, &scope, &asked).await
 }
 
 async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 use windlass_api::error::Code;
+use windlass_backend::local;
 use windlass_model::{
     config::Configuration,
     event::{Because, Entity, Event},
@@ -9,7 +10,7 @@ use windlass_model::{
     id::{FleetId, UserId},
 };
 
-use super::{project_keys, projects, runs::refused, users};
+use super::{grants, project_keys, projects, runs::refused, users};
 use crate::{
     app::App,
     auth::Token,
@@ -53,7 +54,7 @@ async fn try_ensure(app: &App) -> Result<Option<Token>> {
         }
     };
     if crate::db::projects::find(app.db(), PROJECT, id).await?.is_none() {
-        projects::add(app, id, PROJECT, false, None).await?;
+        projects::add_first(app, id, PROJECT).await?;
     }
     project_keys::ensure(app).await?;
     if app.settings().local {
@@ -84,6 +85,7 @@ async fn give_machine(app: &App, admin: UserId) -> Result<()> {
     let row = NewFleet {
         id,
         project_id: project.id,
+        user_id: None,
         name: FLEET.to_owned(),
         spec: spec.to_string(),
         spec_sealed: None,
@@ -94,7 +96,8 @@ async fn give_machine(app: &App, admin: UserId) -> Result<()> {
     let because = Because { actor: actor(None), reason: "first_start".into(), message };
     let about = About { entity: Entity::Fleet, id: id.0, name: FLEET, project: Some(project.id) };
     let created = Event::created::<fleet::Fleet>(id.0, fleet::Status::Active, because);
-    let unit = Unit::new().and([fleets::insert(row)]).and(record(db, None, &about, &created)?);
+    let granted = grants::grant_change(app, project.id, local::NAME)?;
+    let unit = Unit::new().and([fleets::insert(row), granted]).and(record(db, None, &about, &created)?);
     match db.write(unit).await {
         Ok(written) => written.done().map(drop).map_err(Error::from),
         // Another replica was faster, or somebody has a fleet of that name.

@@ -31,6 +31,26 @@ pub(super) fn check_keys(ssh: &SshConfig) -> Result<()> {
     Ok(())
 }
 
+/// Refuses addresses that hosts may not have. What a name means is looked at when it is dialled.
+pub(super) fn check_addresses(app: &App, ssh: &SshConfig) -> Result<()> {
+    let of_host =
+        |host: &Host| host.params().and_then(|own| own.proxy_jump.as_ref()).map(|jump| jump.hostname.clone());
+    let shared = ssh.proxy_jump.as_ref().map(|jump| jump.hostname.clone());
+    // What is behind a jump host is dialled from there.
+    let direct = ssh
+        .hosts
+        .iter()
+        .map(|host| of_host(host).or_else(|| shared.clone()).unwrap_or_else(|| host.hostname().to_owned()));
+    let allowed = &app.settings().allowed_hosts;
+    match { direct }.find(|host| !allowed.admits_literal(host)) {
+        None => Ok(()),
+        Some(host) => Err(Error::refused(format!(
+            "host `{host}` cannot be reached: its address is not allowed for hosts; hint: the operator of the server \
+             allows networks with `--allow-host-networks`"
+        ))),
+    }
+}
+
 fn check_key(whose: &str, key: Option<&SshKey>) -> Result<()> {
     let Some(private) = key.and_then(|key| key.private.as_deref()) else { return Ok(()) };
     Key::parse(private).map(|_| ()).map_err(|error| {

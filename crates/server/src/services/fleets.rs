@@ -6,7 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
-use windlass_api::{Document, fleets as wire, runs::ApplyAction};
+use windlass_api::{
+    Document, Operation, fleets as wire,
+    operations::{ApplyFleet, DeleteFleetInstances, DeleteFleets},
+    runs::ApplyAction,
+};
 use windlass_model::{
     config::{
         Configuration,
@@ -20,14 +24,14 @@ use windlass_model::{
 };
 
 use super::{
-    fleet_hosts, instances as instance_service, names, offers,
+    fleet_hosts, grants, instances as instance_service, names, offers,
     runs::{refused, visible},
 };
 use crate::{
     app::App,
     auth::{Caller, Scope},
     db::{
-        Change, Page, Unit, Written,
+        Change, Page, Unit, Written, backends,
         fleets::{self, Fleet, NewFleet, Query},
         instances::{self, NewInstance},
         projects,
@@ -181,8 +185,10 @@ fn hide_private_keys(value: &mut Value) {
 pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result<wire::FleetPlan> {
     let spec = Spec::read(&asked.spec)?;
     app.check_backends(spec.backends())?;
+    grants::check(app, scope, spec.backends()).await?;
     if let Some(ssh) = &spec.configuration.ssh_config {
         fleet_hosts::check_keys(ssh)?;
+        fleet_hosts::check_addresses(app, ssh)?;
     }
     let mut current = None;
     let mut action = ApplyAction::Create;
@@ -198,7 +204,9 @@ pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result
     }
     let shape = FleetShape::parse(&spec.open.to_string());
     let offers = if shape.creates() {
-        offers::for_fleet(&app.market().seen().await.offers, &shape.own_limits(), shape.blocks())
+        let granted = backends::granted(app.db(), scope.project.id).await?;
+        let seen = app.market().seen().await.granted(&granted);
+        offers::for_fleet(&seen.offers, &shape.own_limits(), shape.blocks())
     } else {
         Vec::new()
     };
@@ -225,8 +233,14 @@ fn can_update(found: &Fleet, spec: &Spec) -> Result<Result<(), diff::Forbidden>>
 pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Result<wire::Fleet> {
     let spec = Spec::read(&asked.plan.spec)?;
     app.check_backends(spec.backends())?;
+    grants::check(app, scope, spec.backends()).await?;
     if spec.ssh_config.is_some() && !scope.may_manage_ssh_fleets() {
-        return Err(Error::denied());
+        let name = &scope.project.name;
+        let user = &scope.caller.user.name;
+        return Err(Error::denied_as(format!(
+            "SSH fleets are managed by global admins and by members who were given that right; hint: \
+             `windlass project members {name} --allow-ssh-fleets {user}`, by a global admin"
+        )));
     }
     let (hosts, most) = (spec.hosts().len(), app.settings().limits.fleet_hosts);
     if hosts > most {
@@ -240,6 +254,9 @@ pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Resu
         }
         None => None,
     };
+    if let Some(found) = &found {
+        may_touch::<ApplyFleet>(scope, found)?;
+    }
     if let Some(name) =
         found.as_ref().filter(|found| found.termination_asked_at.is_some()).map(|found| &found.name)
     {
@@ -247,6 +264,7 @@ pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Resu
     }
     if let Some(ssh) = &spec.configuration.ssh_config {
         fleet_hosts::check_keys(ssh)?;
+        fleet_hosts::check_addresses(app, ssh)?;
         fleet_hosts::refuse_taken(app, scope.project.id, ssh, found.as_ref().map(|found| found.id)).await?;
     }
     let id = match found {
@@ -338,6 +356,7 @@ fn new_fleet(app: &App, scope: &Scope, spec: &Spec) -> Result<(FleetId, Unit)> {
     let row = NewFleet {
         id,
         project_id: scope.project.id,
+        user_id: Some(by),
         name: name.to_owned(),
         spec: spec.open.to_string(),
         spec_sealed: seal(app, id, spec.ssh_config.as_ref())?,
@@ -417,7 +436,7 @@ pub async fn delete(app: &App, scope: &Scope, asked: &wire::DeleteRequest) -> Re
     for name in asked.names.iter().collect::<BTreeSet<_>>() {
         // One that is gone is as it should be.
         let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? else { continue };
-        may_touch(scope, &found)?;
+        may_touch::<DeleteFleets>(scope, &found)?;
         let about = About { entity: Entity::Fleet, id: found.id.0, name, project: Some(found.project_id) };
         unit = unit.and([fleets::ask_delete(found.id)]).and(note(
             app.db(),
@@ -439,10 +458,9 @@ pub async fn delete(app: &App, scope: &Scope, asked: &wire::DeleteRequest) -> Re
     }
 }
 
-fn may_touch(scope: &Scope, found: &Fleet) -> Result<()> {
-    let spec: Value = serde_json::from_str(&found.spec)?;
-    let ssh = !spec["configuration"]["ssh_config"].is_null();
-    if ssh && !scope.may_manage_ssh_fleets() { Err(Error::denied()) } else { Ok(()) }
+/// To end a fleet takes no right to manage SSH fleets: no host is added by it.
+fn may_touch<O: Operation>(scope: &Scope, found: &Fleet) -> Result<()> {
+    scope.must_own::<O>(found.user_id, &format!("fleet `{}`", found.name))
 }
 
 /// Stores the wish that single instances end, for all of them or none.
@@ -450,7 +468,7 @@ pub async fn delete_instances(app: &App, scope: &Scope, asked: &wire::DeleteInst
     // What is gone with its fleet is as it should be.
     let found = fleets::find_by_name(app.db(), scope.project.id, &asked.name).await?;
     let Some(found) = found else { return Ok(()) };
-    may_touch(scope, &found)?;
+    may_touch::<DeleteFleetInstances>(scope, &found)?;
     let by = scope.caller.user.id;
     let members = instances::of_fleets(app.db(), &[found.id]).await?;
     let mut unit = Unit::new();

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
-use windlass_api::{managed_jobs as wire, projects::ProjectRole};
+use windlass_api::{managed_jobs as wire, operations::CancelManagedJobs, projects::ProjectRole};
 use windlass_model::{
     event::Entity,
     id::ManagedJobId,
@@ -335,6 +335,17 @@ pub async fn cancel(app: &App, scope: &Scope, asked: wire::CancelRequest) -> Res
     let manages = scope.role() >= Some(ProjectRole::Manager);
     if asked.all_users && !manages {
         return Err(Error::denied());
+    }
+    if let Some(numbers) = &asked.job_ids {
+        let query = Query {
+            project: Some(scope.project.id),
+            numbers: Some(numbers.clone()),
+            limit: i64::try_from(IDS_MAX).unwrap_or(i64::MAX),
+            ..Query::default()
+        };
+        for Named { job, .. } in rows::list(app.db(), &query).await? {
+            scope.must_own::<CancelManagedJobs>(Some(job.user_id), &format!("managed job {}", job.number))?;
+        }
     }
     let own = asked.all || asked.name.is_some() || !manages;
     let query = Query {

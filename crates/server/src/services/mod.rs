@@ -7,6 +7,7 @@ mod fleet_hosts;
 pub mod fleets;
 pub mod gateway_nodes;
 pub mod gateways;
+pub mod grants;
 pub mod instances;
 pub mod managed_jobs;
 pub mod names;

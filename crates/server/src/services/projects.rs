@@ -8,12 +8,12 @@ use windlass_model::{
     id::{ProjectId, UserId},
 };
 
-use super::{names, project_keys, users};
+use super::{grants, names, project_keys, users};
 use crate::{
     app::App,
     auth::{Caller, Scope},
     db::{
-        Change, Page, Unit, Written,
+        Change, Page, Unit, Written, backends,
         projects::{self, Asked, Member, Membership, Project, Seen},
         users as user_rows,
     },
@@ -61,12 +61,16 @@ pub async fn list_without_fleets(app: &App, caller: &Caller) -> Result<Vec<wire:
     shown(app, rows).await
 }
 
-/// With members and owners: two queries for any number of projects.
+/// With members, owners and grants: three queries for any number of projects.
 async fn shown(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
     let ids: Vec<ProjectId> = rows.iter().map(|project| project.id).collect();
     let mut members = BTreeMap::<ProjectId, Vec<Member>>::new();
     for member in projects::members(app.db(), &ids).await? {
         members.entry(member.project).or_default().push(member);
+    }
+    let mut granted = BTreeMap::<ProjectId, Vec<String>>::new();
+    for (project, kind) in backends::list_kinds(app.db(), &ids).await? {
+        granted.entry(project).or_default().push(kind);
     }
     let owners: BTreeSet<UserId> = rows.iter().map(|project| project.owner).collect();
     let owners: Vec<UserId> = owners.into_iter().collect();
@@ -83,6 +87,7 @@ async fn shown(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
                 members: members.remove(&project.id).unwrap_or_default().iter().map(shown_member).collect(),
                 is_public: project.is_public,
                 templates_repo: project.templates_repo,
+                granted_backends: granted.remove(&project.id).unwrap_or_default(),
                 project_name: project.name,
             })
         })
@@ -115,7 +120,8 @@ fn membership(role: ProjectRole) -> Membership {
         ProjectRole::Manager => ("manager", true),
         ProjectRole::User => ("user", false),
     };
-    Membership { role: word.to_owned(), can_manage_ssh_fleets: true, can_manage_secrets: manages }
+    // The right to manage SSH fleets comes with no role: global admins give it.
+    Membership { role: word.to_owned(), can_manage_ssh_fleets: false, can_manage_secrets: manages }
 }
 
 pub async fn read(app: &App, scope: &Scope) -> Result<wire::Project> {
@@ -123,7 +129,7 @@ pub async fn read(app: &App, scope: &Scope) -> Result<wire::Project> {
 }
 
 /// Reads past every cache.
-async fn again(app: &App, name: &str, user: UserId) -> Result<wire::Project> {
+pub(super) async fn again(app: &App, name: &str, user: UserId) -> Result<wire::Project> {
     let found = projects::find(app.db(), name, user).await?;
     let (project, _) = found.ok_or(Error::Unknown { msg: "Project not found" })?;
     shown(app, vec![project]).await?.pop().ok_or(Error::Unknown { msg: "Project not found" })
@@ -141,7 +147,7 @@ pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
     again(app, name, caller.user.id).await
 }
 
-/// Adds a project whose owner is its first admin.
+/// Adds a project whose owner is its first admin. It may use no backend before one is granted to it.
 pub async fn add(
     app: &App,
     owner: UserId,
@@ -149,18 +155,38 @@ pub async fn add(
     is_public: bool,
     templates_repo: Option<&str>,
 ) -> Result<ProjectId> {
+    let id = ProjectId(app.db().new_id()?);
+    insert(app, owner, projects::create(id, name, owner, is_public, templates_repo), id, name, Vec::new())
+        .await
+}
+
+/// Adds the project that every server has. It may use the server's backends.
+pub(super) async fn add_first(app: &App, owner: UserId, name: &str) -> Result<ProjectId> {
+    let id = ProjectId(app.db().new_id()?);
+    let granted = grants::first_grants(app, id)?;
+    insert(app, owner, projects::create(id, name, owner, false, None), id, name, granted).await
+}
+
+async fn insert(
+    app: &App,
+    owner: UserId,
+    created: Change,
+    id: ProjectId,
+    name: &str,
+    granted: Vec<Change>,
+) -> Result<ProjectId> {
     names::project(name)?;
     if projects::is_taken(app.db(), name).await? {
         return Err(Error::exists("Project"));
     }
-    let id = ProjectId(app.db().new_id()?);
     let about = About { entity: Entity::Project, id: id.0, name, project: Some(id) };
     let unit = Unit::new()
         .and([
-            projects::create(id, name, owner, is_public, templates_repo),
+            created,
             projects::set_member(id, owner, &membership(ProjectRole::Admin), 0),
             project_keys::draw(app, id, name)?,
         ])
+        .and(granted)
         .and(note(app.db(), Some(owner), &about, "created", "Project created".into())?);
     match app.db().write(unit).await {
         Ok(written) => written.done()?,
@@ -248,6 +274,38 @@ pub async fn add_members(app: &App, scope: &Scope, asked: wire::MembersRequest) 
     }
     let changes = set(scope.project.id, &wanted).collect();
     write(app, scope, changes, "members_added", "Project members added".into()).await
+}
+
+/// Only global admins: whoever makes a project of their own would give it to themself.
+pub async fn set_rights(
+    app: &App,
+    caller: &Caller,
+    asked: &wire::MemberRightsRequest,
+) -> Result<wire::Project> {
+    let found = projects::find(app.db(), &asked.project_name, caller.user.id).await?;
+    let (project, _) = found.ok_or_else(|| Error::absent("Project"))?;
+    let user = user_rows::by_name(app.db(), &asked.username).await?.ok_or_else(|| Error::absent("User"))?;
+    let about =
+        About { entity: Entity::Project, id: project.id.0, name: &project.name, project: Some(project.id) };
+    let given = asked.can_manage_ssh_fleets;
+    let message = match given {
+        true => format!("{} may manage SSH fleets", user.name),
+        false => format!("{} may no longer manage SSH fleets", user.name),
+    };
+    let unit = Unit::new().and([projects::set_ssh_right(project.id, user.id, given)]).and(note(
+        app.db(),
+        Some(caller.user.id),
+        &about,
+        "rights_set",
+        message,
+    )?);
+    match app.db().write(unit).await? {
+        Written::Done { .. } => {
+            app.access().forget();
+            again(app, &project.name, caller.user.id).await
+        }
+        Written::Stale { .. } => Err(Error::absent("Member")),
+    }
 }
 
 pub async fn remove_members(

@@ -1,9 +1,11 @@
 //! Secrets of projects, and turning the keys under everything that is sealed.
 
-use windlass_api::secrets as wire;
+use std::collections::BTreeSet;
+
+use windlass_api::secrets::{self as wire, SecretGroup, SecretUsers};
 use windlass_model::{
     event::Entity,
-    id::{ProjectId, SecretId},
+    id::{ProjectId, SecretId, UserId},
 };
 
 use super::names;
@@ -11,8 +13,9 @@ use crate::{
     app::App,
     auth::Scope,
     db::{
-        Unit, Written, sealed,
+        Db, DbError, Unit, Written, projects, sealed,
         secrets::{self, Secret},
+        users,
     },
     error::{Error, Result},
     events::{About, note},
@@ -20,6 +23,9 @@ use crate::{
     secrets::{Belongs, KeyError},
 };
 
+/// Whose runs may use a secret, as it is stored.
+const EVERYONE: &str = "everyone";
+const MANAGERS: &str = "managers";
 /// Two people set one secret at the same time: one of them tries again.
 const TRIES_MAX: usize = 5;
 
@@ -33,11 +39,12 @@ fn may(scope: &Scope) -> Result<()> {
 
 pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::Secret>> {
     may(scope)?;
-    let secrets = secrets::list(app.db(), scope.project.id).await?;
-    Ok(secrets
-        .into_iter()
-        .map(|secret| wire::Secret { id: secret.id.0, name: secret.name, value: None })
-        .collect())
+    let mut all = Vec::new();
+    for secret in secrets::list(app.db(), scope.project.id).await? {
+        let users = shown_users(app, &secret.users).await?;
+        all.push(wire::Secret { id: secret.id.0, name: secret.name, value: None, users });
+    }
+    Ok(all)
 }
 
 pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Secret> {
@@ -45,7 +52,89 @@ pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Secret> 
     let found = secrets::find(app.db(), scope.project.id, name).await?;
     let secret = found.ok_or_else(|| Error::absent("Secret"))?;
     let value = open(app, &secret)?;
-    Ok(wire::Secret { id: secret.id.0, name: secret.name, value: Some(value) })
+    let users = shown_users(app, &secret.users).await?;
+    Ok(wire::Secret { id: secret.id.0, name: secret.name, value: Some(value), users })
+}
+
+/// As they are stored: a word, or ids of members.
+async fn stored_users(app: &App, scope: &Scope, users: &SecretUsers) -> Result<String> {
+    let names = match users {
+        SecretUsers::Group(SecretGroup::Everyone) => return Ok(EVERYONE.to_owned()),
+        SecretUsers::Group(SecretGroup::Managers) => return Ok(MANAGERS.to_owned()),
+        SecretUsers::Named(names) if names.is_empty() => {
+            return Err(Error::field("users", "must be `everyone`, `managers` or names of members"));
+        }
+        SecretUsers::Named(names) => names,
+    };
+    let members = projects::members(app.db(), &[scope.project.id]).await?;
+    let mut ids = BTreeSet::new();
+    for name in names {
+        let member = members.iter().find(|member| member.user.name == *name);
+        let absent = || Error::refused(format!("`{name}` is no member of project `{}`", scope.project.name));
+        ids.insert(member.ok_or_else(absent)?.user.id);
+    }
+    Ok(serde_json::to_string(&ids)?)
+}
+
+async fn shown_users(app: &App, stored: &str) -> Result<SecretUsers> {
+    Ok(match stored {
+        EVERYONE => SecretUsers::Group(SecretGroup::Everyone),
+        MANAGERS => SecretUsers::Group(SecretGroup::Managers),
+        list => {
+            let ids: Vec<UserId> = serde_json::from_str(list)?;
+            let mut names: Vec<String> =
+                users::by_ids(app.db(), &ids).await?.into_iter().map(|user| user.name).collect();
+            names.sort();
+            SecretUsers::Named(names)
+        }
+    })
+}
+
+/// Those of the project's secrets that the runs of this user may not use. Managers may use all of them: they can read
+/// them, too.
+pub(crate) async fn withheld(
+    db: &Db,
+    project: ProjectId,
+    user: UserId,
+    names: &BTreeSet<String>,
+) -> Result<Vec<String>, DbError> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let found = secrets::named(db, project, names.iter().map(String::as_str)).await?;
+    let limited: Vec<Secret> = found.into_iter().filter(|secret| secret.users != EVERYONE).collect();
+    if limited.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (role, is_global_admin) = projects::role(db, project, user).await?;
+    if is_global_admin || matches!(role.as_deref(), Some("manager" | "admin")) {
+        return Ok(Vec::new());
+    }
+    // A list that cannot be read names nobody.
+    let is_named = |secret: &Secret| {
+        let ids: Vec<UserId> = serde_json::from_str(&secret.users).unwrap_or_default();
+        role.is_some() && ids.contains(&user)
+    };
+    Ok(limited.into_iter().filter(|secret| !is_named(secret)).map(|secret| secret.name).collect())
+}
+
+/// Refuses a run of this user that names secrets which it may not use.
+pub(crate) async fn check_use(
+    app: &App,
+    project: ProjectId,
+    user: UserId,
+    names: &BTreeSet<String>,
+) -> Result<()> {
+    let withheld = withheld(app.db(), project, user, names).await?;
+    if withheld.is_empty() {
+        return Ok(());
+    }
+    Err(Error::refused(format!(
+        "secret `{0}` is not for runs of this user; hint: a manager of the project changes that with \
+         `windlass secret set {1} --for …`",
+        withheld.join("`, `"),
+        withheld[0]
+    )))
 }
 
 /// The value of a stored secret. For answers to those who may, and for jobs.
@@ -63,35 +152,47 @@ pub async fn set(app: &App, scope: &Scope, asked: wire::SetRequest) -> Result<wi
         let more = setting(limits::SECRET_MAX);
         return Err(Error::refused(format!("secret value is longer than {most} characters; {more}")));
     }
+    let wanted = match &asked.users {
+        Some(users) => Some(stored_users(app, scope, users).await?),
+        None => None,
+    };
     for _ in 0..TRIES_MAX {
-        if let Some(id) = try_set(app, scope, &asked).await? {
-            return Ok(wire::Secret { id: id.0, name: asked.name, value: None });
+        if let Some((id, users)) = try_set(app, scope, &asked, wanted.as_deref()).await? {
+            let users = shown_users(app, &users).await?;
+            return Ok(wire::Secret { id: id.0, name: asked.name, value: None, users });
         }
     }
     Err(Error::Conflict { msg: "the secret is being changed by others" })
 }
 
-/// `None` when somebody else was faster.
-async fn try_set(app: &App, scope: &Scope, asked: &wire::SetRequest) -> Result<Option<SecretId>> {
+/// `None` when somebody else was faster. Without `users` they stay as they were.
+async fn try_set(
+    app: &App,
+    scope: &Scope,
+    asked: &wire::SetRequest,
+    users: Option<&str>,
+) -> Result<Option<(SecretId, String)>> {
     let project = scope.project.id;
     let seal = |version| app.keys().seal(&belongs(project, &asked.name, version), asked.value.as_bytes());
     let key = app.keys().sealing_id();
     let found = secrets::find(app.db(), project, &asked.name).await?;
+    let before = found.as_ref().map_or(EVERYONE, |old| old.users.as_str());
+    let users = users.unwrap_or(before).to_owned();
     let (id, change, reason, message) = match found {
         Some(old) => {
-            let change = secrets::replace(old.id, old.version, seal(old.version + 1)?, &key);
+            let change = secrets::replace(old.id, old.version, seal(old.version + 1)?, &key, &users);
             (old.id, change, "updated", "Secret updated")
         }
         None => {
             let id = SecretId(app.db().new_id()?);
-            let change = secrets::create(id, project, &asked.name, seal(1)?, &key);
+            let change = secrets::create(id, project, &asked.name, seal(1)?, &key, &users);
             (id, change, "created", "Secret created")
         }
     };
     let about = About { entity: Entity::Secret, id: id.0, name: &asked.name, project: Some(project) };
     let told = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
     match app.db().write(Unit::new().and([change]).and(told)).await {
-        Ok(Written::Done { .. }) => Ok(Some(id)),
+        Ok(Written::Done { .. }) => Ok(Some((id, users))),
         Ok(Written::Stale { .. }) => Ok(None),
         Err(error) if error.is_conflict_on("secrets_name_key") => Ok(None),
         Err(error) => Err(error.into()),
@@ -103,7 +204,7 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
     may(scope)?;
     let project = scope.project.id;
     let mut unit = Unit::new();
-    for name in names.iter().collect::<std::collections::BTreeSet<_>>() {
+    for name in names.iter().collect::<BTreeSet<_>>() {
         let found = secrets::find(app.db(), project, name).await?;
         let secret = found.ok_or_else(|| Error::absent("Secret"))?;
         let about = About { entity: Entity::Secret, id: secret.id.0, name, project: Some(project) };

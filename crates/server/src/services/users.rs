@@ -37,10 +37,19 @@ pub fn shown(user: &User) -> wire::User {
     }
 }
 
-/// With the private key, and with the token where it is known.
-async fn with_creds(app: &App, user: &User, token: Option<&Token>) -> Result<wire::UserWithCreds> {
-    let sealed = users::ssh_private_key(app.db(), user.id).await?;
-    let private = sealed.map(|sealed| open_key(app, user.id, &sealed)).transpose()?;
+/// With the private key where the user asks for themself, and with the token where it is known.
+async fn with_creds(
+    app: &App,
+    caller: &Caller,
+    user: &User,
+    token: Option<&Token>,
+) -> Result<wire::UserWithCreds> {
+    let private = if user.id == caller.user.id {
+        let sealed = users::ssh_private_key(app.db(), user.id).await?;
+        sealed.map(|sealed| open_key(app, user.id, &sealed)).transpose()?
+    } else {
+        None
+    };
     let wire::User { id, username, created_at, global_role, email, active, permissions, ssh_public_key } =
         shown(user);
     Ok(wire::UserWithCreds {
@@ -80,14 +89,14 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
 pub async fn mine(app: &App, caller: &Caller) -> Result<wire::UserWithCreds> {
     // The cached caller may be a moment old; the answer is not.
     let user = find(app, &caller.user.name).await?;
-    with_creds(app, &user, Some(&caller.token)).await
+    with_creds(app, caller, &user, Some(&caller.token)).await
 }
 
 pub async fn read(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
     caller.must_be(name)?;
     let user = find(app, name).await?;
     let own = (user.id == caller.user.id).then_some(&*caller.token);
-    with_creds(app, &user, own).await
+    with_creds(app, caller, &user, own).await
 }
 
 async fn find(app: &App, name: &str) -> Result<User> {
@@ -105,7 +114,7 @@ pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
     }
     let mut users = users::by_ids(app.db(), &[id]).await?;
     let user = users.pop().ok_or_else(|| Error::absent("User"))?;
-    with_creds(app, &user, Some(&token)).await
+    with_creds(app, caller, &user, Some(&token)).await
 }
 
 /// Adds a user with a key pair and a token, all in one unit.
@@ -168,7 +177,7 @@ pub async fn refresh_token(app: &App, caller: &Caller, name: &str) -> Result<wir
         .and(note(app.db(), Some(caller.user.id), &about, "token_refreshed", "User token refreshed".into())?);
     app.db().write(unit).await?.done()?;
     app.access().forget();
-    with_creds(app, &user, Some(&token)).await
+    with_creds(app, caller, &user, Some(&token)).await
 }
 
 pub async fn refresh_ssh_key(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
@@ -187,7 +196,7 @@ pub async fn refresh_ssh_key(app: &App, caller: &Caller, name: &str) -> Result<w
     app.db().write(unit).await?.done()?;
     app.access().forget();
     let own = (user.id == caller.user.id).then_some(&*caller.token);
-    with_creds(app, &find(app, name).await?, own).await
+    with_creds(app, caller, &find(app, name).await?, own).await
 }
 
 pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Value, json};
-use windlass_api::{Document, volumes as wire};
+use windlass_api::{Document, operations::DeleteVolumes, volumes as wire};
 use windlass_model::{
     config::{Configuration, job_spec::JobSpec},
     event::{Because, Entity, Event},
@@ -12,7 +12,7 @@ use windlass_model::{
 };
 
 use super::{
-    names,
+    grants, names,
     runs::{refused, visible},
 };
 use crate::{
@@ -125,6 +125,7 @@ pub async fn create(app: &App, scope: &Scope, asked: &wire::CreateRequest) -> Re
         return Err(Error::field("configuration", "the configuration is not a volume"));
     };
     app.check_backends([wanted.backend()])?;
+    grants::check(app, scope, [wanted.backend()]).await?;
     let generated = configuration["name"].is_null();
     for attempt in 0..NAMES_TRIED {
         if generated {
@@ -186,6 +187,7 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
     let mut unit = Unit::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
         let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
+        scope.must_own::<DeleteVolumes>(Some(found.user_id), &format!("volume `{name}`"))?;
         let about = About { entity: Entity::Volume, id: found.id.0, name, project: Some(found.project_id) };
         unit = unit.and(volumes::ask_delete(found.id)).and(note(
             app.db(),

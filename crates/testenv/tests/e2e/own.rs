@@ -23,7 +23,7 @@ fn serve(host: &Host) {
     }
     let start = format!(
         "cd /var/windlass && DOCKER_HOST=unix:///none setsid ./windlass server --host 0.0.0.0 --port {PORT} \
-         --data-dir /var/windlass/data --admin-token {TOKEN} > log 2>&1 < /dev/null &"
+         --data-dir /var/windlass/data --admin-token {TOKEN} --allow-host-networks 127.0.0.0/8 > log 2>&1 < /dev/null &"
     );
     assert!(host.run(&start).unwrap().status.success());
     let asked = Instant::now();

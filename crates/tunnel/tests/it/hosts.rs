@@ -2,8 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use windlass_dial::AllowedAddresses;
 use windlass_testkit::wait::eventually_async;
-use windlass_tunnel::{Backoff, Hosts, TunnelError};
+use windlass_tunnel::{Backoff, Hosts, Target, TunnelError};
 
 use crate::sshd::Sshd;
 
@@ -51,6 +52,24 @@ async fn a_corrected_way_to_a_host_is_taken_at_once() {
     let (right, _) = hosts.control(&1, &sshd.target()).await.unwrap();
     let (other, _) = hosts.control(&1, &stranger.target()).await.unwrap();
     assert!(!Arc::ptr_eq(&right, &other));
+}
+
+#[tokio::test]
+async fn hosts_and_jump_hosts_at_addresses_that_are_not_allowed_are_not_dialled() {
+    let sshd = Sshd::start();
+    let target = sshd.target();
+    let hosts = Hosts::new(Backoff::STANDARD).only(AllowedAddresses::External { but: Vec::new() });
+    let error = hosts.control(&1, &target).await.unwrap_err();
+    assert!(matches!(error, TunnelError::NotAllowed { .. }) && error.is_final(), "{error}");
+    let named = Target { host: "localhost".into(), ..target.clone() };
+    let error = hosts.control(&2, &named).await.unwrap_err();
+    assert!(matches!(error, TunnelError::NotAllowed { .. }), "by name: {error}");
+    let behind = Target { host: "192.0.2.1".into(), via: Some(Box::new(named)), ..target.clone() };
+    let error = hosts.control(&3, &behind).await.unwrap_err();
+    assert!(matches!(error.cause(), TunnelError::NotAllowed { .. }), "a jump host: {error}");
+    let but = vec!["127.0.0.0/8".parse().unwrap()];
+    let hosts = Hosts::new(Backoff::STANDARD).only(AllowedAddresses::External { but });
+    hosts.control(&1, &target).await.unwrap();
 }
 
 #[tokio::test]

@@ -28,6 +28,7 @@ on_both! {
     reuse_makes_nothing_and_says_so
     a_fleet_that_asks_for_something_else_replaces_what_is_idle
     an_instance_ends_when_asked_and_only_then
+    nothing_is_made_at_a_backend_that_the_project_was_not_granted
 }
 
 const SMALL: &str = "small";
@@ -334,5 +335,26 @@ async fn an_instance_ends_when_asked_and_only_then(ground: &Ground) {
     let left = stage.instances_are("pool", &["idle"]).await;
     assert_eq!(left[0]["instance_num"], 1);
     assert_eq!(cloud.book.lock().made.len(), 1);
+    stage.leave().await;
+}
+
+/// Also where a fleet names no backend at all.
+async fn nothing_is_made_at_a_backend_that_the_project_was_not_granted(ground: &Ground) {
+    let (stage, cloud) = one_cloud(ground).await;
+    stage.server.admin("/api/backends/revoke", json!({"project_name": "main", "backend": "aws"})).await;
+    stage.fleet("pool", json!({"nodes": {"min": 1, "max": 2}})).await;
+    let path = "/api/project/main/fleets/get";
+    stage
+        .until("a fleet that says why", path, json!({"name": "pool"}), |seen| {
+            seen["status_message"].as_str().is_some_and(|said| said.contains("grant-backend"))
+        })
+        .await;
+    stage.run("train", json!({"creation_policy": "reuse-or-create"})).await;
+    let run = stage.run_is("train", "failed").await;
+    assert!(run["latest_job_submission"]["instance_id"].is_null(), "{run:#}");
+    assert!(cloud.book.lock().made.is_empty());
+    stage.server.grant("main", "aws").await;
+    stage.poke("fleets").await;
+    stage.instances_are("pool", &["idle"]).await;
     stage.leave().await;
 }

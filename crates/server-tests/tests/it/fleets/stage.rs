@@ -162,6 +162,9 @@ impl Stage {
     ) -> (Self, Vec<Arc<Cloud>>) {
         let server = ground.start().await;
         let clouds = clouds(server.app.db());
+        for cloud in &clouds {
+            server.grant("main", cloud.name).await;
+        }
         let hosts = Arc::new(Hosts::default());
         let backends = || Backends::new(clouds.iter().map(|cloud| Arc::clone(cloud) as Arc<dyn Backend>));
         let agents = Arc::clone(&hosts) as Arc<dyn Agents>;

@@ -1,6 +1,6 @@
 //! What placement reads (the whole queue it claimed, the whole inventory) and how a seat is taken.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 use windlass_engine::{Held, Lease};
@@ -15,7 +15,7 @@ use windlass_model::{
 use super::{also_guarded, told};
 use crate::{
     db::{
-        Db, DbError, Unit, Val, Values, Written,
+        Db, DbError, Unit, Val, Values, Written, backends,
         fleets::Fleet,
         instances::{self, Instance, NewInstance},
         jobs::Job,
@@ -114,6 +114,8 @@ pub struct Stock {
     pub fleets: Vec<Fleet>,
     pub instances: Vec<Instance>,
     pub holds: Vec<Hold>,
+    /// Backends that the project may use.
+    pub granted: BTreeSet<String>,
 }
 
 /// Everything a project has.
@@ -128,6 +130,7 @@ pub async fn stock(db: &Db, project: ProjectId) -> Result<Stock, DbError> {
         fleets: fleets.into_iter().map(Fleet::read).collect::<Result<_, _>>()?,
         instances: instances.into_iter().map(Instance::read).collect::<Result<_, _>>()?,
         holds: holds.collect::<Result<_, DbError>>()?,
+        granted: backends::granted(db, project).await?,
     })
 }
 

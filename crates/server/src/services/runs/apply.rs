@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
-use windlass_api::runs as wire;
+use windlass_api::{operations::ApplyRun, runs as wire};
 use windlass_model::{
     config::Configuration,
     event::Entity,
@@ -58,6 +58,11 @@ async fn attempt(app: &App, scope: &Scope, asked: &wire::ApplyRequest, hash: &st
         Some(name) => runs::find_by_name(app.db(), scope.project.id, name).await?,
         None => None,
     };
+    if let Some(Named { run, .. }) = &current {
+        // A finished run of that name would be hidden, which is not for everybody either.
+        let what = format!("run `{}` is there already; it", run.name);
+        scope.must_own::<ApplyRun>(Some(run.user_id), &what)?;
+    }
     let id = match current {
         Some(current) if !current.run.finished => {
             let id = update(app, scope, &spec, asked, &current).await?;
@@ -121,6 +126,8 @@ async fn update(
     if changes.is_empty() {
         return Ok(current.run.id);
     }
+    // The run stays its creator's, and they can look into it.
+    spec.check_secrets(app, current.run.project_id, current.run.user_id).await?;
     let rolls = changes.iter().any(|change| change.how == How::Rolling);
     let run = &current.run;
     let paths: Vec<&str> = changes.iter().map(|change| change.path.as_str()).collect();

@@ -1,28 +1,23 @@
 //! Streams to ports of jobs, for the people whose jobs they are.
 
-use windlass_api::{projects::ProjectRole, runs::ConnectRequest};
+use windlass_api::{operations::ConnectJob, runs::ConnectRequest};
 use windlass_model::{id::SubmissionId, job::Status};
 
 use crate::{
     agents::{AgentError, Call, Port},
     app::App,
     auth::Scope,
-    db::{jobs, runs},
+    db::{
+        jobs::{self, Job},
+        runs,
+    },
     error::{Error, Result},
 };
 
 /// The submission must be one of that run, and the run one of this project. Whoever comes in sees what the owner of
 /// the run sees, so it is for them and for those who look after the project.
 pub async fn connect(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result<Port> {
-    let absent = || Error::absent("Job submission");
-    let job = jobs::find(app.db(), SubmissionId(asked.job_submission_id)).await?;
-    let job = job.filter(|job| job.project_id == scope.project.id).ok_or_else(absent)?;
-    let run = runs::find(app.db(), job.run_id).await?.filter(|run| run.run.name == asked.run_name);
-    let run = run.ok_or_else(absent)?;
-    let is_owner = run.run.user_id == scope.caller.user.id;
-    if !is_owner && scope.role() < Some(ProjectRole::Manager) {
-        return Err(Error::denied());
-    }
+    let job = find(app, scope, asked).await?;
     let instance = job
         .instance_id
         .filter(|_| job.status == Status::Running)
@@ -31,6 +26,21 @@ pub async fn connect(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result
         app.agents().ok_or_else(|| Error::refused("this replica of the server has no way to hosts"))?;
     let call = Call { instance, submission: job.id, epoch: job.lock_epoch };
     agents.connect(call, asked.port).await.map_err(|error| refusal(&error))
+}
+
+/// Whether the caller of an open stream still may have it.
+pub async fn may_connect(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result<()> {
+    find(app, scope, asked).await.map(drop)
+}
+
+async fn find(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result<Job> {
+    let absent = || Error::absent("Job submission");
+    let job = jobs::find(app.db(), SubmissionId(asked.job_submission_id)).await?;
+    let job = job.filter(|job| job.project_id == scope.project.id).ok_or_else(absent)?;
+    let run = runs::find(app.db(), job.run_id).await?.filter(|run| run.run.name == asked.run_name);
+    let run = run.ok_or_else(absent)?;
+    scope.must_own::<ConnectJob>(Some(run.run.user_id), &format!("run `{}`", run.run.name))?;
+    Ok(job)
 }
 
 fn refusal(error: &AgentError) -> Error {

@@ -14,10 +14,20 @@ pub(crate) mod submit;
 use std::collections::HashMap;
 
 use futures_util::future::try_join_all;
-use windlass_api::{Rendered, error::Code, operation::Access, runs as wire};
+use windlass_api::{
+    Rendered,
+    error::Code,
+    operation::Access,
+    operations::{DeleteRuns, StopRuns},
+    runs as wire,
+};
 use windlass_model::{event::Entity, id::RunId};
 
-pub use self::{apply::apply, connect::connect, plan::plan};
+pub use self::{
+    apply::apply,
+    connect::{connect, may_connect},
+    plan::plan,
+};
 pub(crate) use self::{
     shelf::Shelf,
     spec::{Spec, check_supported, refused},
@@ -186,6 +196,7 @@ pub async fn stop(app: &App, scope: &Scope, asked: &wire::StopRequest) -> Result
     for name in &asked.runs_names {
         let found = runs::find_by_name(app.db(), scope.project.id, name).await?;
         let Some(Named { run, .. }) = found.filter(|found| !found.run.finished) else { continue };
+        scope.must_own::<StopRuns>(Some(run.user_id), &format!("run `{name}`"))?;
         let about = About { entity: Entity::Run, id: run.id.0, name, project: Some(run.project_id) };
         let unit = Unit::new().and([runs::ask_stop(run.id, asked.abort, by)]).and(note(
             app.db(),
@@ -210,6 +221,9 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
     let mut found = Vec::new();
     for name in names.iter().collect::<std::collections::BTreeSet<_>>() {
         found.extend(runs::find_by_name(app.db(), scope.project.id, name).await?);
+    }
+    for Named { run, .. } in &found {
+        scope.must_own::<DeleteRuns>(Some(run.user_id), &format!("run `{}`", run.name))?;
     }
     if found.iter().any(|found| !found.run.finished) {
         return Err(Error::refused("active runs cannot be deleted; stop them first"));

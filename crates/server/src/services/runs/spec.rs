@@ -1,14 +1,20 @@
 //! A run spec that a client sent, read and completed.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 use windlass_api::{Document, error::Code};
-use windlass_model::config::{
-    Configuration,
-    derive::DefaultImages,
-    effective::effective_run_spec,
-    error::Diagnosis,
-    job_spec::JobSpec,
-    unsupported::{self, Review},
+use windlass_model::{
+    config::{
+        Configuration,
+        derive::DefaultImages,
+        effective::effective_run_spec,
+        error::Diagnosis,
+        job_spec::JobSpec,
+        resolve,
+        unsupported::{self, Review},
+    },
+    id::{ProjectId, UserId},
 };
 
 use crate::{
@@ -17,7 +23,7 @@ use crate::{
     db::repos,
     error::{Error, Result},
     run_shape::{RunShape, ShapeError},
-    services::{publishing::Published, volumes},
+    services::{publishing::Published, secrets, volumes},
 };
 
 /// What a job is called in a plan for a run that has no name yet.
@@ -107,6 +113,11 @@ impl Spec {
         unsupported::review(self.shape.configuration(), context)
     }
 
+    /// Whether runs of this user may use the secrets that it names.
+    pub(crate) async fn check_secrets(&self, app: &App, project: ProjectId, user: UserId) -> Result<()> {
+        secrets::check_use(app, project, user, &secret_names(&self.plan()?)).await
+    }
+
     /// What the spec points to must exist and belong to the caller or the project.
     pub(crate) async fn check_references(&self, app: &App, scope: &Scope) -> Result<()> {
         check_supported(&self.review(&scope.project.name))?;
@@ -124,8 +135,14 @@ impl Spec {
         }
         let jobs = self.plan()?;
         check_variables(&jobs)?;
+        secrets::check_use(app, scope.project.id, scope.caller.user.id, &secret_names(&jobs)).await?;
         volumes::check_mounts(app, scope.project.id, &jobs).await
     }
+}
+
+/// The secrets that the jobs of this specification name.
+fn secret_names(jobs: &[JobSpec]) -> BTreeSet<String> {
+    jobs.iter().flat_map(resolve::secret_names).collect()
 }
 
 /// What no program can be given is refused now, not on a host.

@@ -46,6 +46,7 @@ impl Cast {
         fleets::NewFleet {
             id,
             project_id: self.project,
+            user_id: Some(self.user),
             name: name.into(),
             spec: spec.to_string(),
             spec_sealed: None,

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use windlass_model::id::{FleetId, InstanceId, ProjectId, RunId, UserId, VolumeId};
 use windlass_server::{
     db::{
-        Db, Unit,
+        Db, Unit, backends,
         events::{Place, Target},
         projects, users,
     },
@@ -95,6 +95,7 @@ impl Cast {
                 ssh_private_key_sealed: Vec::new(),
             }),
             projects::create(self.project, "sim", self.user, false, None),
+            backends::grant(db.new_id()?, self.project, "mock"),
         ]);
         db.write(unit).await?.done()?;
         self.bring_hosts(db, world).await?;

@@ -28,8 +28,16 @@ async fn a_service_is_reached_through_the_server_by_members_alone_and_streams_bo
         let got = caller.with_token(token).get("/proxy/services/main/page/").unwrap();
         assert_eq!(got.status, status, "{got:?}");
     }
-    for path in ["/proxy/services/main/nobody/", "/proxy/services/other/page/", "/proxy/services/main"] {
-        assert_eq!(caller.get(path).unwrap().status, 404, "{path}");
+    for (path, status) in [
+        ("/proxy/services/main/nobody/", 404),
+        ("/proxy/services/other/page/", 403),
+        ("/proxy/services/main", 404),
+    ] {
+        assert_eq!(caller.get(path).unwrap().status, status, "{path}");
+    }
+    for (token, status) in [(None, 401), (Some("wrong"), 403)] {
+        let got = caller.with_token(token).get("/proxy/services/main/nobody/").unwrap();
+        assert_eq!(got.status, status, "as of a service that is there: {got:?}");
     }
     assert_eq!(caller.get("/proxy/services/main/page").unwrap().status, 308);
 
@@ -137,13 +145,13 @@ async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets
     });
     drains.await;
     // Nobody else comes to it any more, and it lives until it has answered.
-    assert_eq!(nobody.get("/proxy/services/main/open/").unwrap().status, 404);
+    assert_eq!(nobody.get("/proxy/services/main/open/").unwrap().status, 401);
     let itself = Caller::new(&format!("127.0.0.1:{port}")).with_token(None);
     assert_eq!(itself.get("/open").unwrap().status, 200);
     let got = read(slow).unwrap();
     assert_eq!((got.status, got.body.as_str()), (200, "slow"));
     stage.reaches("open", &["terminated"]).await;
-    assert_eq!(nobody.get("/proxy/services/main/open/").unwrap().status, 404);
+    assert_eq!(nobody.get("/proxy/services/main/open/").unwrap().status, 401);
 }
 
 #[tokio::test]

@@ -1,0 +1,227 @@
+//! Which addresses may be dialled at the wish of others.
+//!
+//! A user who names a host makes this machine connect to it. Addresses that mean this machine, or that only it can reach,
+//! are left out unless they were allowed.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    str::FromStr,
+};
+
+use crate::{LookupError, lookup};
+
+/// Where clouds tell a machine its own secrets, beside the link-local address that most use.
+const METADATA: [IpAddr; 3] = [
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+];
+
+/// Addresses with a common beginning: `10.0.0.0/8`, or a single one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    prefix: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("invalid network `{0}`: expected an address, or a network like `10.0.0.0/8`")]
+pub struct NetworkError(String);
+
+impl FromStr for Network {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
+        let wrong = || NetworkError(text.to_owned());
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix.parse::<u32>().map_err(|_| wrong())?)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let longest = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = prefix.unwrap_or(longest);
+        if prefix <= longest { Ok(Self { address, prefix }) } else { Err(wrong()) }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+impl Network {
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let differ = match (self.address, address.to_canonical()) {
+            (IpAddr::V4(ours), IpAddr::V4(theirs)) => u128::from(ours.to_bits() ^ theirs.to_bits()) << 96,
+            (IpAddr::V6(ours), IpAddr::V6(theirs)) => ours.to_bits() ^ theirs.to_bits(),
+            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => return false,
+        };
+        differ.leading_zeros() >= self.prefix
+    }
+}
+
+/// Which addresses are dialled.
+#[derive(Clone, Debug, Default)]
+pub enum AllowedAddresses {
+    /// All of them.
+    #[default]
+    Any,
+    /// None of this machine, loopback, link-local, multicast and metadata addresses, but those in the networks.
+    External { but: Vec<Network> },
+}
+
+/// Why a name was not turned into addresses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    #[error(transparent)]
+    Lookup(#[from] LookupError),
+    /// It has addresses, and none that may be dialled. Which ones is not said.
+    #[error("the address of {name} is not allowed")]
+    NotAllowed { name: String },
+}
+
+impl AllowedAddresses {
+    /// Whether an address that was written down may be dialled, as far as can be told without asking this machine.
+    /// A name may be: its addresses are looked at when it is dialled.
+    pub fn admits_literal(&self, host: &str) -> bool {
+        let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+        let Ok(address) = bare.parse() else { return true };
+        self.lists(address) || !is_special(address)
+    }
+
+    pub fn admits(&self, address: IpAddr) -> bool {
+        self.lists(address) || !(is_special(address) || is_own(address))
+    }
+
+    fn lists(&self, address: IpAddr) -> bool {
+        match self {
+            Self::Any => true,
+            Self::External { but } => but.iter().any(|network| network.contains(address)),
+        }
+    }
+
+    /// The addresses of a name that may be dialled. Whoever dials one of them dials what was checked here, whatever
+    /// the name means a moment later.
+    pub async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, AddressError> {
+        let mut found = lookup(name).await?;
+        found.retain(|address| self.admits(*address));
+        if found.is_empty() { Err(AddressError::NotAllowed { name: name.to_owned() }) } else { Ok(found) }
+    }
+}
+
+/// An address of version 4 in the clothes of version 6 is that address.
+fn plain(address: IpAddr) -> IpAddr {
+    let IpAddr::V6(six) = address.to_canonical() else { return address.to_canonical() };
+    match six.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
+            IpAddr::V4(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
+        }
+        _ => IpAddr::V6(six),
+    }
+}
+
+fn is_special(address: IpAddr) -> bool {
+    let address = plain(address);
+    METADATA.contains(&address)
+        || match address {
+            IpAddr::V4(four) => {
+                four.is_loopback()
+                    || four.is_link_local()
+                    || four.is_multicast()
+                    || four.is_broadcast()
+                    || four.octets()[0] == 0
+            }
+            IpAddr::V6(six) => {
+                six.is_loopback() || six.is_unspecified() || six.is_multicast() || six.is_unicast_link_local()
+            }
+        }
+}
+
+/// Whether the address is one of this machine: the way there begins where it ends. Nothing is sent.
+fn is_own(address: IpAddr) -> bool {
+    let address = plain(address);
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let from = UdpSocket::bind(SocketAddr::new(any, 0)).and_then(|socket| {
+        socket.connect(SocketAddr::new(address, 9))?;
+        socket.local_addr()
+    });
+    from.is_ok_and(|from| from.ip() == address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn external(but: &[&str]) -> AllowedAddresses {
+        AllowedAddresses::External { but: but.iter().map(|text| text.parse().unwrap()).collect() }
+    }
+
+    #[test]
+    fn special_addresses_are_not_dialled_however_they_are_written() {
+        let policy = external(&[]);
+        for text in [
+            "127.0.0.1",
+            "127.9.9.9",
+            "0.0.0.0",
+            "0.1.2.3",
+            "169.254.169.254",
+            "224.0.0.1",
+            "255.255.255.255",
+            "100.100.100.200",
+            "::",
+            "::1",
+            "::ffff:127.0.0.1",
+            "64:ff9b::7f00:1",
+            "64:ff9b::a9fe:a9fe",
+            "fe80::1",
+            "ff02::1",
+            "fd00:ec2::254",
+        ] {
+            assert!(!policy.admits(text.parse().unwrap()), "{text}");
+            assert!(!policy.admits_literal(text) && !policy.admits_literal(&format!("[{text}]")), "{text}");
+            assert!(AllowedAddresses::Any.admits(text.parse().unwrap()), "{text}");
+        }
+        for text in ["192.0.2.1", "10.1.2.3", "2001:db8::1", "fd12::1"] {
+            assert!(policy.admits(text.parse().unwrap()), "{text}");
+        }
+        assert!(policy.admits_literal("localhost"), "a name is looked at when it is dialled");
+    }
+
+    #[test]
+    fn networks_that_were_allowed_are_dialled() {
+        let policy = external(&["127.0.0.0/8", "::1", "169.254.1.0/24"]);
+        for text in ["127.0.0.1", "127.255.0.1", "::1", "169.254.1.7", "::ffff:127.0.0.1"] {
+            assert!(policy.admits(text.parse().unwrap()), "{text}");
+        }
+        for text in ["169.254.169.254", "::", "fe80::1"] {
+            assert!(!policy.admits(text.parse().unwrap()), "{text}");
+        }
+        for text in ["10.0.0.0/33", "::/129", "x", "10.0.0.0/", "/8", ""] {
+            assert!(text.parse::<Network>().is_err(), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_that_means_this_machine_is_not_dialled() {
+        let refused = external(&[]).lookup("localhost").await;
+        assert_eq!(refused, Err(AddressError::NotAllowed { name: "localhost".into() }));
+        let found = external(&["127.0.0.0/8"]).lookup("localhost").await.unwrap();
+        assert_eq!(found, [IpAddr::V4(Ipv4Addr::LOCALHOST)], "only what is allowed");
+    }
+
+    #[test]
+    fn an_address_of_this_machine_is_its_own() {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        // A machine without a way out has no address to try.
+        if socket.connect("192.0.2.1:9").is_ok() {
+            let own = socket.local_addr().unwrap().ip();
+            assert!(is_own(own) && !external(&[]).admits(own), "{own}");
+        }
+        assert!(!is_own("192.0.2.1".parse().unwrap()));
+    }
+}
