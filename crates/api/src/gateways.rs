@@ -208,7 +208,16 @@ impl std::fmt::Debug for CheckRequest {
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Check {
+    /// It opens the services of the project.
     pub allowed: bool,
+    /// It is a token of this server, whatever it opens: no service may be shown it.
+    #[serde(default = "known")]
+    pub known: bool,
+}
+
+/// Who does not say so is in doubt.
+fn known() -> bool {
+    true
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -46,6 +46,13 @@ operations! {
     /// Removes SSH public keys from the caller.
     DeletePublicKeys = "delete_public_keys": Post Json "/api/users/public_keys/delete" Token (users::DeletePublicKeysRequest) -> ();
 
+    /// The caller's tokens beside the first one.
+    ListTokens = "list_tokens": Post Json "/api/users/tokens/list" Token (server::Nothing) -> Vec<users::NamedToken>;
+    /// Makes a token with a name, a scope and an expiry. The answer holds it, and it is never shown again.
+    CreateToken = "create_token": Post Json "/api/users/tokens/create" Token (users::CreateTokenRequest) -> users::MadeToken;
+    /// Ends tokens by their names, at once.
+    RevokeTokens = "revoke_tokens": Post Json "/api/users/tokens/revoke" Token (users::RevokeTokensRequest) -> ();
+
     /// Projects the caller may see.
     ListProjects = "list_projects": Post Json "/api/projects/list" Token (projects::ListRequest) -> projects::Listing;
     /// The caller's projects that have no fleet.

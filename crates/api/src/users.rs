@@ -153,3 +153,180 @@ pub struct AddPublicKeyRequest {
 pub struct DeletePublicKeysRequest {
     pub ids: Vec<Uuid>,
 }
+
+/// What a token is good for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenScope {
+    /// Everything that its user may do.
+    #[default]
+    All,
+    /// To look: lists, plans, logs, metrics. No values of secrets and no keys.
+    Read,
+    /// To look, to run and to stop: runs, managed jobs, uploads, connections to jobs, requests to services.
+    Submit,
+    /// Requests to services of the user's projects, and nothing of the API.
+    Services,
+}
+
+impl TokenScope {
+    pub const ALL: [Self; 4] = [Self::All, Self::Read, Self::Submit, Self::Services];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Read => "read",
+            Self::Submit => "submit",
+            Self::Services => "services",
+        }
+    }
+
+    /// Whether a token of this scope may call an operation.
+    pub fn allows(self, operation: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Read => READS.contains(&operation),
+            Self::Submit => READS.contains(&operation) || SUBMITS.contains(&operation),
+            Self::Services => false,
+        }
+    }
+
+    /// Whether it opens services.
+    pub const fn opens_services(self) -> bool {
+        match self {
+            Self::All | Self::Submit | Self::Services => true,
+            Self::Read => false,
+        }
+    }
+}
+
+/// Operations that change nothing and show no secret. A new operation is in neither list until somebody puts it there.
+const READS: [&str; 37] = [
+    "read_metrics",
+    "list_pipelines",
+    "list_users",
+    "read_my_user",
+    "list_public_keys",
+    "list_projects",
+    "list_projects_without_fleets",
+    "read_project",
+    "list_secrets",
+    "list_events",
+    "list_repos",
+    "read_archive",
+    "list_runs",
+    "read_run",
+    "plan_run",
+    "poll_logs",
+    "stream_logs",
+    "read_job_metrics",
+    "read_service_metrics",
+    "list_gpus",
+    "check_managed_jobs",
+    "list_managed_jobs",
+    "read_managed_job",
+    "list_costs",
+    "list_fleets",
+    "list_project_fleets",
+    "read_fleet",
+    "plan_fleet",
+    "list_instances",
+    "read_instance",
+    "list_health_checks",
+    "list_volumes",
+    "list_project_volumes",
+    "read_volume",
+    "list_gateways",
+    "read_gateway",
+    "plan_gateway",
+];
+
+/// Operations that run things and end them.
+const SUBMITS: [&str; 9] = [
+    "apply_run",
+    "stop_runs",
+    "connect_job",
+    "launch_managed_jobs",
+    "cancel_managed_jobs",
+    "upload_code",
+    "upload_archive",
+    "init_repo",
+    "read_repo",
+];
+
+/// A token beside the first one.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct NamedToken {
+    pub name: String,
+    pub scope: TokenScope,
+    /// How it begins; empty where too little of it would be left.
+    pub prefix: String,
+    #[schemars(with = "crate::document::DateTime")]
+    pub created_at: Timestamp,
+    #[serde(default)]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub expires_at: Option<Timestamp>,
+    #[serde(default)]
+    #[schemars(with = "Option<crate::document::DateTime>")]
+    pub last_used_at: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CreateTokenRequest {
+    pub name: String,
+    #[serde(default)]
+    pub scope: TokenScope,
+    /// Seconds until it expires; as the server's `token_expiry` says, if not given.
+    #[serde(default)]
+    pub expires_in: Option<i64>,
+}
+
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
+pub struct MadeToken {
+    #[serde(flatten)]
+    pub about: NamedToken,
+    /// Shown here and never again.
+    pub token: String,
+}
+
+impl std::fmt::Debug for MadeToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MadeToken").field("about", &self.about).finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct RevokeTokensRequest {
+    pub names: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{READS, SUBMITS, TokenScope};
+    use crate::{Access, operations};
+
+    #[test]
+    fn scopes_name_operations_that_exist_and_no_admin_may_be_hidden_behind_one() {
+        for id in READS.iter().chain(&SUBMITS) {
+            assert!(operations::table().iter().any(|entry| entry.id == *id), "{id} is no operation");
+        }
+        for entry in operations::table() {
+            if matches!(entry.access, Access::Open | Access::Gateway) {
+                continue;
+            }
+            assert!(TokenScope::All.allows(entry.id));
+            assert!(!TokenScope::Services.allows(entry.id), "{}", entry.id);
+            assert!(
+                !TokenScope::Read.allows(entry.id) || TokenScope::Submit.allows(entry.id),
+                "{}",
+                entry.id
+            );
+        }
+        for hidden in
+            ["read_secret", "read_user", "create_token", "refresh_token", "refresh_ssh_key", "apply_fleet"]
+        {
+            assert!(!TokenScope::Submit.allows(hidden), "{hidden}");
+        }
+        assert!(!TokenScope::Read.allows("apply_run") && TokenScope::Submit.allows("apply_run"));
+    }
+}

@@ -221,6 +221,7 @@ fn start(dir: &Path, wishes: Wishes) -> Result<Login, Problem> {
         .arg(dir)
         // Not on the command line, which everybody on the machine can read.
         .env("WINDLASS_SERVER_ADMIN_TOKEN", &token)
+        .env_remove("WINDLASS_SERVER_ADMIN_TOKEN_FILE")
         .env_remove("WINDLASS_SERVER_DATA_DIR");
     match flags {
         Some(flags) => command.args(flags),

@@ -3,6 +3,8 @@
 use std::{
     collections::HashMap,
     net::IpAddr,
+    sync::Arc,
+    task::Context,
     time::{Duration, Instant},
 };
 
@@ -11,7 +13,7 @@ use hyper::{
     HeaderMap,
     header::{self, HeaderValue},
 };
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use sha2::{Digest as _, Sha256};
 
 /// Cookies with this start are ours: never shown to a service, never set by one.
@@ -20,7 +22,8 @@ pub const COOKIE_PREFIX: &str = "__Host-windlass-";
 pub const COOKIE: &str = "__Host-windlass-session";
 /// Where a replica finds out who calls.
 pub const IDENTITY: &str = "x-windlass-identity";
-const TOKEN_PREFIX: &[u8] = b"wl_";
+/// Of users and gateways, and of the queue.
+const TOKEN_PREFIXES: [&[u8]; 2] = [b"wl_", b"v2/wlass-"];
 const TOKEN_MAX: usize = 4096;
 
 /// What the gatekeeper says.
@@ -40,6 +43,45 @@ pub enum Verdict {
 pub trait Gatekeeper: Send + Sync + 'static {
     /// `peer` is where the caller sits: who guesses tokens is known by it.
     fn check<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Verdict>;
+
+    /// Whether a token is one of the server's, whatever it opens: no service may be shown it. Nothing when nobody
+    /// could be asked.
+    fn knows<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>>;
+
+    /// Returns when a token that opened the project does so no longer, a few seconds later at most.
+    fn lost(&self, token: &str, project: &str) -> BoxFuture<'static, ()>;
+}
+
+/// The rights that an answer rests on which may last.
+pub(crate) struct Rights {
+    gatekeeper: Arc<dyn Gatekeeper>,
+    token: String,
+    project: String,
+    /// Made when somebody waits for the first time: most answers are whole before. Never locked: the lock only lets a
+    /// request with this inside be looked at from two threads.
+    lost: Mutex<Option<BoxFuture<'static, ()>>>,
+}
+
+impl Rights {
+    pub(crate) fn new(gatekeeper: &Arc<dyn Gatekeeper>, token: &str, project: &str) -> Self {
+        Self {
+            gatekeeper: Arc::clone(gatekeeper),
+            token: token.to_owned(),
+            project: project.to_owned(),
+            lost: Mutex::new(None),
+        }
+    }
+
+    /// Whether they are gone. Asked again when they are.
+    pub(crate) fn is_lost(&mut self, cx: &mut Context<'_>) -> bool {
+        let lost = self.lost.get_mut();
+        let lost = lost.get_or_insert_with(|| self.gatekeeper.lost(&self.token, &self.project));
+        lost.as_mut().poll(cx).is_ready()
+    }
+
+    pub(crate) fn is_watched(&mut self) -> bool {
+        self.lost.get_mut().is_some()
+    }
 }
 
 /// How long answers are believed.
@@ -107,6 +149,28 @@ impl<G: Gatekeeper> Gatekeeper for Cached<G> {
             verdict
         })
     }
+
+    fn knows<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
+        Box::pin(async move {
+            // The names of projects hold no such byte: no answer of the one kind is taken for the other.
+            let key: [u8; 32] =
+                Sha256::new().chain_update(project).chain_update([1]).chain_update(token).finalize().into();
+            let now = Instant::now();
+            if let Some(answer) = self.answers.read().get(&key)
+                && answer.until > now
+            {
+                return Some(matches!(answer.verdict, Verdict::Allow { .. }));
+            }
+            let is_known = self.inner.knows(token, project, peer).await?;
+            let verdict = if is_known { Verdict::Allow { identity: None } } else { Verdict::Deny };
+            self.remember(key, &verdict, now);
+            Some(is_known)
+        })
+    }
+
+    fn lost(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
+        self.inner.lost(token, project)
+    }
 }
 
 /// The token of a request, and whether it is in `Authorization`.
@@ -131,12 +195,22 @@ pub(crate) fn token(headers: &HeaderMap) -> Option<(&str, bool)> {
 
 fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, token) = value.as_bytes().split_at_checked(7)?;
-    (scheme.eq_ignore_ascii_case(b"bearer ")).then(|| token.trim_ascii()).filter(|token| !token.is_empty())
+    // The queue's clients write `OAuth2`, which is as long.
+    let is_known = scheme.eq_ignore_ascii_case(b"bearer ") || scheme.eq_ignore_ascii_case(b"oauth2 ");
+    is_known.then(|| token.trim_ascii()).filter(|token| !token.is_empty())
 }
 
-/// Whether an `Authorization` carries a token of ours, wherever it was sent.
+/// Whether an `Authorization` carries what looks like a token of ours, wherever it was sent.
 pub(crate) fn is_ours(value: &HeaderValue) -> bool {
-    bearer(value).is_some_and(|token| token.starts_with(TOKEN_PREFIX))
+    bearer(value).is_some_and(|token| TOKEN_PREFIXES.iter().any(|prefix| token.starts_with(prefix)))
+}
+
+/// The tokens in `Authorization` that do not look like ours, but may be: an operator chooses what they like.
+pub(crate) fn doubtful(headers: &HeaderMap) -> impl Iterator<Item = Option<&str>> {
+    let values = headers.get_all(header::AUTHORIZATION).iter().filter(|value| !is_ours(value));
+    values
+        .filter_map(bearer)
+        .map(|token| std::str::from_utf8(token).ok().filter(|token| token.len() <= TOKEN_MAX))
 }
 
 #[cfg(test)]
@@ -158,6 +232,20 @@ mod tests {
                 _ => Verdict::Deny,
             };
             Box::pin(std::future::ready(verdict))
+        }
+
+        fn knows<'a>(
+            &'a self,
+            token: &'a str,
+            _project: &'a str,
+            _peer: IpAddr,
+        ) -> BoxFuture<'a, Option<bool>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Box::pin(std::future::ready((token != "away").then_some(token == "good")))
+        }
+
+        fn lost(&self, _token: &str, _project: &str) -> BoxFuture<'static, ()> {
+            Box::pin(std::future::pending())
         }
     }
 
@@ -183,6 +271,16 @@ mod tests {
         gate.forget();
         gate.check("good", "a", HERE).await;
         assert_eq!(asked(&gate), 4);
+        for (token, known, times) in [
+            ("good", Some(true), 5),
+            ("good", Some(true), 5),
+            ("bad", Some(false), 6),
+            ("bad", Some(false), 6),
+        ] {
+            assert_eq!((gate.knows(token, "a", HERE).await, asked(&gate)), (known, times), "{token}");
+        }
+        assert_eq!((gate.knows("away", "a", HERE).await, gate.knows("away", "a", HERE).await), (None, None));
+        assert_eq!(asked(&gate), 8, "silence is not remembered");
     }
 
     #[tokio::test]
@@ -214,6 +312,7 @@ mod tests {
         };
         assert_eq!(find("authorization", "Bearer x"), Some(("x".to_owned(), true)));
         assert_eq!(find("authorization", "bearer  x "), Some(("x".to_owned(), true)));
+        assert_eq!(find("authorization", "OAuth2 x"), Some(("x".to_owned(), true)));
         assert_eq!(find("authorization", "Basic x"), None);
         assert_eq!(find("authorization", "Bearer "), None);
         assert_eq!(find("cookie", "a=b; __Host-windlass-session=y"), Some(("y".to_owned(), false)));

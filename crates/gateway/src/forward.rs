@@ -279,7 +279,11 @@ impl Tries {
     ) -> Result<(), Say> {
         let nobody_answered = match failure {
             Failure::Write(_) | Failure::Read(_) | Failure::Silent | Failure::Cut => true,
-            Failure::Malformed(_) | Failure::HeadTooLarge | Failure::Late | Failure::Request(_) => false,
+            Failure::Malformed(_)
+            | Failure::HeadTooLarge
+            | Failure::Late
+            | Failure::Request(_)
+            | Failure::Denied => false,
         };
         if !nobody_answered || (sent && !is_idempotent(method)) {
             return Err(tell(failure));
@@ -321,6 +325,7 @@ fn tell(failure: &Failure) -> Say {
         Failure::Request(Fault::Stalled { .. }) => StatusCode::REQUEST_TIMEOUT,
         Failure::Request(Fault::Length | Fault::Caller(_)) => StatusCode::BAD_REQUEST,
         Failure::Late => StatusCode::GATEWAY_TIMEOUT,
+        Failure::Denied => StatusCode::FORBIDDEN,
         Failure::Write(_)
         | Failure::Read(_)
         | Failure::Silent
@@ -359,7 +364,7 @@ fn pass_on(
             headers.insert(header::UPGRADE, protocol);
         }
         if let Some(on_upgrade) = errand.on_upgrade {
-            tunnel::open(on_upgrade, conn, outstanding, tally);
+            tunnel::open(on_upgrade, conn, outstanding, tally, errand.rights);
         }
         let mut response = Response::new(Reply::text(bytes::Bytes::new()));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -372,6 +377,7 @@ fn pass_on(
         reading: answer.framing.into(),
         sending: (!sending.is_done()).then_some(sending),
         keep_alive: answer.keep_alive,
+        rights: errand.rights,
         outstanding,
         tally,
     };

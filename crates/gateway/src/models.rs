@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    auth::{self, Verdict},
+    auth::{self, Rights, Verdict},
     body::Outgoing,
     headers::Origin,
     proxy::Proxy,
@@ -86,7 +86,7 @@ where
     let (project, call) =
         path.and_then(|path| path.find('/').map(|at| path.split_at(at))).ok_or_else(unknown)?;
     let (project, call) = (project.to_owned(), call.to_owned());
-    let identity = admit(proxy, origin, request.headers(), &project).await?;
+    let admitted = admit(proxy, origin, request.headers(), &project).await?;
     if call == "/models" && request.method() == Method::GET {
         return Ok(json_response(StatusCode::OK, &list(&proxy.routes, &project)));
     }
@@ -104,7 +104,7 @@ where
     // The body is whole now, whatever framed it before.
     parts.headers.remove(header::TRANSFER_ENCODING);
     parts.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
-    Ok(proxy.vouched(live, origin, identity, Request::from_parts(parts, Outgoing::from(body))).await)
+    Ok(proxy.vouched(live, origin, admitted, Request::from_parts(parts, Outgoing::from(body))).await)
 }
 
 fn unknown() -> Refused {
@@ -117,13 +117,13 @@ async fn admit(
     origin: &Origin,
     headers: &HeaderMap,
     project: &str,
-) -> Result<Option<HeaderValue>, Refused> {
+) -> Result<(Option<HeaderValue>, Rights), Refused> {
     let refused = |status, text: &str| Err(Refused(status, "authentication_error", text.to_owned()));
     let Some((token, _)) = auth::token(headers) else {
         return refused(StatusCode::UNAUTHORIZED, "a token of a project member is needed as the API key");
     };
     match proxy.gatekeeper.check(token, project, origin.peer.ip()).await {
-        Verdict::Allow { identity } => Ok(identity),
+        Verdict::Allow { identity } => Ok((identity, Rights::new(&proxy.gatekeeper, token, project))),
         Verdict::Deny => refused(StatusCode::FORBIDDEN, "the token is not that of a member of this project"),
         Verdict::Unknown => refused(StatusCode::SERVICE_UNAVAILABLE, "the token cannot be checked now"),
     }

@@ -16,7 +16,7 @@ use hyper::{
 use crate::{
     access::{AccessLog, Record},
     answer::Say,
-    auth::{self, Gatekeeper, Verdict},
+    auth::{self, Gatekeeper, Rights, Verdict},
     body::Outgoing,
     connect::Connector,
     cors,
@@ -76,6 +76,8 @@ pub(crate) struct Errand<'a> {
     pub(crate) ours: bool,
     pub(crate) identity: Option<HeaderValue>,
     pub(crate) on_upgrade: Option<OnUpgrade>,
+    /// What the answer ends with; nothing where anybody may ask.
+    pub(crate) rights: Option<Rights>,
 }
 
 impl Errand<'_> {
@@ -145,11 +147,12 @@ impl Proxy {
         &self,
         live: Arc<Live>,
         origin: &Origin,
-        identity: Option<HeaderValue>,
+        (identity, rights): (Option<HeaderValue>, Rights),
         request: Request<B>,
     ) -> Response<Reply> {
         match admit(origin, request) {
             Ok((mut errand, body)) => {
+                errand.rights = Some(rights);
                 errand.vouched = true;
                 errand.ours = true;
                 errand.identity = identity;
@@ -214,6 +217,8 @@ impl Proxy {
         }
         if service.auth && !errand.vouched {
             self.check_token(&service.project, errand).await?;
+        } else if !errand.vouched {
+            errand.ours = self.carries_ours(live, errand).await;
         }
         let length = content_length(&errand.parts.headers).ok().flatten().or_else(|| body.length());
         if let (Some(max), Some(length)) = (service.body_max, length)
@@ -226,6 +231,19 @@ impl Proxy {
         Ok(None)
     }
 
+    /// Whether the `Authorization` that a service without tokens was sent holds one of ours all the same.
+    async fn carries_ours(&self, live: &Live, errand: &Errand<'_>) -> bool {
+        for token in auth::doubtful(&errand.parts.headers) {
+            let Some(token) = token else { continue };
+            let known = self.gatekeeper.knows(token, &live.service.project, errand.origin.peer.ip()).await;
+            // In doubt it is.
+            if known != Some(false) {
+                return true;
+            }
+        }
+        false
+    }
+
     async fn check_token(&self, project: &str, errand: &mut Errand<'_>) -> Result<(), Say> {
         let Some((token, field)) = auth::token(&errand.parts.headers) else {
             let text = "this service needs a token of a project member, as `Authorization: Bearer TOKEN`";
@@ -233,6 +251,8 @@ impl Proxy {
         };
         match self.gatekeeper.check(token, project, errand.origin.peer.ip()).await {
             Verdict::Allow { identity } => {
+                let rights = Rights::new(&self.gatekeeper, token, project);
+                errand.rights = Some(rights);
                 errand.ours = field;
                 errand.identity = identity;
                 Ok(())
@@ -257,8 +277,17 @@ fn admit<'a, B: Into<Outgoing>>(
     let (parts, body) = request.into_parts();
     let asked = headers::check(&parts)?;
     let on_upgrade = wish.filter(|_| asked.upgrade.is_some());
-    let errand =
-        Errand { origin, parts, asked, mount: "", vouched: false, ours: false, identity: None, on_upgrade };
+    let errand = Errand {
+        origin,
+        parts,
+        asked,
+        mount: "",
+        vouched: false,
+        ours: false,
+        identity: None,
+        on_upgrade,
+        rights: None,
+    };
     Ok((Box::new(errand), body.into()))
 }
 

@@ -15,6 +15,7 @@ use hyper::{
 
 use crate::{
     access::{AccessLog, Record},
+    auth::Rights,
     body::Piece,
     headers::is_trailer,
     replica::Outstanding,
@@ -54,6 +55,8 @@ pub(crate) struct Flow {
     /// What of the request is still to be sent: a replica may answer before it has heard all.
     pub(crate) sending: Option<Sending>,
     pub(crate) keep_alive: bool,
+    /// What the caller must go on having.
+    pub(crate) rights: Option<Rights>,
     pub(crate) outstanding: Outstanding,
     pub(crate) tally: Tally,
 }
@@ -61,6 +64,14 @@ pub(crate) struct Flow {
 impl Flow {
     fn is_over(&self) -> bool {
         matches!(self.reading, Reading::End | Reading::Sized(0))
+    }
+
+    /// The caller may not hear the rest.
+    fn deny(&mut self) -> Poll<Option<Result<Frame<Bytes>, CutShort>>> {
+        self.keep_alive = false;
+        self.conn = None;
+        self.rights = None;
+        Poll::Ready(Some(Err(CutShort(Failure::Denied))))
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutShort>>> {
@@ -78,7 +89,15 @@ impl Flow {
                 Poll::Pending => {}
             }
         }
-        match ready!(conn.poll_body(&mut self.reading, cx)) {
+        // What comes after the rights were lost is not passed on, however much of it is there.
+        if self.rights.as_mut().is_some_and(|rights| rights.is_watched() && rights.is_lost(cx)) {
+            return self.deny();
+        }
+        let body = conn.poll_body(&mut self.reading, cx);
+        if body.is_pending() && self.rights.as_mut().is_some_and(|rights| rights.is_lost(cx)) {
+            return self.deny();
+        }
+        match ready!(body) {
             None => Poll::Ready(None),
             Some(Ok(Piece::Data(data))) => {
                 self.tally.bytes_out += data.len() as u64;

@@ -1,15 +1,23 @@
-//! After a change of protocol (a WebSocket): bytes both ways, until one side ends.
+//! After a change of protocol (a WebSocket): bytes both ways, until one side ends or the caller may not any longer.
+
+use std::{future::poll_fn, task::Poll};
 
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::{replica::Outstanding, reply::Tally, upstream::Conn};
+use crate::{auth::Rights, replica::Outstanding, reply::Tally, upstream::Conn};
 
 /// Copied at once in each direction.
 const BUFFER: usize = 16 * 1024;
 
-pub(crate) fn open(caller: OnUpgrade, conn: Box<Conn>, outstanding: Outstanding, tally: Tally) {
+pub(crate) fn open(
+    caller: OnUpgrade,
+    conn: Box<Conn>,
+    outstanding: Outstanding,
+    tally: Tally,
+    mut rights: Option<Rights>,
+) {
     tokio::spawn(async move {
         // The account and the replica's count are closed with the tunnel, not with the head of the answer.
         let (_outstanding, mut tally) = (outstanding, tally);
@@ -25,12 +33,22 @@ pub(crate) fn open(caller: OnUpgrade, conn: Box<Conn>, outstanding: Outstanding,
             return;
         }
         drop(first);
-        match tokio::io::copy_bidirectional_with_sizes(&mut caller, &mut replica, BUFFER, BUFFER).await {
-            Ok((up, down)) => {
-                tally.bytes_in = up;
-                tally.bytes_out += down;
+        let lost = poll_fn(|cx| {
+            let is_lost = rights.as_mut().is_some_and(|rights| rights.is_lost(cx));
+            if is_lost { Poll::Ready(()) } else { Poll::Pending }
+        });
+        tokio::select! {
+            biased;
+            () = lost => tally.cut = true,
+            copied = tokio::io::copy_bidirectional_with_sizes(&mut caller, &mut replica, BUFFER, BUFFER) => {
+                match copied {
+                    Ok((up, down)) => {
+                        tally.bytes_in = up;
+                        tally.bytes_out += down;
+                    }
+                    Err(_) => tally.cut = true,
+                }
             }
-            Err(_) => tally.cut = true,
         }
     });
 }

@@ -36,7 +36,7 @@ pub enum Source {
 /// A host with replicas.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Site {
-    /// What its agent asks for at the door.
+    /// What is shown at its agent's door: a pass to the ports of these replicas, and nothing more.
     pub credential: String,
     pub way: Way,
 }

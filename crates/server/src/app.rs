@@ -18,12 +18,13 @@ use crate::{
     config::Settings,
     db::Db,
     error::Error,
-    logs::{archive::Archive, tail::Tails},
+    logs::{archive::Archive, mask::Masks, tail::Tails},
     market::Market,
     metrics::Metrics,
     pace::Buckets,
     secrets::Keyring,
     services::runs::Shelf,
+    stream_rights::StreamRights,
 };
 
 #[derive(Clone)]
@@ -42,8 +43,10 @@ struct Inner {
     db: Db,
     settings: Settings,
     keys: Arc<Keyring>,
+    masks: Masks,
     metrics: Metrics,
     access: AccessCache,
+    stream_rights: StreamRights,
     paces: Buckets,
     hints: Hints,
     logs: Arc<Archive>,
@@ -81,14 +84,18 @@ impl App {
         getrandom::fill(&mut process)?;
         let logs = Arc::new(Archive::new(settings.log_store.open(settings.data_dir.join("logs"))?));
         let hints = Hints::new();
-        let tails = Tails::new(db.clone(), Arc::clone(&logs), hints.clone());
+        let keys = Arc::new(keys);
+        let masks = Masks::new(db.clone(), Arc::clone(&keys), settings.mask_secrets);
+        let tails = Tails::new(db.clone(), Arc::clone(&logs), hints.clone(), masks.clone());
         Ok(Self(Arc::new(Inner {
             db,
             paces: Buckets::new(settings.paces),
             settings,
-            keys: Arc::new(keys),
+            keys,
+            masks,
             metrics: Metrics::new(),
             access: AccessCache::default(),
+            stream_rights: StreamRights::default(),
             hints,
             logs,
             market: Market::new(backends.clone()),
@@ -128,6 +135,11 @@ impl App {
         &self.0.access
     }
 
+    /// Streams that end when the rights of their callers do.
+    pub(crate) fn stream_rights(&self) -> &StreamRights {
+        &self.0.stream_rights
+    }
+
     /// How fast callers go.
     pub fn paces(&self) -> &Buckets {
         &self.0.paces
@@ -160,6 +172,11 @@ impl App {
     /// Where machines come from.
     pub fn backends(&self) -> &Backends {
         &self.0.backends
+    }
+
+    /// What is hidden in them.
+    pub(crate) fn masks(&self) -> &Masks {
+        &self.0.masks
     }
 
     /// Those who follow them.

@@ -7,6 +7,7 @@
 use std::{
     collections::{HashMap, HashSet},
     hash::Hash,
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -24,6 +25,7 @@ use windlass_api::{
     Access, Operation,
     operation::{CallerRole, Ownership},
     projects::ProjectRole,
+    users::TokenScope,
 };
 use windlass_model::id::{GatewayId, UserId};
 
@@ -40,6 +42,8 @@ use crate::{
 
 /// How long another replica may go on believing a token that was revoked here.
 const LIFE: Duration = Duration::from_secs(1);
+/// How long it is believed that a token is none of ours. It is about what services are shown, not about who may do what.
+const OURS_LIFE: Duration = Duration::from_secs(10);
 /// Entries of each kind. When full, all are forgotten: they live for a second anyway.
 const ENTRIES_MAX: usize = 10_000;
 const PREFIX: &str = "wl_";
@@ -89,9 +93,21 @@ pub struct Caller {
     pub user: Arc<User>,
     /// What was presented, so that its owner can be shown it again.
     pub token: Arc<Token>,
+    /// What it is good for.
+    pub scope: TokenScope,
 }
 
 impl Caller {
+    /// Whether the token that was shown is good for an operation, whoever's it is.
+    pub fn must_reach(&self, operation: &str) -> Result<()> {
+        if self.scope.allows(operation) { Ok(()) } else { Err(out_of_scope()) }
+    }
+
+    /// Whether it opens services.
+    pub fn must_open_services(&self) -> Result<()> {
+        if self.scope.opens_services() { Ok(()) } else { Err(out_of_scope()) }
+    }
+
     /// The levels that need no project. Where the body decides, its handler goes on to ask.
     pub fn must(&self, access: Access) -> Result<()> {
         let role = if self.user.admin { CallerRole::GlobalAdmin } else { CallerRole::Outsider };
@@ -103,6 +119,18 @@ impl Caller {
     pub fn must_be(&self, name: &str) -> Result<()> {
         if self.user.admin || self.user.name == name { Ok(()) } else { Err(Error::denied()) }
     }
+}
+
+fn out_of_scope() -> Error {
+    Error::Denied { msg: "Access denied: the token was made for less (see its scope)" }
+}
+
+/// As the column has it. A word that nobody knows is good for nothing of the API.
+fn read_scope(word: &str) -> TokenScope {
+    if word == tokens::EVERYTHING {
+        return TokenScope::All;
+    }
+    TokenScope::ALL.into_iter().find(|scope| scope.name() == word).unwrap_or(TokenScope::Services)
 }
 
 /// A caller inside the project that the path names.
@@ -194,7 +222,8 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     if !valid.seen_lately {
         cache.used.lock().insert(valid.id);
     }
-    let caller = Caller { user: Arc::new(valid.user), token: Arc::new(token) };
+    let scope = read_scope(&valid.scope);
+    let caller = Caller { user: Arc::new(valid.user), token: Arc::new(token), scope };
     let expires = valid.expires_in_us.and_then(|us| u64::try_from(us).ok()).map(Duration::from_micros);
     let life = expires.map_or(LIFE, |left| left.min(LIFE));
     cache.tokens.put(key, caller.clone(), life, || cache.generation() == generation);
@@ -211,6 +240,30 @@ pub async fn gateway(app: &App, authorization: Option<&str>) -> Result<GatewayId
         .filter(|(_, held)| bool::from(held.as_bytes().ct_eq(hash.as_bytes())))
         .map(|(id, _)| id)
         .ok_or_else(denied)
+}
+
+/// Whether a token is one of ours, of whatever kind and whoever's, alive or not. Whoever tries many that are not is
+/// refused.
+pub async fn is_ours(app: &App, text: &str, peer: IpAddr) -> Result<bool> {
+    let cache = app.access();
+    let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
+    if let Some(known) = cache.ours.get(&key) {
+        return Ok(known);
+    }
+    // What is so long was drawn, by us or by others, and cannot be guessed.
+    let is_guess = text.len() < DRAWN_BYTES;
+    if is_guess {
+        app.paces().may_try(peer)?;
+    }
+    // `v2/UUID/SECRET` and `v2/UUID/SECRET/CONTAINER`, as the queue writes them.
+    let secret = text.strip_prefix("v2/").and_then(|rest| rest.split('/').nth(1)).unwrap_or(text);
+    let hashes = [Token::chosen(text).hash(), Token::chosen(secret).hash()];
+    let known = tokens::is_any(app.db(), &hashes).await?;
+    if is_guess && !known {
+        app.paces().tried(peer)?;
+    }
+    cache.ours.put(key, known, OURS_LIFE, || true);
+    Ok(known)
 }
 
 /// Whether the token is none that somebody chose, or was found to be good within the last second.
@@ -252,6 +305,8 @@ pub async fn scope(app: &App, caller: Caller, name: &str, path: Vec<String>) -> 
 pub struct AccessCache {
     tokens: Brief<[u8; 32], Caller>,
     scopes: Brief<(UserId, String), (Arc<Project>, Option<Membership>)>,
+    /// Tokens that services were sent, and whether they are ours.
+    ours: Brief<[u8; 32], bool>,
     /// Tokens whose use is yet to be written down.
     used: Mutex<HashSet<Uuid>>,
     /// Grows with every change of users, tokens and members. An answer read before a change is not
@@ -269,6 +324,7 @@ impl AccessCache {
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.tokens.clear();
         self.scopes.clear();
+        self.ours.clear();
     }
 
     /// Writes down which tokens were used, all at once. Called now and then, and at the end.

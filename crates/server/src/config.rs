@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// What `config.yml` may hold, beside limits.
-const KNOWN: &str = "host, port, database_url, admin_token, key_file, no_local, agent, local_runtime, \
+const KNOWN: &str = "host, port, database_url, admin_token, admin_token_file, token_expiry, mask_secrets, key_file, no_local, agent, local_runtime, \
                      local_processes, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                      retry_delay, lock_timeout, \
                      jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, queue_for_everyone, \
@@ -77,6 +77,8 @@ pub enum SettingsError {
         #[source]
         source: std::io::Error,
     },
+    #[error("use the file `{}` for the token of `admin`: it holds none", path.display())]
+    NoToken { path: PathBuf },
     #[error("understand `{}`: {problem}", path.display())]
     Content { path: PathBuf, problem: Diagnosis },
     #[error("understand `{key}` in `{}`: {want}", path.display())]
@@ -96,6 +98,12 @@ pub struct Given {
     pub data_dir: Option<PathBuf>,
     pub database_url: Option<String>,
     pub admin_token: Option<String>,
+    /// A file that holds it.
+    pub admin_token_file: Option<PathBuf>,
+    /// How long tokens live that the server draws.
+    pub token_expiry: Option<String>,
+    /// Whether values of secrets are hidden in logs.
+    pub mask_secrets: Option<bool>,
     pub key_file: Option<PathBuf>,
     pub no_local: Option<bool>,
     /// The agent's program, if it is not beside the server's.
@@ -161,6 +169,12 @@ impl Given {
                 }
                 "database_url" => given.database_url = Some(word.text),
                 "admin_token" => given.admin_token = Some(word.text),
+                "admin_token_file" => given.admin_token_file = Some(word.text.into()),
+                "token_expiry" => given.token_expiry = Some(word.text),
+                "mask_secrets" => {
+                    given.mask_secrets =
+                        Some(word.text.parse().map_err(|_| wrong("mask_secrets", "want true or false"))?);
+                }
                 "key_file" => given.key_file = Some(word.text.into()),
                 "no_local" => {
                     given.no_local =
@@ -220,7 +234,13 @@ impl Given {
             usual_port: self.usual_port.or(other.usual_port),
             data_dir: self.data_dir.or(other.data_dir),
             database_url: self.database_url.or(other.database_url),
-            admin_token: self.admin_token.or(other.admin_token),
+            // Whoever names a file does not mean a token that a later source has.
+            admin_token: self
+                .admin_token
+                .or_else(|| other.admin_token.filter(|_| self.admin_token_file.is_none())),
+            admin_token_file: self.admin_token_file.or(other.admin_token_file),
+            token_expiry: self.token_expiry.or(other.token_expiry),
+            mask_secrets: self.mask_secrets.or(other.mask_secrets),
             key_file: self.key_file.or(other.key_file),
             no_local: self.no_local.or(other.no_local),
             agent: self.agent.or(other.agent),
@@ -256,6 +276,10 @@ pub struct Settings {
     pub data_dir: PathBuf,
     pub database_url: DatabaseUrl,
     pub admin_token: Option<String>,
+    /// How long tokens live that the server draws for users; `None` is for ever.
+    pub token_expiry: Option<Span>,
+    /// Whether values of secrets are hidden in logs.
+    pub mask_secrets: bool,
     pub key_file: PathBuf,
     /// Whether project `main` gets a fleet `local` holding this machine.
     pub local: bool,
@@ -320,6 +344,11 @@ impl Settings {
             (None, None) => return Err(SettingsError::NoHome),
         };
         let given = given.or(Given::from_file(&data_dir.join("config.yml"))?);
+        let admin_token = match (given.admin_token, &given.admin_token_file) {
+            (Some(token), _) => Some(token),
+            (None, Some(path)) => Some(token_in(path)?),
+            (None, None) => None,
+        };
         let host = match given.host.as_deref() {
             None | Some("localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
             Some(host) => host
@@ -383,7 +412,9 @@ impl Settings {
             key_file: given.key_file.unwrap_or_else(|| data_dir.join("keys").join("master")),
             data_dir,
             database_url,
-            admin_token: given.admin_token.filter(|token| !token.is_empty()),
+            admin_token: admin_token.filter(|token| !token.is_empty()),
+            token_expiry: limits::keep("token_expiry", given.token_expiry, None)?,
+            mask_secrets: given.mask_secrets.unwrap_or(true),
             local: !given.no_local.unwrap_or(false),
             agent_binary: given.agent,
             local_runtime,
@@ -403,6 +434,17 @@ impl Settings {
             body_timeout: BODY_TIMEOUT,
         })
     }
+}
+
+/// A token that a file holds.
+pub fn token_in(path: &Path) -> Result<String, SettingsError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| SettingsError::File { path: path.to_owned(), source })?;
+    let token = text.trim();
+    if token.is_empty() {
+        return Err(SettingsError::NoToken { path: path.to_owned() });
+    }
+    Ok(token.to_owned())
 }
 
 /// What this machine bears, as far as it says what it is.
@@ -437,6 +479,24 @@ mod tests {
 
     use super::{Given, ProcessMode, Settings, Span};
     use crate::db::DatabaseUrl;
+
+    #[test]
+    fn the_admins_token_may_be_in_a_file() {
+        let home = windlass_testkit::temp_dir("token").unwrap();
+        let file = home.path().join("token");
+        let read =
+            |given: Given| Settings::new(given, Some(home.path())).map(|settings| settings.admin_token);
+        let named = || Given { admin_token_file: Some(file.clone()), ..Given::default() };
+        assert!(read(named()).is_err(), "it is not there");
+        std::fs::write(&file, " \n").unwrap();
+        assert!(read(named()).unwrap_err().to_string().contains("holds none"));
+        std::fs::write(&file, "of-a-file\n").unwrap();
+        assert_eq!(read(named()).unwrap().as_deref(), Some("of-a-file"));
+        std::fs::create_dir(home.path().join("server")).unwrap();
+        std::fs::write(home.path().join("server/config.yml"), "admin_token: of-the-configuration\n").unwrap();
+        assert_eq!(read(named()).unwrap().as_deref(), Some("of-a-file"), "a flag wins over the file");
+        assert_eq!(read(Given::default()).unwrap().as_deref(), Some("of-the-configuration"));
+    }
 
     #[test]
     fn an_earlier_source_wins_over_a_later_one() {

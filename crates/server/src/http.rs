@@ -11,6 +11,7 @@ use axum::{
     body::{Body, Bytes},
     extract::{FromRequest, Multipart, Query, RawPathParams, Request, State},
     http::{HeaderName, HeaderValue, StatusCode, header},
+    middleware::{self, Next},
     response::Response,
     routing::{MethodFilter, on},
 };
@@ -31,6 +32,7 @@ use crate::{
     error::{Error, Result},
     limits,
     services::{Beats, Upload},
+    stream_rights::{Ground, StreamRights},
 };
 
 mod lasting;
@@ -210,6 +212,7 @@ impl Routes {
                 let (last, path) = (arrived.last_event_id()?, arrived.path.clone());
                 let caller = admit::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
                 let within = within::<O>(&app, caller, &path).await?;
+                let rights = StreamRights::register(&app, ground(&within));
                 let request = arrived.read::<O>(&app).await?;
                 let beats = handler(app.clone(), within, request, last).await?;
                 let watched = app.clone();
@@ -217,7 +220,7 @@ impl Routes {
                     let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
                     async move { scope::<O>(&app, authorization.as_deref(), &path).await.map(drop) }
                 };
-                Ok(lasting::answer(app, beats, allowed))
+                Ok(lasting::answer(app, beats, rights, allowed))
             }
         })
     }
@@ -241,6 +244,7 @@ impl Routes {
                 let path = arrived.path.clone();
                 let asker = admit::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
                 let within = within::<O>(&app, asker, &path).await?;
+                let rights = StreamRights::register(&app, ground(&within));
                 let caller = stream::wanted(&mut arrived.request)?;
                 let request = arrived.read::<O>(&app).await?;
                 let place = stream::place()?;
@@ -254,7 +258,7 @@ impl Routes {
                         check(app, scope, request).await
                     }
                 };
-                Ok(stream::answer(app, caller, port, place, allowed))
+                Ok(stream::answer(app, caller, port, place, rights, allowed))
             }
         })
     }
@@ -320,14 +324,26 @@ impl Routes {
             .method_not_allowed_fallback(|| async {
                 plain(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
             })
+            .layer(middleware::from_fn(one_host))
             .with_state(app)
     }
+}
+
+/// Two readers of a request that names two hosts may believe different ones. The proxy refuses it too.
+async fn one_host(request: Request, next: Next) -> Response {
+    if request.headers().get_all(header::HOST).iter().nth(1).is_none() {
+        return next.run(request).await;
+    }
+    let mut response = plain(StatusCode::BAD_REQUEST, "A request names one host, not several");
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// Who asks, if they do not ask too often. Tokens that can be guessed are not even looked up for an address that has
 /// guessed too much; one that was drawn cannot be guessed, so its owner passes whatever others try from there.
 async fn admit<O: Operation>(app: &App, peer: Option<IpAddr>, authorization: Option<&str>) -> Result<Caller> {
     let caller = unguessed(app, peer, authorization, auth::caller(app, authorization)).await?;
+    caller.must_reach(O::ID)?;
     app.paces().operation(O::ID, caller.user.id.0)?;
     Ok(caller)
 }
@@ -352,6 +368,16 @@ async fn unguessed<T>(
         app.paces().tried(peer)?;
     }
     found
+}
+
+/// What the rights of a stream in a project rest on.
+fn ground(scope: &Scope) -> Ground {
+    Ground {
+        user: scope.caller.user.id,
+        token_hash: scope.caller.token.hash(),
+        queue_token: None,
+        project: Some(scope.project.name.clone()),
+    }
 }
 
 /// Whether somebody who was admitted still may.

@@ -28,6 +28,7 @@ pub mod pipelines;
 mod plain_processes;
 pub mod proxy;
 pub mod queue_backend;
+pub(crate) mod registry_passwords;
 pub mod retention;
 pub mod routes;
 pub mod run_shape;
@@ -35,13 +36,13 @@ mod run_tracking;
 pub mod secrets;
 pub mod services;
 pub mod ssh_keys;
+mod stream_rights;
 pub mod tls;
 
 use std::{
     future::Future,
     io,
     net::SocketAddr,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -76,6 +77,12 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
+    #[error(
+        "use the data directory `{}`: everybody may write to it; `chmod o-w` it, or name another one with \
+         `--data-dir`",
+        path.display()
+    )]
+    OpenDataDir { path: PathBuf },
     #[error("open the keys")]
     Keys(#[from] KeyError),
     #[error("open the database")]
@@ -129,6 +136,7 @@ impl Server {
 
     async fn set_up(app: &App, machines: Machines) -> Result<Self, StartError> {
         services::secrets::claim_key(app).await?;
+        registry_passwords::seal_old(app).await?;
         app.logs().check().await.map_err(PlaceError::Check)?;
         let first_token = services::boot::ensure(app).await?;
         let address = app.settings().address;
@@ -244,9 +252,13 @@ async fn write_uses(app: App) {
     }
 }
 
-/// Ours alone: others may not even list it.
+/// Ours alone where we make it: others may not even list it. A directory that was there before keeps its mode; one that
+/// others may write to is refused, for they could put another database in the place of ours.
 fn make_dir(path: &Path) -> Result<(), StartError> {
     let failed = |source| StartError::DataDir { path: path.to_owned(), source };
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
-    std::fs::set_permissions(path, PermissionsExt::from_mode(0o700)).map_err(failed)
+    secrets::private_dirs(path).map_err(failed)?;
+    if secrets::is_open_to_others(path).map_err(failed)? {
+        return Err(StartError::OpenDataDir { path: path.to_owned() });
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@
 
 use std::{
     io::{self, Write as _},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -38,6 +38,12 @@ pub enum KeyError {
     Line { path: PathBuf, line: usize },
     #[error("use the key file `{}`: others may read it, want mode 0600", path.display())]
     Mode { path: PathBuf },
+    #[error(
+        "use the key file in `{}`: others may write to that folder, and so put another file in its place; \
+         `chmod go-w` it, or name another file with `--key-file`",
+        folder.display()
+    )]
+    Folder { folder: PathBuf },
     #[error("use the key file `{}`: it holds no key", path.display())]
     Empty { path: PathBuf },
     #[error("draw random bytes")]
@@ -72,15 +78,20 @@ impl Keyring {
     pub fn open(path: &Path) -> Result<Self, KeyError> {
         let failed = |source| KeyError::File { path: path.to_owned(), source };
         if !path.try_exists().map_err(failed)? {
-            if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder).map_err(failed)?;
-                std::fs::set_permissions(folder, PermissionsExt::from_mode(0o700)).map_err(failed)?;
+            // A folder that was there before belongs to somebody else: its mode stays as it is.
+            if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+                private_dirs(folder).map_err(failed)?;
             }
             write(path, &line()?).map_err(failed)?;
         }
         let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
         if mode & 0o077 != 0 {
             return Err(KeyError::Mode { path: path.to_owned() });
+        }
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty())
+            && is_open_to_others(folder).map_err(failed)?
+        {
+            return Err(KeyError::Folder { folder: folder.to_owned() });
         }
         let keys = parse(path, &std::fs::read_to_string(path).map_err(failed)?)?;
         Ok(Self { path: path.to_owned(), keys: RwLock::new(keys) })
@@ -260,9 +271,27 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Key>, KeyError> {
     if keys.is_empty() { Err(KeyError::Empty { path: path.to_owned() }) } else { Ok(keys) }
 }
 
+/// Makes what is missing of a path, for its owner alone. What is there already stays as it is.
+pub(crate) fn private_dirs(path: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Whether everybody may replace files in a directory. A sticky one (`/tmp`) lets nobody touch the files of others. A
+/// group of people who may is warned of.
+pub(crate) fn is_open_to_others(folder: &Path) -> std::io::Result<bool> {
+    let mode = std::fs::metadata(folder)?.permissions().mode();
+    if mode & 0o1020 == 0o020 {
+        tracing::warn!(folder = %folder.display(), "a group may replace files here: `chmod g-w` it");
+    }
+    Ok(mode & 0o1002 == 0o002)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::PermissionsExt, path::PathBuf};
+    use std::{
+        os::unix::fs::PermissionsExt,
+        path::{Path, PathBuf},
+    };
 
     use uuid::Uuid;
     use windlass_testkit::{TempDir, temp_dir};
@@ -328,6 +357,24 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
         assert!(matches!(Keyring::open(&path), Err(KeyError::Mode { .. })));
+    }
+
+    #[test]
+    fn folders_that_were_there_keep_their_mode_and_open_ones_are_refused() {
+        let home = temp_dir("folders").unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let theirs = home.path().join("etc");
+        std::fs::create_dir(&theirs).unwrap();
+        std::fs::set_permissions(&theirs, PermissionsExt::from_mode(0o755)).unwrap();
+        Keyring::open(&theirs.join("master")).unwrap();
+        assert_eq!(mode(&theirs), 0o755, "it was not ours to close");
+        assert_eq!(mode(&theirs.join("master")), 0o600);
+        Keyring::open(&theirs.join("ours/deep/master")).unwrap();
+        assert_eq!((mode(&theirs.join("ours")), mode(&theirs.join("ours/deep"))), (0o700, 0o700));
+        std::fs::set_permissions(&theirs, PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(matches!(Keyring::open(&theirs.join("master")), Err(KeyError::Folder { .. })));
+        std::fs::set_permissions(&theirs, PermissionsExt::from_mode(0o1777)).unwrap();
+        Keyring::open(&theirs.join("master")).unwrap();
     }
 
     #[test]

@@ -110,7 +110,7 @@ fn own(wanted: &Tls, data_dir: &Path) -> Result<(PathBuf, PathBuf), SetupError> 
         names.push(address.to_string());
     }
     let (certificate, private) = windlass_gateway::acme::self_signed(&names).map_err(|_| SetupError::Make)?;
-    std::fs::create_dir_all(&folder).map_err(|source| SetupError::File { path: folder, source })?;
+    crate::secrets::private_dirs(&folder).map_err(|source| SetupError::File { path: folder, source })?;
     write(&key, 0o600, &pem("PRIVATE KEY", &private))?;
     write(&chain, 0o644, &pem("CERTIFICATE", &certificate))?;
     Ok((chain, key))

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use ring::signature::{ED25519, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 
-use windlass_api::agent::{SIGNED_PREFIX, shim::Claims};
+use windlass_api::agent::{SIGNED_PREFIX, pass::Pass, shim::Claims};
 use windlass_model::id::InstanceId;
 
 use crate::http;
@@ -129,14 +129,23 @@ impl Enrolment {
         http::matches_hash(credential, self.credential_sha256.iter().map(String::as_str))
     }
 
+    /// The pass that was shown, if one of our servers wrote it for this host. It may have expired.
+    pub fn pass(&self, shown: &str) -> Option<Pass> {
+        let pass = Pass::read(shown, |message, signature| self.is_signature(message, signature))?;
+        (pass.instance == self.instance_id).then_some(pass)
+    }
+
+    fn is_signature(&self, message: &[u8], signature: &[u8]) -> bool {
+        self.server_keys.iter().any(|key| {
+            let Ok(key) = BASE64_STANDARD.decode(key) else { return false };
+            UnparsedPublicKey::new(&ED25519, key).verify(message, signature).is_ok()
+        })
+    }
+
     /// Whether these very bytes were signed by one of our servers.
     fn is_signed(&self, body: &[u8], signature: &str) -> bool {
         let Ok(signature) = BASE64_STANDARD.decode(signature) else { return false };
-        let message = [SIGNED_PREFIX, body].concat();
-        self.server_keys.iter().any(|key| {
-            let Ok(key) = BASE64_STANDARD.decode(key) else { return false };
-            UnparsedPublicKey::new(&ED25519, key).verify(&message, &signature).is_ok()
-        })
+        self.is_signature(&[SIGNED_PREFIX, body].concat(), &signature)
     }
 }
 
@@ -287,6 +296,20 @@ mod tests {
     ) {
         let presented = Presented { body: BODY, signature: signature.as_deref(), claims, epoch };
         assert_eq!(check(&enrolment(), presented, NOW).map(|_| ()), want);
+    }
+
+    #[test]
+    fn a_pass_holds_if_one_of_our_servers_wrote_it_for_this_host() {
+        let pass = |instance| Pass { instance, tasks: std::collections::BTreeMap::new(), expires_at: NOW };
+        let written =
+            |seed: u8, pass: &Pass| pass.write(|message| key(seed).sign(message).as_ref().to_vec()).unwrap();
+        let mine = pass(ours());
+        assert_eq!(enrolment().pass(&written(1, &mine)), Some(mine.clone()));
+        assert_eq!(enrolment().pass(&written(3, &mine)), None, "of a server that is not ours");
+        let foreign = pass(InstanceId(uuid::Uuid::from_u128(8)));
+        assert_eq!(enrolment().pass(&written(1, &foreign)), None, "for another host");
+        assert_eq!(enrolment().pass("new"), None);
+        assert!(!enrolment().knows(&written(1, &mine)), "it is no credential");
     }
 
     #[test]

@@ -13,13 +13,14 @@ use tokio_tungstenite::{
 use windlass_api::agent::{
     LOG_COMPLETE, LOG_END,
     events::What,
+    pass::Pass,
     runner::JobRecord,
     shim::{TaskInfo, TaskStatus},
 };
 use windlass_model::id::SubmissionId;
 use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
 
-use crate::support::shim::{CREDENTIAL, Setup, Shim};
+use crate::support::shim::{CREDENTIAL, Setup, Shim, pass};
 
 /// A running task whose runner answers.
 async fn ready(shim: &Shim) -> SubmissionId {
@@ -126,6 +127,55 @@ async fn a_port_of_the_task_and_its_ssh_server_are_reached_through_the_shim() {
     let mut hello = [0; 16];
     ssh.read_exact(&mut hello).await.unwrap();
     assert_eq!(&hello, b"SSH-2.0-windlass");
+}
+
+#[tokio::test]
+async fn a_pass_reaches_the_ports_it_names_and_no_other_call() {
+    use tokio::io::AsyncReadExt as _;
+    let shim = Shim::start(Setup::process());
+    let id = ready(&shim).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut guest, _) = listener.accept().await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut guest, b"hello").await.unwrap();
+    });
+    let tasks = std::collections::BTreeMap::from([(id, std::collections::BTreeSet::from([port]))]);
+    let far = i64::from(u32::MAX);
+    let good = pass(&Pass { instance: shim.instance, tasks: tasks.clone(), expires_at: far });
+    let old = pass(&Pass { instance: shim.instance, tasks: tasks.clone(), expires_at: 1 });
+    let other = windlass_model::id::InstanceId(uuid::Uuid::from_u128(1));
+    let foreign = pass(&Pass { instance: other, tasks, expires_at: far });
+    let open = |shown: String, port: u16| {
+        let socket = shim.home().join("shim.sock");
+        async move {
+            let stream = UnixStream::connect(socket).await.unwrap();
+            windlass_api::agent::ports::connect(stream, &shown, id, port).await
+        }
+    };
+    let mut answer = Vec::new();
+    open(good.clone(), port).await.unwrap().read_to_end(&mut answer).await.unwrap();
+    assert_eq!(answer, b"hello");
+    for (shown, port, why) in [
+        (&good, 0, "nothing else"),
+        (&good, 1, "nothing else"),
+        (&old, port, "nothing else"),
+        (&foreign, port, "credential"),
+    ] {
+        let refused = open(shown.clone(), port).await.unwrap_err().to_string();
+        assert!(refused.contains(why), "{port}: {refused}");
+    }
+    let with_pass = crate::support::client::Client::unix(&shim.home().join("shim.sock")).credential(&good);
+    for path in [
+        "/api/tasks".to_owned(),
+        format!("/api/tasks/{id}"),
+        "/api/events".to_owned(),
+        format!("/api/tasks/{id}/runner/api/logs?stream=job"),
+    ] {
+        with_pass.get(&path).await.expect(403);
+    }
+    with_pass.post(&format!("/api/tasks/{id}/terminate"), &json!({})).await.expect(403);
+    with_pass.post("/api/shutdown", &json!({})).await.expect(403);
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod events;
+pub mod pass;
 pub mod ports;
 pub mod runner;
 pub mod shim;

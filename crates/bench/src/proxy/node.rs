@@ -18,6 +18,14 @@ impl Gatekeeper for Open {
     fn check<'a>(&'a self, _token: &'a str, _project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Verdict> {
         Box::pin(std::future::ready(Verdict::Allow { identity: None }))
     }
+
+    fn knows<'a>(&'a self, _token: &'a str, _project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
+        Box::pin(std::future::ready(Some(false)))
+    }
+
+    fn lost(&self, _token: &str, _project: &str) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
 }
 
 pub(super) fn run(arguments: &[String]) -> Result<()> {

@@ -34,9 +34,9 @@ Examples:
   windlass logs --previous train            what the attempt before the newest wrote
   windlass logs train-1-0                   one job of several; so does --job 1 --replica 0
 
-With several jobs each line has the rank and replica in front that it comes from, as the name of the job ends. In a pipe
-or a file every byte is as the job wrote it; on a terminal, control sequences other than colours are taken out unless
-`--raw` is given.";
+With several jobs each line has the rank and replica in front that it comes from, as the name of the job ends. In a file,
+and in a pipe of a script, every byte is as the job wrote it. On a terminal, and in a pipe that is typed at one, control
+sequences other than colours are taken out unless `--raw` is given.";
 
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -71,7 +71,7 @@ pub(crate) struct Args {
     /// Put the time in front of each line at which it was written
     #[arg(short, long)]
     pub(crate) timestamps: bool,
-    /// On a terminal, let the output drive it
+    /// Every byte as the job wrote it, also to a terminal, which it can then drive
     #[arg(long)]
     pub(crate) raw: bool,
     /// What the agent wrote about the job, instead of what the job wrote

@@ -5,8 +5,10 @@ mod limits;
 
 use std::{
     ffi::OsString,
-    io::IsTerminal as _,
+    io::{IsTerminal as _, Write as _},
+    os::{fd::AsRawFd as _, unix::process::CommandExt as _},
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::Context as _;
@@ -15,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::LevelFilter;
 use windlass_server::{
     Server,
-    config::{Given, Settings},
+    config::{Given, Settings, token_in},
 };
 
 use crate::{
@@ -63,7 +65,8 @@ pub(crate) struct Args {
         hide_env_values = true
     )]
     pub(crate) database_url: Option<String>,
-    /// Token of the user `admin`; drawn at the first start if not given
+    /// Token of the user `admin`; drawn at the first start if not given. Better in a file: a command line stays in the
+    /// history of the shell
     #[arg(
         long,
         env = "WINDLASS_SERVER_ADMIN_TOKEN",
@@ -72,6 +75,21 @@ pub(crate) struct Args {
         hide_env_values = true
     )]
     pub(crate) admin_token: Option<String>,
+    /// File with the token of the user `admin`
+    #[arg(
+        long,
+        env = "WINDLASS_SERVER_ADMIN_TOKEN_FILE",
+        global = true,
+        value_name = "FILE",
+        conflicts_with = "admin_token"
+    )]
+    pub(crate) admin_token_file: Option<PathBuf>,
+    /// After how many days tokens expire that are made for users: `90d`, or `off` for never
+    #[arg(long, env = "WINDLASS_SERVER_TOKEN_EXPIRY", global = true, value_name = "DAYS")]
+    pub(crate) token_expiry: Option<String>,
+    /// Whether values of secrets are replaced by asterisks in the logs of jobs: yes, if not given
+    #[arg(long, env = "WINDLASS_SERVER_MASK_SECRETS", global = true, value_name = "BOOL")]
+    pub(crate) mask_secrets: Option<bool>,
     /// File with the keys that seal secrets; the same on every replica
     #[arg(long, env = "WINDLASS_SERVER_KEY_FILE", global = true, value_name = "FILE")]
     pub(crate) key_file: Option<PathBuf>,
@@ -207,6 +225,11 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+/// Where the token is written that the first start drew.
+const FIRST_TOKEN: &str = "first-admin-token";
+/// Of a token on the command line.
+const TOKEN_BYTES_MAX: usize = 4096;
+
 /// Enough for the work between database and network; the rest of the machine belongs to jobs.
 const WORKERS_MAX: usize = 4;
 
@@ -218,6 +241,11 @@ pub(crate) fn run(mut args: Args) -> Result<Exit, Problem> {
     let (action, format) = (args.action.take(), args.output.format);
     if matches!(action, Some(Action::Start)) {
         return start(&args, format);
+    }
+    if let (None, Some(token)) = (&action, &args.admin_token)
+        && let Some(words) = without_token(std::env::args_os().skip(1).collect())
+    {
+        return Err(start_again(words, token));
     }
     log(args.log_level, args.log_format);
     let settings = settings(args)?;
@@ -243,6 +271,55 @@ pub(crate) fn turn<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::
     runtime.block_on(work)
 }
 
+/// The words of a command line without the token; nothing when it has none.
+fn without_token(words: Vec<OsString>) -> Option<Vec<OsString>> {
+    let before = words.len();
+    let mut words = words.into_iter();
+    let mut left = Vec::new();
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("--admin-token") => drop(words.next()),
+            Some(text) if text.starts_with("--admin-token=") => {}
+            Some(_) | None => left.push(word),
+        }
+    }
+    (left.len() < before).then_some(left)
+}
+
+/// Everybody on the machine can read the command line of a process for as long as it lives. So this one becomes the
+/// same program without the token there, which it reads from a pipe. Returns only when that fails.
+fn start_again(mut words: Vec<OsString>, token: &str) -> Problem {
+    let failed =
+        |error: &dyn std::error::Error| Problem::caused("take the token off the command line", error);
+    let (read, mut write) = match std::io::pipe() {
+        Ok(pipe) => pipe,
+        Err(error) => return failed(&error),
+    };
+    // Less than what a pipe holds, so nobody waits for a reader.
+    if token.len() > TOKEN_BYTES_MAX {
+        return Problem::misuse(format!("the token is longer than {TOKEN_BYTES_MAX} bytes"));
+    }
+    if let Err(error) = write.write_all(token.as_bytes()) {
+        return failed(&error);
+    }
+    drop(write);
+    if let Err(error) = rustix::io::fcntl_setfd(&read, rustix::io::FdFlags::empty()) {
+        return failed(&error);
+    }
+    words.push("--admin-token-file".into());
+    words.push(format!("/dev/fd/{}", read.as_raw_fd()).into());
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return failed(&error),
+    };
+    let error = Command::new(program)
+        .args(words)
+        .env_remove("WINDLASS_SERVER_ADMIN_TOKEN")
+        .env_remove("WINDLASS_SERVER_ADMIN_TOKEN_FILE")
+        .exec();
+    failed(&error)
+}
+
 fn start(args: &Args, format: Format) -> Result<Exit, Problem> {
     let home = Home::find()?;
     if args.data_dir.as_ref().is_some_and(|given| *given != home.server_dir()) {
@@ -251,8 +328,11 @@ fn start(args: &Args, format: Format) -> Result<Exit, Problem> {
     }
     let flags = flags(std::env::args_os().skip(1).collect());
     let is_plain = flags.is_empty();
-    let (login, started) =
-        local::start_once(&home, local::Wishes::Flags { flags, admin_token: args.admin_token.clone() })?;
+    let admin_token = match (&args.admin_token, &args.admin_token_file) {
+        (None, Some(file)) => Some(token_in(file).map_err(anyhow::Error::from)?),
+        (given, _) => given.clone(),
+    };
+    let (login, started) = local::start_once(&home, local::Wishes::Flags { flags, admin_token })?;
     if started {
         output::say(&format!("Started a server at {}. `windlass server stop` stops it.", login.url));
     } else if is_plain {
@@ -274,9 +354,11 @@ fn flags(words: Vec<OsString>) -> Vec<OsString> {
         match word.to_str() {
             Some("server" | "start") => {}
             // How the command answers; and the token goes another way.
-            Some("-o" | "--output" | "--admin-token" | "--data-dir") => drop(words.next()),
+            Some("-o" | "--output" | "--admin-token" | "--admin-token-file" | "--data-dir") => {
+                drop(words.next());
+            }
             Some(text)
-                if ["-o", "--output=", "--admin-token=", "--data-dir="]
+                if ["-o", "--output=", "--admin-token=", "--admin-token-file=", "--data-dir="]
                     .iter()
                     .any(|flag| text.starts_with(flag)) => {}
             Some(_) | None => flags.push(word),
@@ -320,6 +402,9 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
         data_dir: args.data_dir,
         database_url: args.database_url,
         admin_token: args.admin_token,
+        admin_token_file: args.admin_token_file,
+        token_expiry: args.token_expiry,
+        mask_secrets: args.mask_secrets,
         key_file: args.key_file,
         no_local: args.no_local.then_some(true),
         agent: args.agent,
@@ -367,7 +452,7 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
     let server = Server::start(settings).await?;
     let url = format!("http://{}", server.address());
     if let Some(token) = server.first_token() {
-        output::say(&format!("Token of user `admin`, shown this once: {}", token.text()));
+        show_first_token(token.text(), &data_dir).context("write the token of user `admin`")?;
     }
     // The socket listens already: whoever reads the file may connect.
     let running = Running::this(&url);
@@ -397,6 +482,18 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
     if let Some(running) = running {
         running.remove(&data_dir);
     }
+    Ok(())
+}
+
+/// The token that the first start drew goes into a file of its owner's. It is shown as well where a person sees it, and
+/// nowhere else: what a service manager is told stays in its journal.
+fn show_first_token(token: &str, data_dir: &Path) -> std::io::Result<()> {
+    let file = data_dir.join(FIRST_TOKEN);
+    crate::home::write_private(&file, &format!("{token}\n"))?;
+    if std::io::stderr().is_terminal() {
+        output::say(&format!("Token of user `admin`, shown this once: {token}"));
+    }
+    output::say(&format!("The token of user `admin` is in {}: keep it and delete the file.", file.display()));
     Ok(())
 }
 

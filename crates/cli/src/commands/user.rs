@@ -1,11 +1,17 @@
 //! `windlass user`: people who may use the server.
 
 use windlass_api::{
-    operations::{CreateUser, DeleteUsers, ListUsers, ReadUser, RefreshToken, UpdateUser},
+    operations::{
+        CreateToken, CreateUser, DeleteUsers, ListTokens, ListUsers, ReadUser, RefreshToken, RevokeTokens,
+        UpdateUser,
+    },
+    server::Nothing,
     users::{
-        CreateRequest, DeleteRequest, GlobalRole, ListRequest, Listing, NameRequest, User, UserWithCreds,
+        CreateRequest, CreateTokenRequest, DeleteRequest, GlobalRole, ListRequest, Listing, NameRequest,
+        NamedToken, RevokeTokensRequest, TokenScope, User, UserWithCreds,
     },
 };
+use windlass_model::config::units::parse_duration;
 
 use crate::{
     cli::{At, Format, Output},
@@ -24,8 +30,9 @@ const EXAMPLES: &str = "\
 Examples:
   windlass user                                  who there is
   windlass user create ada > token.txt           prints the token, which is shown only once
-  windlass user refresh-token ada                a new token; the old one dies at once
   windlass user grant ada queue                  may ask for containers of the queue; `revoke` takes it back
+  windlass user refresh-token ada                a new token; all that they had die at once
+  windlass user token create ci --scope submit --expires 30d > ci.token
   windlass user delete -y ada
 
 A user sees the projects that they are a member of: `windlass project members main --set ada=user`.";
@@ -89,8 +96,13 @@ pub(crate) enum Action {
         #[arg(value_enum, value_name = "RIGHT")]
         right: Right,
     },
-    /// Replace the token of a user and print the new one
-    #[command(visible_alias = "token")]
+    /// Your own further tokens, each with a name, a scope and an expiry
+    #[command(after_help = TOKENS)]
+    Token {
+        #[command(subcommand)]
+        action: Option<TokenAction>,
+    },
+    /// Replace all tokens of a user by a new one and print it
     #[command(after_help = "Examples:\n  windlass user refresh-token -y ada > token.txt")]
     RefreshToken {
         /// The user
@@ -117,6 +129,74 @@ pub(crate) enum Action {
 pub(crate) enum Right {
     /// Ask for containers of the queue
     Queue,
+}
+
+const TOKENS: &str = "\
+Examples:
+  windlass user token                                              which you have
+  windlass user token create ci --scope submit --expires 30d > ci.token
+  windlass user token create app --scope services                  for calls to services, and for nothing else
+  windlass user token revoke -y ci
+
+Scopes: `all` that you may do; `read` looks; `submit` looks, runs and stops; `services` calls services. Streams that are
+open with a token end when it is revoked.";
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum TokenAction {
+    /// List your tokens beside the first one
+    #[command(after_help = "Examples:\n  windlass user token list -o json")]
+    List,
+    /// Make a token and print it
+    #[command(
+        after_help = "Examples:\n  windlass user token create ci --scope read --expires 30d > ci.token"
+    )]
+    Create {
+        /// What it is called
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// What it is good for
+        #[arg(long, value_enum, default_value_t = ScopeWord::All)]
+        scope: ScopeWord,
+        /// After which time it expires, such as `12h` or `30d`; as the server is set, if not given
+        #[arg(long, value_name = "TIME", value_parser = expires)]
+        expires: Option<i64>,
+    },
+    /// End tokens
+    #[command(after_help = "Examples:\n  windlass user token revoke -y ci")]
+    Revoke {
+        /// The tokens
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum ScopeWord {
+    All,
+    Read,
+    Submit,
+    Services,
+}
+
+impl From<ScopeWord> for TokenScope {
+    fn from(word: ScopeWord) -> Self {
+        match word {
+            ScopeWord::All => Self::All,
+            ScopeWord::Read => Self::Read,
+            ScopeWord::Submit => Self::Submit,
+            ScopeWord::Services => Self::Services,
+        }
+    }
+}
+
+fn expires(text: &str) -> Result<i64, String> {
+    parse_duration(text).and_then(|seconds| match seconds {
+        1.. => Ok(seconds),
+        _ => Err("expected a time such as 12h or 30d".to_owned()),
+    })
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
@@ -148,15 +228,16 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         }
         Some(Action::Grant { name, right }) => change(cx, format, name, *right, true).await,
         Some(Action::Revoke { name, right }) => change(cx, format, name, *right, false).await,
+        Some(Action::Token { action }) => own_tokens(cx, format, action.as_ref()).await,
         Some(Action::RefreshToken { name, yes }) => {
             shown(cx, name).await?;
-            let question = format!("Replace the token of `{name}`? The old one dies at once.");
+            let question = format!("Replace all tokens of `{name}`? They die at once.");
             if !output::confirm(*yes, &question)? {
                 output::say("Nothing was changed.");
                 return Ok(Exit::Failed);
             }
             let user = cx.call::<RefreshToken>(&NameRequest { username: name.clone() }).await?;
-            token(format, &user, &format!("The old token of `{name}` is dead."))
+            token(format, &user, &format!("The old tokens of `{name}` are dead."))
         }
         Some(Action::Delete { names, yes }) => {
             let request = DeleteRequest { users: names.clone() };
@@ -164,6 +245,65 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             output::delete(names, *yes, "Deleted", async |name| shown(cx, name).await, call).await
         }
     })
+}
+
+async fn own_tokens(cx: &Context, format: Format, action: Option<&TokenAction>) -> Result<Exit, Problem> {
+    match action {
+        None | Some(TokenAction::List) => {
+            let tokens = cx.call::<ListTokens>(&Nothing {}).await?;
+            let name = |token: &NamedToken| token.name.clone();
+            List { project: None, kind: "tokens", name, none: "No tokens beside the first one." }.print(
+                &tokens,
+                format,
+                |_| token_table(&tokens),
+            )?;
+            Ok(Exit::Done)
+        }
+        Some(TokenAction::Create { name, scope, expires }) => {
+            let request =
+                CreateTokenRequest { name: name.clone(), scope: (*scope).into(), expires_in: *expires };
+            let made = cx.call::<CreateToken>(&request).await?;
+            let until = made
+                .about
+                .expires_at
+                .map_or_else(|| "It does not expire.".to_owned(), |at| format!("It expires at {at}."));
+            output::say(&if format == Format::Name {
+                format!("The token was not shown: `windlass user token revoke {name}`, and make another one.")
+            } else {
+                format!("{until} This is the token; it is not shown again:")
+            });
+            output::one(format, &made, name, |_| output::data(&made.token))?;
+            Ok(Exit::Done)
+        }
+        Some(TokenAction::Revoke { names, yes }) => {
+            let all = cx.call::<ListTokens>(&Nothing {}).await?;
+            let find = async |name: &str| match all.iter().find(|token| token.name == name) {
+                Some(token) => Ok(token.clone()),
+                None => Err(Problem::new(format!("you have no token named `{name}`"))
+                    .code(Code::UnknownName)
+                    .hint("`windlass user token` lists them")),
+            };
+            let request = RevokeTokensRequest { names: names.clone() };
+            let call = async || cx.call::<RevokeTokens>(&request).await.map(drop);
+            output::delete(names, *yes, "Revoked", find, call).await
+        }
+    }
+}
+
+fn token_table(tokens: &[NamedToken]) -> Table {
+    let now = words::now();
+    let mut table = Table::new(vec!["NAME", "SCOPE", "BEGINS", "CREATED", "EXPIRES", "USED"]);
+    for token in tokens {
+        table.row(vec![
+            token.name.as_str().into(),
+            token.scope.name().into(),
+            token.prefix.as_str().into(),
+            words::ago(token.created_at, now).into(),
+            token.expires_at.map_or_else(|| "never".to_owned(), |at| at.to_string()).into(),
+            token.last_used_at.map_or_else(|| "never".to_owned(), |at| words::ago(at, now)).into(),
+        ]);
+    }
+    table
 }
 
 async fn list(cx: &Context) -> Result<Vec<User>, Problem> {

@@ -5,7 +5,8 @@
 //! control sequences of the form `ESC [ …` carry no text and are taken out. All else — titles, clipboards,
 //! queries, 8-bit controls — is shown, so that nothing readable can be hidden in it.
 //!
-//! Bytes for a pipe or a file are not filtered: they are data.
+//! Bytes for a file are not filtered: they are data. Those for a pipe are filtered when somebody sits at a terminal,
+//! because `| head` and `| grep` pass on what they read.
 
 /// Longer than any sequence that sets a colour. What is longer is no sequence, and shown.
 const HELD_MAX: usize = 64;

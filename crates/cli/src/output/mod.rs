@@ -23,7 +23,42 @@ pub(crate) use self::{
 /// One line of data. On a terminal nothing in it but colours has an effect.
 pub(crate) fn data(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = if out.is_terminal() { out.write_all(&line(text)) } else { writeln!(out, "{text}") };
+    let _ = if is_for_a_screen() { out.write_all(&line(text)) } else { writeln!(out, "{text}") };
+}
+
+/// Where stdout leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Out {
+    Terminal,
+    /// Another program, which may pass on what it reads.
+    Pipe,
+    File,
+}
+
+impl Out {
+    fn here() -> Self {
+        if std::io::stdout().is_terminal() {
+            return Self::Terminal;
+        }
+        let kind = rustix::fs::fstat(std::io::stdout())
+            .map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode))
+            .ok();
+        if kind == Some(rustix::fs::FileType::Fifo) { Self::Pipe } else { Self::File }
+    }
+
+    /// Whether what is written there ends on a screen: of a pipe (`| head`) that is likely when somebody sits at a
+    /// terminal, which stderr shows. A file, and a script that runs without a terminal, get every byte.
+    const fn is_for_a_screen(self, stderr_is_terminal: bool) -> bool {
+        match self {
+            Self::Terminal => true,
+            Self::Pipe => stderr_is_terminal,
+            Self::File => false,
+        }
+    }
+}
+
+fn is_for_a_screen() -> bool {
+    Out::here().is_for_a_screen(std::io::stderr().is_terminal())
 }
 
 /// Data as it is, to the byte. False when nobody reads any more.
@@ -32,7 +67,7 @@ pub(crate) fn raw(bytes: &[u8]) -> bool {
     out.write_all(bytes).and_then(|()| out.flush()).is_ok()
 }
 
-/// What a job wrote, on its way to stdout: harmless on a terminal, to the byte elsewhere.
+/// What a job wrote, on its way to stdout: harmless where a person reads it, to the byte elsewhere.
 pub(crate) struct Foreign {
     filter: Option<escape::Filter>,
 }
@@ -40,7 +75,7 @@ pub(crate) struct Foreign {
 impl Foreign {
     /// With `raw`, a terminal gets every byte too.
     pub(crate) fn new(raw: bool) -> Self {
-        let filter = std::io::stdout().is_terminal() && !raw;
+        let filter = is_for_a_screen() && !raw;
         Self { filter: filter.then(escape::Filter::new) }
     }
 
@@ -91,4 +126,23 @@ fn line(text: &str) -> Vec<u8> {
     bytes.extend(filter.end());
     bytes.push(b'\n');
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Out;
+
+    #[test]
+    fn what_may_end_on_a_screen_is_filtered_and_files_and_scripts_get_every_byte() {
+        for (out, stderr_is_terminal, filtered) in [
+            (Out::Terminal, true, true),
+            (Out::Terminal, false, true),
+            (Out::Pipe, true, true),
+            (Out::Pipe, false, false),
+            (Out::File, true, false),
+            (Out::File, false, false),
+        ] {
+            assert_eq!(out.is_for_a_screen(stderr_is_terminal), filtered, "{out:?} {stderr_is_terminal}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
+    os::unix::fs::PermissionsExt,
     path::Path,
     process::{Child, ChildStderr, Command, Stdio},
 };
@@ -108,10 +109,14 @@ impl Running {
 }
 
 #[test]
-fn the_token_is_shown_at_the_first_start_only() {
+fn the_first_token_is_in_a_private_file_and_in_no_log() {
     let dir = Dir::new();
     let first = start(dir.path(), &[]);
-    let token = first.said.split_whitespace().find(|word| word.starts_with("wl_")).unwrap().to_owned();
+    assert!(!first.said.contains("wl_"), "nobody sits at a terminal: {}", first.said);
+    let file = dir.path().join("first-admin-token");
+    assert!(first.said.contains(file.to_str().unwrap()), "{}", first.said);
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let token = std::fs::read_to_string(&file).unwrap().trim().to_owned();
     let head =
         format!("POST /api/users/get_my_user HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Bearer {token}");
     assert!(first.ask(&head).contains(r#""username":"admin""#));
@@ -122,6 +127,59 @@ fn the_token_is_shown_at_the_first_start_only() {
     assert!(!second.said.contains("wl_"), "{}", second.said);
     assert!(second.ask(&head).contains("200 OK"));
     assert_eq!(second.stop("-INT").0, Some(0));
+}
+
+/// What everybody on the machine can read of a process.
+fn command_line(pid: u32) -> String {
+    String::from_utf8(std::fs::read(format!("/proc/{pid}/cmdline")).unwrap()).unwrap().replace('\0', " ")
+}
+
+#[test]
+fn a_token_of_the_command_line_is_not_in_the_list_of_processes() {
+    const TOKEN: &str = "a-token-that-is-not-to-be-seen";
+    let dir = Dir::new();
+    let file = dir.path().join("token");
+    std::fs::write(&file, format!("{TOKEN}\n")).unwrap();
+    let joined = format!("--admin-token={TOKEN}");
+    for args in
+        [&["--admin-token", TOKEN][..], &[joined.as_str()], &["--admin-token-file", file.to_str().unwrap()]]
+    {
+        let server = start(dir.path(), args);
+        let seen = command_line(server.child.id());
+        assert!(seen.contains("server") && !seen.contains(TOKEN), "{seen}");
+        assert!(server.post("/api/users/get_my_user", TOKEN, "{}").contains(r#""username":"admin""#));
+        assert_eq!(server.stop("-TERM").0, Some(0));
+    }
+}
+
+#[test]
+fn files_of_a_server_are_closed_to_others() {
+    let dir = Dir::new();
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::set_permissions(&data, PermissionsExt::from_mode(0o755)).unwrap();
+    let server = start(&data, &["--tls-port", "0"]);
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&data), 0o755, "it was there before");
+    for entry in std::fs::read_dir(&data).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(mode(&path) & 0o077, 0, "{} is {:o}", path.display(), mode(&path));
+    }
+    assert!(data.join("windlass.db").exists());
+    assert_eq!(server.stop("-TERM").0, Some(0));
+    // Those of an earlier version are closed by the next start.
+    std::fs::set_permissions(data.join("windlass.db"), PermissionsExt::from_mode(0o644)).unwrap();
+    let server = start(&data, &[]);
+    assert_eq!(mode(&data.join("windlass.db")), 0o600);
+    assert_eq!(server.stop("-TERM").0, Some(0));
+    std::fs::set_permissions(&data, PermissionsExt::from_mode(0o777)).unwrap();
+    let refused = Command::new(env!("CARGO_BIN_EXE_windlass"))
+        .args(["server", "--port", "0", "--no-local", "--data-dir"])
+        .arg(&data)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && said.contains("everybody may write to it"), "{said}");
 }
 
 #[test]

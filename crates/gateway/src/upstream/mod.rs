@@ -29,6 +29,8 @@ pub(crate) enum Failure {
     HeadTooLarge,
     #[error("the replica did not begin its answer in time")]
     Late,
+    #[error("the caller's token was taken back")]
+    Denied,
     #[error(transparent)]
     Request(crate::body::Fault),
 }

@@ -140,8 +140,10 @@ pub(crate) fn service(replicas: Vec<Replica>) -> Service {
     }
 }
 
-/// Tokens: `good` is a member of `main`, `away` cannot be checked.
-pub(crate) struct Tokens;
+/// Tokens: `good` is a member of `main` until it is revoked, `away` cannot be checked. The server knows those, and `chosen`.
+pub(crate) struct Tokens {
+    revoked: CancellationToken,
+}
 
 impl Gatekeeper for Tokens {
     fn check<'a>(&'a self, token: &'a str, project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Verdict> {
@@ -151,6 +153,14 @@ impl Gatekeeper for Tokens {
             _ => Verdict::Deny,
         };
         Box::pin(std::future::ready(verdict))
+    }
+
+    fn knows<'a>(&'a self, token: &'a str, _project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
+        Box::pin(std::future::ready(Some(matches!(token, "good" | "away" | "chosen"))))
+    }
+
+    fn lost(&self, _token: &str, _project: &str) -> BoxFuture<'static, ()> {
+        Box::pin(self.revoked.clone().cancelled_owned())
     }
 }
 
@@ -178,6 +188,8 @@ pub(crate) struct Bed {
     pub(crate) address: SocketAddr,
     pub(crate) routes: Arc<Routes>,
     pub(crate) seen: Arc<Seen>,
+    /// Ends the rights of whoever showed `good`.
+    pub(crate) revoked: CancellationToken,
     pub(crate) stop: CancellationToken,
     pub(crate) task: Aborted,
     generation: AtomicU64,
@@ -215,10 +227,11 @@ impl Bed {
     pub(crate) async fn with(setting: Setting, services: Vec<Service>) -> Self {
         let routes = Arc::new(Routes::default());
         let seen = Arc::new(Seen::default());
+        let revoked = CancellationToken::new();
         let proxy = Proxy {
             routes: Arc::clone(&routes),
             connector: Arc::new(Direct),
-            gatekeeper: Arc::new(Tokens),
+            gatekeeper: Arc::new(Tokens { revoked: revoked.clone() }),
             wake: Arc::clone(&seen) as Arc<dyn Wake>,
             log: Some(Arc::clone(&seen) as Arc<dyn AccessLog>),
             certificates: None,
@@ -237,7 +250,8 @@ impl Bed {
         let task = tokio::spawn(windlass_gateway::serve(listener, listening, stop.clone()));
         let generation = AtomicU64::new(0);
         let guard = stop.clone().drop_guard();
-        let bed = Self { address, routes, seen, stop, task: Aborted(task), generation, _stop: guard };
+        let bed =
+            Self { address, routes, seen, revoked, stop, task: Aborted(task), generation, _stop: guard };
         bed.replace(services);
         bed
     }

@@ -47,6 +47,60 @@ async fn events_arrive_one_by_one() {
 }
 
 #[tokio::test]
+async fn a_stream_of_events_ends_when_the_token_is_taken_back() {
+    let (send, receive) = mpsc::channel::<&'static str>(1);
+    let receive = std::sync::Arc::new(parking_lot::Mutex::new(Some(receive)));
+    let upstream = Upstream::http(move |_| {
+        let mut receive = receive.lock().take().unwrap();
+        async move {
+            let events = futures_util::stream::poll_fn(move |cx| receive.poll_recv(cx))
+                .map(|event| Ok(Frame::data(Bytes::from(event))));
+            Response::new(http_body_util::BodyExt::boxed(StreamBody::new(events)))
+        }
+    })
+    .await;
+    let mut closed = service(vec![upstream.replica("a")]);
+    closed.auth = true;
+    let bed = Bed::new(vec![closed]).await;
+    let mut stream = bed.connect().await;
+    let head = b"GET /events HTTP/1.1\r\nHost: llm.test\r\nAuthorization: Bearer good\r\n\r\n";
+    stream.write_all(head).await.unwrap();
+    read_head(&mut stream).await;
+    send.send("data: one\n\n").await.unwrap();
+    read_until(&mut stream, "data: one\n\n\r\n").await;
+    bed.revoked.cancel();
+    // The replica goes on; the caller hears nothing of it, not even a proper end.
+    let mut rest = Vec::new();
+    let _ = soon(stream.read_to_end(&mut rest)).await;
+    assert!(!String::from_utf8_lossy(&rest).contains("0\r\n\r\n"), "{rest:?}");
+    soon(send.closed()).await;
+}
+
+#[tokio::test]
+async fn a_websocket_ends_when_the_token_is_taken_back() {
+    let upstream = Upstream::raw(|stream| async move {
+        let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
+        while let Some(Ok(message)) = socket.next().await {
+            if socket.send(message).await.is_err() {
+                break;
+            }
+        }
+    })
+    .await;
+    let mut closed = service(vec![upstream.replica("a")]);
+    closed.auth = true;
+    let bed = Bed::new(vec![closed]).await;
+    let request =
+        tokio_tungstenite::tungstenite::ClientRequestBuilder::new("ws://llm.test/socket".parse().unwrap())
+            .with_header("Authorization", "Bearer good");
+    let (mut socket, _) = tokio_tungstenite::client_async(request, bed.connect().await).await.unwrap();
+    socket.send(Message::text("hello")).await.unwrap();
+    assert_eq!(soon(socket.next()).await.unwrap().unwrap(), Message::text("hello"));
+    bed.revoked.cancel();
+    assert!(!matches!(soon(socket.next()).await, Some(Ok(_))), "the connection is gone");
+}
+
+#[tokio::test]
 async fn large_bodies_pass_unchanged_in_both_directions() {
     let upstream = Upstream::http(|request| async move {
         let sent = request.into_body();

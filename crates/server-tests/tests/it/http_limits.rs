@@ -137,6 +137,20 @@ async fn heads_that_two_servers_could_read_differently_are_refused() {
     server.stop().await;
 }
 
+#[tokio::test]
+async fn a_request_that_names_two_hosts_is_refused_by_the_api() {
+    let ground = Ground::sqlite();
+    let server = TestServer::start_as(settings(&ground)).await;
+    let asked = |hosts: &str| format!("GET /healthcheck HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n");
+    for hosts in ["Host: a\r\nHost: b\r\n", "Host: a\r\nX: y\r\nhost: a\r\n"] {
+        let answer = until_closed(&server, asked(hosts).as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{hosts:?}: {answer}");
+    }
+    let answer = until_closed(&server, asked("Host: a\r\n").as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    server.stop().await;
+}
+
 /// Ten thousand, unless this process may not have that many open files.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_idle_connections_harm_nobody() {

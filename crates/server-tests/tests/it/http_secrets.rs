@@ -14,6 +14,8 @@ on_both! {
     archives_are_stored_once_per_user_and_content
     events_tell_what_was_done_and_by_whom
     a_server_without_the_keys_of_its_database_does_not_start
+    a_registrys_password_is_in_no_answer_and_no_row
+    passwords_that_an_earlier_version_stored_are_sealed_at_the_next_start
 }
 
 pub(crate) fn sha256(bytes: &[u8]) -> String {
@@ -64,7 +66,8 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
             "hosts": ["10.0.0.1", { "hostname": "10.0.0.2", "ssh_key": { "public": "p", "private": key } }] } } } } });
     let fleet = server.ok(&mira, "/api/project/main/fleets/apply", fleet).await;
     assert!(!fleet.to_string().contains("PRIVATE KEY"), "a private key comes back: {fleet}");
-    let nodes = json!({ "plan": { "run_spec": { "configuration": { "type": "task", "nodes": 2, "commands": ["true"] } } } });
+    let nodes = json!({ "plan": { "run_spec": { "configuration": { "type": "task", "nodes": 2, "commands": ["true"],
+        "image": "registry.example/private", "registry_auth": { "username": "u", "password": CANARY } } } } });
     let run = server.ok(&mira, "/api/project/main/runs/apply", nodes).await;
     assert!(!run.to_string().contains("PRIVATE KEY"), "{run}");
     server.stop().await;
@@ -276,4 +279,87 @@ async fn a_secret_is_used_by_those_whom_it_is_for(ground: &Ground) {
     let said = server.refused(&otto, apply, changed, "error").await;
     assert!(said.contains("secret `KEY`"), "{said}");
     server.stop().await;
+}
+fn private_image(password: &str) -> Value {
+    json!({ "run_name": "private", "configuration": { "type": "task", "commands": ["true"],
+        "image": "registry.example/private", "registry_auth": { "username": "mira", "password": password } } })
+}
+
+/// All documents of runs and jobs.
+async fn documents(server: &crate::http::TestServer) -> String {
+    let mut all = String::new();
+    for sql in ["SELECT spec FROM runs", "SELECT job_spec FROM jobs", "SELECT message FROM events"] {
+        for row in server.app.db().query(sql, vec![]).await.unwrap() {
+            all.push_str(&row.text(0).unwrap());
+        }
+    }
+    all
+}
+
+async fn a_registrys_password_is_in_no_answer_and_no_row(ground: &Ground) {
+    let server = ground.start().await;
+    let mira = server.user("mira").await;
+    let noor = server.user("noor").await;
+    server.join("main", &[("mira", "user"), ("noor", "user")]).await;
+    let base = "/api/project/main/runs";
+    let plan =
+        server.ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": private_image(CANARY) })).await;
+    assert!(!plan.to_string().contains(CANARY), "{plan:#}");
+    // Clients send back what they were shown.
+    let shown = plan["run_spec"].clone();
+    let run = server.ok(&mira, &format!("{base}/apply"), json!({ "plan": { "run_spec": shown } })).await;
+    let password = run["run_spec"]["configuration"]["registry_auth"]["password"].as_str().unwrap().to_owned();
+    assert!(password.starts_with("sealed:"), "{password}");
+    assert_eq!(run["jobs"][0]["job_spec"]["registry_auth"]["username"], "mira");
+    for (token, path, body) in [
+        (&noor, format!("{base}/get"), json!({ "run_name": "private" })),
+        (&noor, "/api/runs/list".to_owned(), json!({})),
+        (&mira, format!("{base}/get_plan"), json!({ "run_spec": private_image(CANARY) })),
+    ] {
+        let answer = server.ok(token, &path, body).await.to_string();
+        assert!(answer.contains(&password) && !answer.contains(CANARY), "{path}: {answer}");
+    }
+    let stored = documents(&server).await;
+    assert!(stored.contains(&password) && !stored.contains(CANARY), "{stored}");
+    // The same password is the same specification; a reference to a secret is no password.
+    let again =
+        server.ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": private_image(CANARY) })).await;
+    assert_eq!(again["run_spec"]["configuration"]["registry_auth"]["password"], password.as_str());
+    let named = private_image("${{ secrets.registry }}");
+    let named = server.ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": named })).await;
+    let kept = &named["effective_run_spec"]["configuration"]["registry_auth"]["password"];
+    assert_eq!(kept, "${{ secrets.registry }}");
+    // Whoever names the image decides who is told the password.
+    let stolen = json!({ "run_spec": private_image(&password) });
+    let said = server.refused(&noor, &format!("{base}/get_plan"), stolen, "error").await;
+    assert!(said.contains("of another user"), "{said}");
+    turn_keys(&server.app).await.unwrap();
+    server.stop().await;
+}
+
+async fn passwords_that_an_earlier_version_stored_are_sealed_at_the_next_start(ground: &Ground) {
+    let server = ground.start().await;
+    let run = json!({ "plan": { "run_spec": private_image("${{ secrets.registry }}") } });
+    server.admin("/api/project/main/runs/apply", run).await;
+    // As it was written before.
+    for sql in [
+        "UPDATE runs SET spec = replace(spec, '${{ secrets.registry }}', $1)",
+        "UPDATE jobs SET job_spec = replace(job_spec, '${{ secrets.registry }}', $1)",
+    ] {
+        let unit = windlass_server::db::Unit::new().exec(sql, windlass_server::params![CANARY]);
+        server.app.db().write(unit).await.unwrap();
+    }
+    let unit = windlass_server::db::Unit::new().exec("DELETE FROM chores", vec![]);
+    server.app.db().write(unit).await.unwrap();
+    assert_eq!(documents(&server).await.matches(CANARY).count(), 2);
+    server.stop().await;
+    let again = ground.start().await;
+    let stored = documents(&again).await;
+    assert!(!stored.contains(CANARY) && stored.matches("sealed:").count() == 2, "{stored}");
+    let run = again.admin("/api/project/main/runs/get", json!({ "run_name": "private" })).await;
+    assert_eq!(
+        run["run_spec"]["configuration"]["registry_auth"]["password"],
+        run["jobs"][0]["job_spec"]["registry_auth"]["password"]
+    );
+    again.stop().await;
 }

@@ -16,6 +16,9 @@ on_both! {
     the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced
     public_keys_are_added_listed_and_removed_by_their_owner_alone
     an_admin_can_neither_disable_nor_delete_themself
+    a_token_with_a_scope_opens_what_its_scope_says
+    tokens_have_names_and_an_expiry_and_are_revoked_one_by_one
+    tokens_expire_as_the_server_is_set
 }
 
 async fn a_first_start_makes_an_admin_a_project_and_a_token_once(ground: &Ground) {
@@ -191,5 +194,109 @@ async fn an_admin_can_neither_disable_nor_delete_themself(ground: &Ground) {
             "resource_exists",
         )
         .await;
+    server.stop().await;
+}
+
+async fn make(server: &TestServer, owner: &str, asked: Value) -> String {
+    let made = server.ok(owner, "/api/users/tokens/create", asked).await;
+    made["token"].as_str().unwrap().to_owned()
+}
+
+async fn a_token_with_a_scope_opens_what_its_scope_says(ground: &Ground) {
+    let server = ground.start().await;
+    let first = server.user("mira").await;
+    server.join("main", &[("mira", "admin")]).await;
+    let mut of = Vec::new();
+    for scope in ["all", "read", "submit", "services"] {
+        of.push((scope, make(&server, &first, json!({ "name": scope, "scope": scope })).await));
+    }
+    let run =
+        json!({ "plan": { "run_spec": { "configuration": { "type": "task", "commands": ["true"] } } } });
+    let secret = json!({ "name": "KEY", "value": "a-secret-value" });
+    server.ok(&first, "/api/project/main/secrets/create_or_update", secret.clone()).await;
+    for (path, body, allowed) in [
+        ("/api/users/get_my_user", json!({}), vec!["all", "read", "submit"]),
+        ("/api/runs/list", json!({}), vec!["all", "read", "submit"]),
+        ("/api/project/main/runs/apply", run, vec!["all", "submit"]),
+        ("/api/project/main/secrets/get", json!({ "name": "KEY" }), vec!["all"]),
+        ("/api/project/main/secrets/create_or_update", secret, vec!["all"]),
+        ("/api/users/tokens/create", json!({ "name": "more" }), vec!["all"]),
+        ("/api/users/refresh_ssh_key", json!({ "username": "mira" }), vec!["all"]),
+    ] {
+        for (scope, token) in &of {
+            let (status, said) = server.post(token, path, &body.to_string()).await;
+            let expected = if allowed.contains(scope) { 200 } else { 403 };
+            assert_eq!(status, expected, "{path} with {scope}: {said}");
+        }
+    }
+    // A token that may look is not given the key that opens jobs.
+    for (scope, token) in &of {
+        if *scope == "services" {
+            continue;
+        }
+        let me = server.ok(token, "/api/users/get_my_user", json!({})).await;
+        assert_eq!(me["ssh_private_key"].is_string(), *scope == "all", "{scope}");
+    }
+    // The queue knows no scopes.
+    for (scope, token) in &of {
+        let (status, _) = server.get(token, "/arvados/v1/users/current").await;
+        assert_eq!(status, if *scope == "all" { 200 } else { 401 }, "{scope}");
+    }
+    server.stop().await;
+}
+
+async fn tokens_have_names_and_an_expiry_and_are_revoked_one_by_one(ground: &Ground) {
+    let server = ground.start().await;
+    let first = server.user("mira").await;
+    let ci = make(&server, &first, json!({ "name": "ci", "scope": "read", "expires_in": 86400 })).await;
+    let app = make(&server, &first, json!({ "name": "app" })).await;
+    assert!(ci.starts_with("wl_") && ci != app);
+    let taken = json!({ "name": "ci" });
+    server.refused(&first, "/api/users/tokens/create", taken, "resource_exists").await;
+    for bad in [json!({ "name": "a b" }), json!({ "name": "x", "expires_in": 0 })] {
+        server.refused(&first, "/api/users/tokens/create", bad, "error").await;
+    }
+    let listed = server.ok(&first, "/api/users/tokens/list", json!({})).await;
+    assert_eq!((&listed[0]["name"], &listed[0]["scope"]), (&json!("app"), &json!("all")));
+    assert_eq!((&listed[1]["name"], &listed[1]["scope"]), (&json!("ci"), &json!("read")));
+    assert!(listed[1]["expires_at"].is_string() && listed[0]["expires_at"].is_null(), "{listed}");
+    assert!(!listed.to_string().contains(&ci), "a list holds no token");
+    let others = server.user("noor").await;
+    assert_eq!(server.ok(&others, "/api/users/tokens/list", json!({})).await, json!([]));
+    let name = json!({ "names": ["ci"] });
+    server.refused(&others, "/api/users/tokens/revoke", name.clone(), "resource_not_exists").await;
+    server.ok(&ci, "/api/users/get_my_user", json!({})).await;
+    server.ok(&first, "/api/users/tokens/revoke", name).await;
+    assert_eq!(server.post(&ci, "/api/users/get_my_user", "").await.0, 403);
+    server.ok(&app, "/api/users/get_my_user", json!({})).await;
+    // The name is free again; whoever replaces the first token wants all of them gone.
+    let again = make(&server, &first, json!({ "name": "ci" })).await;
+    server.ok(&first, "/api/users/refresh_token", json!({ "username": "mira" })).await;
+    for token in [&first, &app, &again] {
+        assert_eq!(server.post(token, "/api/users/get_my_user", "").await.0, 403);
+    }
+    server.stop().await;
+}
+
+async fn tokens_expire_as_the_server_is_set(ground: &Ground) {
+    let server = TestServer::start_with(Given { token_expiry: Some("30d".into()), ..ground.given() }).await;
+    let first = server.user("mira").await;
+    make(&server, &first, json!({ "name": "usual" })).await;
+    make(&server, &first, json!({ "name": "short", "expires_in": 3600 })).await;
+    let sql = "SELECT name, (expires_at - created_at) / 1000000 FROM tokens \
+               WHERE user_id = (SELECT id FROM users WHERE name = $1)";
+    let lives = async |user: &str| {
+        let rows = server.app.db().query(sql, windlass_server::params![user]).await.unwrap();
+        let mut lives: Vec<(Option<String>, Option<i64>)> =
+            rows.iter().map(|row| (row.opt_text(0).unwrap(), row.opt_int(1).unwrap())).collect();
+        lives.sort();
+        lives
+    };
+    let named = |name: &str, secs| (Some(name.to_owned()), Some(secs));
+    assert_eq!(
+        lives("mira").await,
+        [(None, Some(30 * 86400)), named("short", 3600), named("usual", 30 * 86400)]
+    );
+    assert_eq!(lives("admin").await, [(None, None)], "what an operator chose does not expire");
     server.stop().await;
 }

@@ -15,6 +15,7 @@ on_both! {
     a_whole_machine_has_no_limits_and_the_hosts_network
     a_part_of_a_machine_gets_its_share_and_ports_of_its_own
     a_task_brings_keys_mounts_and_credentials
+    a_password_in_a_configuration_is_opened_for_the_host_alone
     a_runner_is_told_its_variables_its_code_and_its_files
     nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key
     clients_read_where_a_job_runs_and_how_to_reach_it
@@ -74,6 +75,18 @@ async fn a_task_brings_keys_mounts_and_credentials(ground: &Ground) {
         (mount.instance_path.as_str(), mount.path.as_str(), mount.optional),
         ("/mnt/cache", "/cache", true)
     );
+    stage.end().await;
+}
+
+async fn a_password_in_a_configuration_is_opened_for_the_host_alone(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    stage.apply("literal", json!({"registry_auth": {"username": "ada", "password": "l1teral-pw"}})).await;
+    let run = stage.job_comes_to("literal", "running").await;
+    let task = stage.hosts.specs.lock()[0].clone();
+    assert_eq!((task.registry_username.as_str(), task.registry_password.as_str()), ("ada", "l1teral-pw"));
+    let shown = stage.server.admin("/api/project/main/runs/get", json!({"run_name": "literal"})).await;
+    assert!(!shown.to_string().contains("l1teral-pw"), "{shown}");
+    drop(run);
     stage.end().await;
 }
 

@@ -2,10 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{net::TcpStream, time::timeout};
 use windlass_api::{
     client::Client,
@@ -14,6 +15,7 @@ use windlass_api::{
 };
 use windlass_model::id::SubmissionId;
 use windlass_server::{
+    config::Given,
     db::{Unit, jobs},
     logs::{Log, Store, Stream},
     params,
@@ -29,6 +31,7 @@ on_both! {
     o5_a_stream_is_for_those_with_rights_on_the_run
     f34_a_reader_who_loses_the_right_is_cut_off
     appends_of_another_replica_reach_the_readers_of_this_one
+    values_of_secrets_are_hidden_from_readers_wherever_they_are_cut
 }
 
 struct Scene {
@@ -242,4 +245,64 @@ async fn appends_of_another_replica_reach_the_readers_of_this_one(ground: &Groun
     let stopping = timeout(Duration::from_secs(5), scene.server.stop());
     stopping.await.expect("streams end with the server");
     assert_eq!(stream.next().await.unwrap(), None);
+}
+
+async fn values_of_secrets_are_hidden_from_readers_wherever_they_are_cut(ground: &Ground) {
+    const VALUE: &str = "hunter22-and-more";
+    let scene = Scene::new(ground).await;
+    let server = &scene.server;
+    let set = json!({ "name": "KEY", "value": VALUE });
+    server.admin("/api/project/main/secrets/create_or_update", set).await;
+    let mut stream = scene.stream_as(ADMIN, &scene.asked()).await;
+    let (mut end, mut wanted) = (0, String::new());
+    for cut in 1..VALUE.len() {
+        let (one, two) = VALUE.split_at(cut);
+        end = scene.write(end, format!("<{one}").as_bytes()).await;
+        end = scene.write(end, format!("{two}>\n").as_bytes()).await;
+        wanted.push_str(&format!("<{}>\n", "*".repeat(VALUE.len())));
+    }
+    // One that comes letter by letter.
+    end = scene.write(end, b"<").await;
+    for letter in VALUE.bytes() {
+        end = scene.write(end, &[letter]).await;
+    }
+    end = scene.write(end, b">\n").await;
+    wanted.push_str(&format!("<{}>\n", "*".repeat(VALUE.len())));
+    // The beginning of a value that is none.
+    end = scene.write(end, b"hunter").await;
+    scene.write(end, b"s\n").await;
+    wanted.push_str("hunters\n");
+    let polled = async |limit: usize| {
+        let (mut text, mut next) = (Vec::new(), Value::Null);
+        loop {
+            let asked = json!({ "run_name": "train-1", "job_submission_id": scene.log.submission.0, "limit": limit,
+                "next_token": next, "raw": true });
+            let page = server.admin("/api/project/main/logs/poll", asked).await;
+            for event in page["logs"].as_array().unwrap() {
+                text.extend(STANDARD.decode(event["message"].as_str().unwrap()).unwrap());
+            }
+            next = page["next_token"].clone();
+            if next.is_null() {
+                return String::from_utf8(text).unwrap();
+            }
+        }
+    };
+    assert_eq!(polled(1000).await, wanted);
+    assert_eq!(polled(1).await, wanted, "each piece is a page of its own");
+    scene.end_job().await;
+    assert_eq!(String::from_utf8(read(&mut stream).await.0).unwrap(), wanted);
+    let from = StreamRequest { offset: 5, ..scene.asked() };
+    let mut stream = scene.stream_as(ADMIN, &from).await;
+    let Some(News::Bytes { bytes, offset, .. }) = stream.next().await.unwrap() else { panic!("no bytes") };
+    assert_eq!(offset, 5);
+    assert!(wanted.as_bytes()[5..].starts_with(&bytes), "from the middle of a value");
+    drop(stream);
+    scene.server.stop().await;
+
+    let open = TestServer::start_with(Given { mask_secrets: Some(false), ..ground.given() }).await;
+    let asked = json!({ "run_name": "train-1", "job_submission_id": scene.log.submission.0, "limit": 2, "raw": true });
+    let page = open.admin("/api/project/main/logs/poll", asked).await;
+    let first = STANDARD.decode(page["logs"][0]["message"].as_str().unwrap()).unwrap();
+    assert_eq!(first, b"<h", "who wants every byte gets it");
+    open.stop().await;
 }

@@ -161,7 +161,7 @@ async fn a_client_walks_the_pages_to_the_end_in_either_direction() {
         .unwrap();
         let (mut said, mut pages) = (String::new(), 0);
         loop {
-            let page = page::read(&files, &log, page::range(&asked).unwrap()).await.unwrap();
+            let page = page::read(&files, &log, page::range(&asked).unwrap(), None).await.unwrap();
             for event in page.logs {
                 let bytes = STANDARD.decode(event.message).unwrap();
                 said.push_str(std::str::from_utf8(&bytes).unwrap());

@@ -56,5 +56,6 @@ mod scripted_hosts;
 #[path = "../../../tunnel/tests/it/sshd.rs"]
 #[expect(dead_code, reason = "the tests of the tunnel use more of it")]
 mod sshd;
+mod stream_rights;
 mod volumes;
 mod wire;

@@ -6,7 +6,7 @@
 use base64::{Engine, prelude::BASE64_STANDARD};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use sha2::{Digest, Sha256};
-use windlass_api::agent::{SIGNED_PREFIX, client::SignedSpec, shim::TaskSpec};
+use windlass_api::agent::{SIGNED_PREFIX, client::SignedSpec, pass::Pass, shim::TaskSpec};
 use windlass_backend::Enrolment;
 use windlass_model::id::InstanceId;
 
@@ -99,6 +99,11 @@ impl Signer {
     /// Base64 of the public half.
     pub fn public(&self) -> String {
         BASE64_STANDARD.encode(self.0.public_key().as_ref())
+    }
+
+    /// A pass as it is shown.
+    pub fn pass(&self, pass: &Pass) -> Result<String, EnrolError> {
+        pass.write(|message| self.0.sign(message).as_ref().to_vec()).map_err(EnrolError::Spec)
     }
 
     /// The specification as it goes out, claims and all.

@@ -47,6 +47,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     18 "0018_retention.sql";
     20 "0020_queue_rights.sql";
     21 "0021_rights.sql";
+    22 "0022_tokens.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

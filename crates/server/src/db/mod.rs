@@ -38,6 +38,7 @@ pub mod projects;
 pub mod queue_list;
 pub mod queue_tokens;
 mod record;
+pub mod registry_passwords;
 pub mod replicas;
 pub mod repos;
 pub mod retention;

@@ -7,7 +7,7 @@ use super::{Change, Db, DbError, Expect};
 use crate::params;
 
 /// Sealed for the row: table and column, with the row's id.
-pub const OF_ROWS: [(&str, &str); 13] = [
+pub const OF_ROWS: [(&str, &str); 14] = [
     ("users", "ssh_private_key_sealed"),
     ("projects", "ssh_private_key_sealed"),
     ("backends", "auth_sealed"),
@@ -21,6 +21,7 @@ pub const OF_ROWS: [(&str, &str); 13] = [
     ("containers", "secrets_sealed"),
     ("container_requests", "secrets_sealed"),
     ("queue_tokens", "secret_sealed"),
+    ("registry_passwords", "password_sealed"),
 ];
 
 /// Every value of one column. Names come from `OF_ROWS` alone.

@@ -1,10 +1,10 @@
 //! Table `tokens`: hashes of what callers present. No token is ever stored.
 
 use uuid::Uuid;
-use windlass_model::id::UserId;
+use windlass_model::{id::UserId, time::Timestamp};
 
 use super::{
-    Change, Db, DbError, Unit, Val,
+    Change, Db, DbError, Expect, Unit, Val,
     users::{COLUMNS, User, WIDTH, exec},
 };
 use crate::params;
@@ -18,6 +18,7 @@ pub struct Valid {
     pub seen_lately: bool,
     /// Microseconds until it expires.
     pub expires_in_us: Option<i64>,
+    pub scope: String,
     pub user: User,
 }
 
@@ -25,7 +26,7 @@ pub struct Valid {
 pub async fn find(db: &Db, hash: &str) -> Result<Option<Valid>, DbError> {
     let sql = format!(
         "SELECT {COLUMNS}, t.id, t.hash, t.last_used_at IS NOT NULL AND t.last_used_at > now_us() - 60000000,
-                t.expires_at - now_us()
+                t.expires_at - now_us(), t.scope
          FROM tokens t JOIN users u ON u.id = t.user_id
          WHERE t.hash = $1 AND t.revoked_at IS NULL AND u.active AND NOT u.deleted
            AND (t.expires_at IS NULL OR t.expires_at > now_us())"
@@ -37,10 +38,80 @@ pub async fn find(db: &Db, hash: &str) -> Result<Option<Valid>, DbError> {
         hash: row.text(WIDTH + 1)?,
         seen_lately: row.bool(WIDTH + 2)?,
         expires_in_us: row.opt_int(WIDTH + 3)?,
+        scope: row.text(WIDTH + 4)?,
     }))
 }
 
+/// Whether any of these hashes is that of a token of ours, of whatever kind.
+pub async fn is_any(db: &Db, hashes: &[String]) -> Result<bool, DbError> {
+    let sql = "SELECT 1 FROM tokens WHERE hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
+               UNION ALL \
+               SELECT 1 FROM queue_tokens WHERE hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
+               UNION ALL \
+               SELECT 1 FROM gateways WHERE token_hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) LIMIT 1";
+    Ok(db.query_opt(sql, params![Val::list(hashes)]).await?.is_some())
+}
+
+/// One thing that rights of a stream rest on, as it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// `token`, `queue`, `project` or `member`.
+    pub kind: String,
+    /// The token's hash, the queue token's name, or the project's name.
+    pub key: String,
+    pub user: String,
+    pub state: String,
+}
+
+/// How tokens, projects and members stand now, of all that are named. What is not good any more is not among them.
+pub async fn standing(
+    db: &Db,
+    hashes: &[String],
+    queue_tokens: &[String],
+    projects: &[String],
+    users: &[UserId],
+) -> Result<Vec<Standing>, DbError> {
+    let sql = "SELECT 'token', t.hash, u.id, u.global_role || ' ' || t.scope \
+               FROM tokens t JOIN users u ON u.id = t.user_id \
+               WHERE t.hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND t.revoked_at IS NULL \
+                 AND u.active AND NOT u.deleted AND (t.expires_at IS NULL OR t.expires_at > now_us()) \
+               UNION ALL \
+               SELECT 'queue', q.uuid, u.id, u.global_role FROM queue_tokens q JOIN users u ON u.id = q.user_id \
+               WHERE q.uuid IN (SELECT value FROM json_each(CAST($2 AS TEXT))) AND q.revoked_at IS NULL \
+                 AND u.active AND NOT u.deleted \
+               UNION ALL \
+               SELECT 'project', p.name, '', CASE WHEN p.is_public THEN 'public' ELSE 'closed' END \
+               FROM projects p WHERE p.name IN (SELECT value FROM json_each(CAST($3 AS TEXT))) AND NOT p.deleted \
+               UNION ALL \
+               SELECT 'member', p.name, m.user_id, m.role FROM projects p JOIN members m ON m.project_id = p.id \
+               WHERE p.name IN (SELECT value FROM json_each(CAST($3 AS TEXT))) AND NOT p.deleted \
+                 AND m.user_id IN (SELECT value FROM json_each(CAST($4 AS TEXT)))";
+    let params = params![Val::list(hashes), Val::list(queue_tokens), Val::list(projects), Val::list(users)];
+    let rows = db.query(sql, params).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Standing { kind: row.text(0)?, key: row.text(1)?, user: row.text(2)?, state: row.text(3)? })
+        })
+        .collect()
+}
+
+/// The first token of a user.
 pub fn create(id: Uuid, user: UserId, hash: &str, prefix: &str, lives_us: Option<i64>) -> Change {
+    insert(id, user, hash, prefix, EVERYTHING, None, lives_us)
+}
+
+/// What the column says of a token that is good for all that its user may do.
+pub const EVERYTHING: &str = "user";
+
+fn insert(
+    id: Uuid,
+    user: UserId,
+    hash: &str,
+    prefix: &str,
+    scope: &str,
+    name: Option<&str>,
+    lives_us: Option<i64>,
+) -> Change {
     Change::Insert {
         table: "tokens",
         values: vec![
@@ -48,10 +119,63 @@ pub fn create(id: Uuid, user: UserId, hash: &str, prefix: &str, lives_us: Option
             ("user_id", user.into()),
             ("hash", hash.into()),
             ("prefix", prefix.into()),
-            ("scope", "user".into()),
+            ("scope", scope.into()),
+            ("name", name.into()),
             ("created_at", Val::Now),
             ("expires_at", lives_us.map_or(Val::Null, Val::NowPlus)),
         ],
+    }
+}
+
+/// A token with a name.
+#[derive(Clone, Debug)]
+pub struct Named {
+    pub name: String,
+    pub scope: String,
+    pub prefix: String,
+    pub created_at: Timestamp,
+    pub expires_at: Option<Timestamp>,
+    pub last_used_at: Option<Timestamp>,
+}
+
+/// Conflicts on `tokens_name_key` when the user has one of that name.
+pub fn create_named(
+    id: Uuid,
+    user: UserId,
+    (hash, prefix): (&str, &str),
+    scope: &str,
+    name: &str,
+    lives_us: Option<i64>,
+) -> Change {
+    insert(id, user, hash, prefix, scope, Some(name), lives_us)
+}
+
+/// Those of a user that were not revoked. Expired ones are among them until they are.
+pub async fn named(db: &Db, user: UserId) -> Result<Vec<Named>, DbError> {
+    let sql = "SELECT name, scope, prefix, created_at, expires_at, last_used_at FROM tokens
+               WHERE user_id = $1 AND name IS NOT NULL AND revoked_at IS NULL ORDER BY name";
+    let rows = db.query(sql, params![user]).await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Named {
+                name: row.text(0)?,
+                scope: row.text(1)?,
+                prefix: row.text(2)?,
+                created_at: Timestamp(row.int(3)?),
+                expires_at: row.opt_int(4)?.map(Timestamp),
+                last_used_at: row.opt_int(5)?.map(Timestamp),
+            })
+        })
+        .collect()
+}
+
+/// Ends a token with a name. Stale when the user has none of that name.
+pub fn revoke_named(user: UserId, name: &str) -> Change {
+    Change::Exec {
+        sql: "UPDATE tokens SET revoked_at = $3 WHERE user_id = $1 AND name = $2 AND revoked_at IS NULL"
+            .into(),
+        params: params![user, name, Val::Now],
+        expect: Expect::One,
     }
 }
 
@@ -63,9 +187,9 @@ pub fn revoke_all(user: UserId) -> Change {
     )
 }
 
-/// Whether the user has a token that was not revoked.
+/// Whether the user has a first token that was not revoked.
 pub async fn any(db: &Db, user: UserId) -> Result<bool, DbError> {
-    let sql = "SELECT 1 FROM tokens WHERE user_id = $1 AND revoked_at IS NULL LIMIT 1";
+    let sql = "SELECT 1 FROM tokens WHERE user_id = $1 AND name IS NULL AND revoked_at IS NULL LIMIT 1";
     Ok(db.query_opt(sql, params![user]).await?.is_some())
 }
 

@@ -3,7 +3,7 @@
 //! The next event is made when the client has taken the one before, so a slow client costs one event and delays
 //! nobody. A caller who lost their rights is cut off, and a server that stops does not wait for the end.
 
-use std::{convert::Infallible, future::Future, time::Duration};
+use std::{convert::Infallible, future::Future};
 
 use axum::{
     body::{Body, Bytes},
@@ -12,34 +12,29 @@ use axum::{
 };
 use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
-use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use super::with_body;
 use crate::{
     app::App,
     error::{Error, Result},
     services::{Beat, Beats},
+    stream_rights::Registered,
 };
-
-/// How often the caller's rights are looked up again.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 struct Lasting<T, A> {
     app: App,
     beats: Beats<T>,
     allowed: A,
-    look: Interval,
+    rights: Registered,
 }
 
-pub(super) fn answer<T, A, R>(app: App, beats: Beats<T>, allowed: A) -> Response
+pub(super) fn answer<T, A, R>(app: App, beats: Beats<T>, rights: Registered, allowed: A) -> Response
 where
     T: Serialize + Send + 'static,
     A: Fn() -> R + Send + 'static,
     R: Future<Output = Result<()>> + Send,
 {
-    let mut look = tokio::time::interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let lasting = Lasting { app, beats, allowed, look };
+    let lasting = Lasting { app, beats, allowed, rights };
     let frames = stream::unfold(lasting, |mut lasting| async move {
         let frame = lasting.next().await?;
         Some((Ok::<_, Infallible>(frame), lasting))
@@ -63,10 +58,14 @@ where
             let beat = tokio::select! {
                 // What comes after the rights were lost is not told, however much of it is there.
                 biased;
-                _ = self.look.tick() => {
+                () = self.rights.changed() => {
                     match (self.allowed)().await {
+                        Ok(()) => continue,
                         // A database that does not answer takes nobody's rights away.
-                        Ok(()) | Err(Error::Db(_)) => continue,
+                        Err(Error::Db(_)) => {
+                            self.rights.again();
+                            continue;
+                        }
                         Err(_) => return None,
                     }
                 }

@@ -2,7 +2,7 @@
 //!
 //! A caller who lost their rights is cut off, and a server that stops does not wait for the end.
 
-use std::{future::Future, time::Duration};
+use std::future::Future;
 
 use axum::{
     body::Body,
@@ -19,12 +19,11 @@ use crate::{
     agents::Port,
     app::App,
     error::{Error, Result},
+    stream_rights::Registered,
 };
 
 /// Streams open at once in this process.
 static PLACES: Semaphore = Semaphore::const_new(2048);
-/// How often the caller's rights are looked up again.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The caller's end of the stream, if they asked for one.
 pub(super) fn wanted(request: &mut Request) -> Result<OnUpgrade> {
@@ -43,6 +42,7 @@ pub(super) fn answer<A, R>(
     caller: OnUpgrade,
     port: Port,
     place: SemaphorePermit<'static>,
+    rights: Registered,
     allowed: A,
 ) -> Response
 where
@@ -59,10 +59,11 @@ where
         };
         let denied = async {
             loop {
-                tokio::time::sleep(LOOK_EVERY).await;
+                rights.changed().await;
                 match allowed().await {
+                    Ok(()) => {}
                     // A database that does not answer takes nobody's rights away.
-                    Ok(()) | Err(Error::Db(_)) => {}
+                    Err(Error::Db(_)) => rights.again(),
                     Err(_) => return,
                 }
             }

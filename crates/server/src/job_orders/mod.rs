@@ -40,6 +40,7 @@ use crate::{
     pass_error::PassError,
     pipelines::Hands,
     plain_processes::Allowed,
+    registry_passwords::{self, OpenError},
     run_shape::RunShape,
     secrets::{Belongs, KeyError},
     services,
@@ -83,6 +84,11 @@ pub enum Unfit {
     NoCode { hash: String },
     #[error("start the job: file archive {id} is not stored any more; hint: submit the run again")]
     NoArchive { id: Uuid },
+    #[error(
+        "start the job: the password of its registry is not stored any more; hint: submit the run again, with the \
+         password or a secret as `registry_auth.password`"
+    )]
+    NoPassword,
     #[error("start the job: {said}")]
     NoVolume { said: String },
     #[error("start the job: it {short}; hint: {hint}")]
@@ -242,6 +248,16 @@ async fn spec_with_secrets(hands: &Hands, loaded: &Loaded) -> Result<JobSpec, Or
     }
     if let Some(job) = loaded.run.managed_job_id {
         spec.env.extend(managed_secrets(hands, job, &loaded.run.name).await?);
+    }
+    let sealed = spec.registry_auth.as_ref().and_then(|auth| registry_passwords::reference(&auth.password));
+    if let (Some(id), Some(auth)) = (sealed, &mut spec.registry_auth) {
+        let opened = registry_passwords::open(&hands.db, &hands.keys, loaded.job.project_id, id).await;
+        auth.password = opened
+            .map_err(|error| match error {
+                OpenError::Db(error) => OrderError::from(error),
+                OpenError::Keys(error) => OrderError::from(error),
+            })?
+            .ok_or(Unfit::NoPassword)?;
     }
     match resolve::put_secrets(&mut spec, |name| values.get(name).cloned()) {
         Ok(()) => Ok(spec),

@@ -7,13 +7,14 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, ErrorKind},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
 
 use super::{Answer, Log, LogError, Piece, Range, Store};
+use crate::secrets::private_dirs;
 
 const RECORD: u64 = 24;
 /// What one read of the index holds.
@@ -141,14 +142,14 @@ impl Open {
     fn write(base: &Path) -> io::Result<Self> {
         let open = |extension: &str| {
             let path = base.with_extension(extension);
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
         };
         match open("log") {
             Ok(bytes) => return Ok(Self { bytes, index: open("idx")? }),
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Err(_) => {}
         }
-        base.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        base.parent().map_or(Ok(()), private_dirs)?;
         Ok(Self { bytes: open("log")?, index: open("idx")? })
     }
 

@@ -7,6 +7,7 @@
 pub mod archive;
 pub mod copy;
 pub mod files;
+pub mod mask;
 pub mod objects;
 pub mod page;
 pub mod place;

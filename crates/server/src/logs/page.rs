@@ -4,7 +4,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use windlass_api::logs::{LogEvent, Page, PollRequest};
 use windlass_model::{terminal_codes::Stripper, time::Timestamp};
 
-use super::{Log, LogError, Piece, Range, Store};
+use super::{Log, LogError, Piece, Range, Store, mask::Mask};
 
 /// Raw bytes of one page; base64 makes them a third longer.
 const BYTES_MAX: usize = 2 << 20;
@@ -27,8 +27,16 @@ pub fn range(asked: &PollRequest) -> Result<Range, BadToken> {
     })
 }
 
-pub async fn read(store: &dyn Store, log: &Log, range: Range) -> Result<Page, LogError> {
-    let pieces = store.read(log, range).await?;
+/// With values of secrets hidden, where there is a mask.
+pub async fn read(store: &dyn Store, log: &Log, range: Range, mask: Option<&Mask>) -> Result<Page, LogError> {
+    let pieces = match mask {
+        Some(mask) => {
+            let mut masked = mask.read(store, log, range).await?;
+            masked.hide();
+            masked.pieces
+        }
+        None => store.read(log, range).await?,
+    };
     // The token is where the next page begins; whether anything is there is seen by looking.
     let next = match pieces.last() {
         Some(last) if range.descending => Some(last.offset),

@@ -23,6 +23,7 @@ use windlass_model::{id::SubmissionId, job::Status};
 use super::{
     Log, LogError, Piece, Range, Store,
     archive::{Archive, Follow, Over},
+    mask::Masks,
 };
 use crate::db::{Db, jobs};
 
@@ -40,6 +41,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(10);
 /// A failing store is tried again this often while somebody waits.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 const RETRIES_MAX: usize = 5;
+/// How long what may be the beginning of a secret is kept back.
+const HOLD_WITHIN: Duration = Duration::from_secs(2);
 /// What is hinted when a job has ended.
 const HINT: &str = "runs";
 
@@ -51,6 +54,7 @@ struct Inner {
     db: Db,
     archive: Arc<Archive>,
     hints: Hints,
+    masks: Masks,
     places: Arc<Semaphore>,
     is_looking: AtomicBool,
 }
@@ -65,9 +69,9 @@ pub struct Start {
 }
 
 impl Tails {
-    pub fn new(db: Db, archive: Arc<Archive>, hints: Hints) -> Self {
+    pub fn new(db: Db, archive: Arc<Archive>, hints: Hints, masks: Masks) -> Self {
         let places = Arc::new(Semaphore::new(READERS_MAX));
-        Self(Arc::new(Inner { db, archive, hints, places, is_looking: AtomicBool::new(false) }))
+        Self(Arc::new(Inner { db, archive, hints, masks, places, is_looking: AtomicBool::new(false) }))
     }
 
     /// `None`: there are too many readers already.
@@ -82,6 +86,7 @@ impl Tails {
             follow,
             ready: VecDeque::new(),
             known: false,
+            holds: true,
             _place: place,
         })
     }
@@ -157,6 +162,8 @@ pub struct Reader {
     ready: VecDeque<Piece>,
     /// Whether the job was looked at.
     known: bool,
+    /// What may be the beginning of a secret is kept back: not for ever.
+    holds: bool,
     _place: OwnedSemaphorePermit,
 }
 
@@ -196,8 +203,30 @@ impl Reader {
                 pieces_max: READ_PIECES_MAX,
                 bytes_max: READ_BYTES_MAX,
             };
-            self.ready = archive.read(&self.log, range).await?.into();
+            let mask = self.tails.0.masks.of(&self.log).await?;
+            let holds = self.start.follow && news.over.is_none() && std::mem::replace(&mut self.holds, true);
+            let (read, was_empty) = match &mask {
+                Some(mask) => {
+                    let mut masked = mask.read(&*archive, &self.log, range).await?;
+                    let was_empty = masked.pieces.is_empty();
+                    if holds {
+                        masked.hold_back();
+                    }
+                    (masked.pieces, was_empty)
+                }
+                None => {
+                    let read = archive.read(&self.log, range).await?;
+                    let was_empty = read.is_empty();
+                    (read, was_empty)
+                }
+            };
+            self.ready = read.into();
             if !self.ready.is_empty() {
+                continue;
+            }
+            if !was_empty {
+                // The next bytes say what it is. If none come, it is shown.
+                self.holds = timeout(HOLD_WITHIN, self.follow.changed()).await.is_ok();
                 continue;
             }
             if let Some(over) = news.over {

@@ -45,6 +45,7 @@ use crate::{
     auth,
     error::Error,
     http::{Encrypted, Peer},
+    stream_rights::{Ground, LOOK_EVERY, StreamRights},
 };
 
 /// Where services and models are found.
@@ -178,6 +179,48 @@ impl Gatekeeper for Gate {
             }
         })
     }
+
+    fn knows<'a>(&'a self, token: &'a str, _project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
+        Box::pin(async move { auth::is_ours(&self.0, token, peer).await.ok() })
+    }
+
+    fn lost(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
+        let (app, authorization, project) = (self.0.clone(), format!("Bearer {token}"), project.to_owned());
+        Box::pin(async move { lost(&app, &authorization, &project).await })
+    }
+}
+
+/// Returns when a token that opened a project does so no longer.
+async fn lost(app: &App, authorization: &str, project: &str) {
+    let rights = loop {
+        match auth::caller(app, Some(authorization)).await {
+            Ok(caller) => {
+                let ground = Ground {
+                    user: caller.user.id,
+                    token_hash: caller.token.hash(),
+                    queue_token: None,
+                    project: Some(project.to_owned()),
+                };
+                break StreamRights::register(app, ground);
+            }
+            // A database that does not answer takes nobody's rights away.
+            Err(Error::Db(_)) => tokio::time::sleep(LOOK_EVERY).await,
+            Err(_) => return,
+        }
+    };
+    loop {
+        rights.changed().await;
+        match opens(app, authorization, project).await {
+            Ok(()) => {}
+            Err(Error::Db(_)) => rights.again(),
+            Err(_) => return,
+        }
+    }
+}
+
+async fn opens(app: &App, authorization: &str, project: &str) -> Result<(), Error> {
+    let caller = auth::caller(app, Some(authorization)).await?;
+    auth::scope(app, caller, project, Vec::new()).await?.must(Access::ProjectUser)
 }
 
 impl Gate {
@@ -192,6 +235,8 @@ impl Gate {
         if let Err(Error::Denied { .. }) = &caller {
             app.paces().tried(peer)?;
         }
-        auth::scope(app, caller?, project, Vec::new()).await?.must(Access::ProjectUser)
+        let caller = caller?;
+        caller.must_open_services()?;
+        auth::scope(app, caller, project, Vec::new()).await?.must(Access::ProjectUser)
     }
 }

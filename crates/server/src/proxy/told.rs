@@ -1,14 +1,21 @@
 //! What a gateway is told: services that it publishes, and the way to the hosts of their replicas.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use windlass_api::agent::pass::Pass;
 use windlass_backend::{Machine, Reach};
-use windlass_gateway::way::{Site, Told, Way};
+use windlass_gateway::{
+    route::Service,
+    way::{Site, Told, Way},
+};
 use windlass_model::id::{GatewayId, InstanceId, SubmissionId};
 
 use super::table::Known;
 use crate::{
-    agents::{enrol, site},
+    agents::{
+        enrol::{EnrolError, Signer},
+        site,
+    },
     app::App,
     db::{DbError, agents, gateways, replicas as rows},
     services::publishing,
@@ -30,12 +37,11 @@ pub(crate) async fn told(app: &App, gateway: GatewayId) -> Result<(Told, Vec<Sub
             .is_ok_and(|place| place["url"].as_str().is_some_and(|url| url.starts_with("https:")));
     }
     let mut sites = BTreeMap::new();
+    let passes = if ready.is_empty() { None } else { Some(Passes::new(app, &routes).await?) };
     for replica in &ready {
         let name = replica.instance.to_string();
-        if sites.contains_key(&name) {
-            continue;
-        }
-        match way(app, replica.instance).await {
+        let Some(passes) = passes.as_ref().filter(|_| !sites.contains_key(&name)) else { continue };
+        match way(app, passes, replica.instance).await {
             Ok(site) => drop(sites.insert(name, site)),
             // The gateway finds nobody there and asks another replica.
             Err(why) => {
@@ -53,14 +59,48 @@ pub(crate) async fn told(app: &App, gateway: GatewayId) -> Result<(Told, Vec<Sub
     Ok((told, ready.iter().map(|replica| replica.id).collect()))
 }
 
+/// A pass is good for one to two of these. Times are rounded, so that what is told changes once in that time.
+const PASS_SECS: i64 = 24 * 3600;
+
+/// What a gateway shows at the doors of hosts. It never has their credential: with that it could run anything there.
+struct Passes {
+    /// Or why there is none.
+    signer: Result<Signer, String>,
+    /// Ports of the services' replicas, by host.
+    tasks: BTreeMap<InstanceId, BTreeMap<SubmissionId, BTreeSet<u16>>>,
+    expires_at: i64,
+}
+
+impl Passes {
+    async fn new(app: &App, routes: &[Service]) -> Result<Self, DbError> {
+        let signer = match Signer::of(app.db(), app.keys()).await {
+            Ok(signer) => Ok(signer),
+            Err(EnrolError::Db(error)) => return Err(error),
+            Err(error) => Err(error.to_string()),
+        };
+        let now = app.db().now().await?.0 / 1_000_000;
+        let mut tasks: BTreeMap<InstanceId, BTreeMap<SubmissionId, BTreeSet<u16>>> = BTreeMap::new();
+        for replica in routes.iter().flat_map(|route| &route.groups).flat_map(|group| &group.replicas) {
+            let Some((call, port)) = super::named(&replica.target) else { continue };
+            tasks.entry(call.instance).or_default().entry(call.submission).or_default().insert(port);
+        }
+        Ok(Self { signer, tasks, expires_at: (now / PASS_SECS + 2) * PASS_SECS })
+    }
+
+    fn of(&self, instance: InstanceId) -> Result<String, String> {
+        let tasks = self.tasks.get(&instance).cloned().unwrap_or_default();
+        let signer = self.signer.as_ref().map_err(Clone::clone)?;
+        signer.pass(&Pass { instance, tasks, expires_at: self.expires_at }).map_err(|error| error.to_string())
+    }
+}
+
 /// The words say what is missing, and nothing of what is there.
-async fn way(app: &App, instance: InstanceId) -> Result<Site, String> {
+async fn way(app: &App, passes: &Passes, instance: InstanceId) -> Result<Site, String> {
     let words = |error: &dyn std::error::Error| error.to_string();
     let found = agents::reach(app.db(), instance).await.map_err(|error| words(&error))?;
     let machine = found.and_then(|(machine, _)| machine).ok_or("it has no machine")?;
     let machine: Machine = serde_json::from_str(&machine).map_err(|error| words(&error))?;
-    let credential =
-        enrol::credential(app.db(), app.keys(), instance).await.map_err(|error| words(&error))?;
+    let credential = passes.of(instance)?;
     let way = match machine.reach.ok_or("the way to its agent is not known")? {
         Reach::Socket { path } => Way::Socket { path },
         Reach::Ssh { socket } => {

@@ -14,6 +14,9 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .token::<RefreshToken, _, _, _>(refresh_token)
         .token::<RefreshSshKey, _, _, _>(refresh_ssh_key)
         .token::<DeleteUsers, _, _, _>(delete)
+        .token::<ListTokens, _, _, _>(named_tokens)
+        .token::<CreateToken, _, _, _>(create_token)
+        .token::<RevokeTokens, _, _, _>(revoke_tokens)
         .token::<ListPublicKeys, _, _, _>(public_keys)
         .token::<AddPublicKey, _, _, _>(add_public_key)
         .token::<DeletePublicKeys, _, _, _>(delete_public_keys)
@@ -49,6 +52,18 @@ async fn refresh_ssh_key(app: App, caller: Caller, asked: NameRequest) -> Result
 
 async fn delete(app: App, caller: Caller, asked: DeleteRequest) -> Result<()> {
     users::delete(&app, &caller, &asked.users).await
+}
+
+async fn named_tokens(app: App, caller: Caller, _: Nothing) -> Result<Vec<NamedToken>> {
+    users::named_tokens(&app, &caller).await
+}
+
+async fn create_token(app: App, caller: Caller, asked: CreateTokenRequest) -> Result<MadeToken> {
+    users::create_token(&app, &caller, asked).await
+}
+
+async fn revoke_tokens(app: App, caller: Caller, asked: RevokeTokensRequest) -> Result<()> {
+    users::revoke_tokens(&app, &caller, &asked.names).await
 }
 
 async fn public_keys(app: App, caller: Caller, _: Nothing) -> Result<Vec<PublicKey>> {

@@ -1,6 +1,9 @@
 //! What the processes of gateways ask and tell.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    time::Duration,
+};
 
 use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, timeout};
@@ -158,20 +161,30 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::Report) -> Resu
 
 /// Only for the project of the gateway: it is no place to try tokens for others.
 pub async fn check(app: &App, gateway: GatewayId, asked: wire::CheckRequest) -> Result<wire::Check> {
+    // Whoever guesses through a gateway is slowed down like an address.
+    let place = IpAddr::V6(Ipv6Addr::from(gateway.0.as_u128()));
+    let known = auth::is_ours(app, &asked.token, place).await?;
+    let refused = Ok(wire::Check { allowed: false, known });
+    if !known {
+        return refused;
+    }
     let authorization = format!("Bearer {}", asked.token);
     let caller = match auth::caller(app, Some(&authorization)).await {
         Ok(caller) => caller,
-        Err(Error::Denied { .. }) => return Ok(wire::Check { allowed: false }),
+        Err(Error::Denied { .. }) => return refused,
         Err(error) => return Err(error),
     };
+    if caller.must_open_services().is_err() {
+        return refused;
+    }
     let scope = match auth::scope(app, caller, &asked.project, Vec::new()).await {
         Ok(scope) => scope,
-        Err(Error::Unknown { .. }) => return Ok(wire::Check { allowed: false }),
+        Err(Error::Unknown { .. }) => return refused,
         Err(error) => return Err(error),
     };
     let own = gateways::find(app.db(), gateway).await?.map(|found| found.project_id);
     let allowed = own == Some(scope.project.id) && scope.must(Access::ProjectUser).is_ok();
-    Ok(wire::Check { allowed })
+    Ok(wire::Check { allowed, known })
 }
 
 pub async fn leave(app: &App, gateway: GatewayId, asked: wire::LeaveRequest) -> Result<()> {

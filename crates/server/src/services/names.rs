@@ -17,6 +17,11 @@ pub fn secret(name: &str) -> Result<()> {
     word("name", name, 200)
 }
 
+/// Tokens: letters, digits, `-` and `_`, at most 60.
+pub fn token(name: &str) -> Result<()> {
+    word("name", name, 60)
+}
+
 fn word(field: &str, name: &str, len_max: usize) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     if is_made_of(name, len_max, allowed) {

@@ -1,7 +1,10 @@
 //! Users, their tokens and keys.
 
 use ssh_key::{HashAlg, PublicKey};
-use windlass_api::{error::Code, users as wire};
+use windlass_api::{
+    error::Code,
+    users::{self as wire, TokenScope},
+};
 use windlass_model::{event::Entity, id::UserId};
 
 use super::names;
@@ -9,7 +12,7 @@ use crate::{
     app::App,
     auth::{Caller, Token},
     db::{
-        Page, Unit, tokens,
+        Page, Unit, Written, tokens,
         users::{self, New, User},
     },
     error::{Error, Result},
@@ -20,6 +23,10 @@ use crate::{
 
 const LIST_MAX: i64 = 2000;
 const PUBLIC_KEYS_MAX: usize = 100;
+/// Tokens of one user, beside the first.
+const TOKENS_MAX: usize = 100;
+/// Ten years.
+const EXPIRES_IN_MAX: i64 = 10 * 365 * 24 * 3600;
 
 pub fn shown(user: &User) -> wire::User {
     wire::User {
@@ -35,6 +42,11 @@ pub fn shown(user: &User) -> wire::User {
         },
         ssh_public_key: user.ssh_public_key.clone(),
     }
+}
+
+/// How long tokens live that the server draws; nothing is for ever.
+fn token_life(app: &App) -> Option<i64> {
+    app.settings().token_expiry.map(|life| life.0)
 }
 
 /// With the private key where the user asks for themself, and with the token where it is known.
@@ -89,7 +101,12 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
 pub async fn mine(app: &App, caller: &Caller) -> Result<wire::UserWithCreds> {
     // The cached caller may be a moment old; the answer is not.
     let user = find(app, &caller.user.name).await?;
-    with_creds(app, caller, &user, Some(&caller.token)).await
+    let mut shown = with_creds(app, caller, &user, Some(&caller.token)).await?;
+    // The key opens jobs: it is for whoever may do everything.
+    if caller.scope != TokenScope::All {
+        shown.ssh_private_key = None;
+    }
+    Ok(shown)
 }
 
 pub async fn read(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
@@ -132,13 +149,15 @@ pub async fn add(
         return Err(Error::exists("User"));
     }
     let id = UserId(app.db().new_id()?);
+    // What an operator chose, and what the first start draws, must not shut everybody out one day.
+    let life = by.and_then(|_| token_life(app));
     let token = token.map_or_else(Token::draw, Ok)?;
     let (public, private) = key_pair(name)?;
     let sealed = seal_key(app, id, &private)?;
     let row = New { id, name, admin, email, active, ssh_public_key: &public, ssh_private_key_sealed: sealed };
     let about = About { entity: Entity::User, id: id.0, name, project: None };
     let unit = Unit::new()
-        .and([users::create(row), tokens::create(app.db().new_id()?, id, &token.hash(), token.shown(), None)])
+        .and([users::create(row), tokens::create(app.db().new_id()?, id, &token.hash(), token.shown(), life)])
         .and(note(app.db(), by, &about, "created", "User created".into())?);
     match app.db().write(unit).await {
         Ok(written) => written.done()?,
@@ -172,12 +191,92 @@ pub async fn refresh_token(app: &App, caller: &Caller, name: &str) -> Result<wir
     let unit = Unit::new()
         .and([
             tokens::revoke_all(user.id),
-            tokens::create(app.db().new_id()?, user.id, &token.hash(), token.shown(), None),
+            tokens::create(app.db().new_id()?, user.id, &token.hash(), token.shown(), token_life(app)),
         ])
         .and(note(app.db(), Some(caller.user.id), &about, "token_refreshed", "User token refreshed".into())?);
     app.db().write(unit).await?.done()?;
     app.access().forget();
     with_creds(app, caller, &user, Some(&token)).await
+}
+
+pub async fn named_tokens(app: &App, caller: &Caller) -> Result<Vec<wire::NamedToken>> {
+    Ok(tokens::named(app.db(), caller.user.id).await?.iter().map(shown_token).collect())
+}
+
+/// The answer carries the token: it is shown here and never again.
+pub async fn create_token(
+    app: &App,
+    caller: &Caller,
+    asked: wire::CreateTokenRequest,
+) -> Result<wire::MadeToken> {
+    names::token(&asked.name)?;
+    let life = match asked.expires_in {
+        None => token_life(app),
+        Some(seconds @ 1..=EXPIRES_IN_MAX) => Some(seconds * 1_000_000),
+        Some(_) => {
+            let years = EXPIRES_IN_MAX / 365 / 24 / 3600;
+            return Err(Error::refused(format!("a token expires after one second to {years} years")));
+        }
+    };
+    let held = tokens::named(app.db(), caller.user.id).await?;
+    if held.len() >= TOKENS_MAX {
+        return Err(Error::refused(format!("a user has at most {TOKENS_MAX} tokens; revoke some")));
+    }
+    let token = Token::draw()?;
+    let scope = if asked.scope == TokenScope::All { tokens::EVERYTHING } else { asked.scope.name() };
+    let made = tokens::create_named(
+        app.db().new_id()?,
+        caller.user.id,
+        (&token.hash(), token.shown()),
+        scope,
+        &asked.name,
+        life,
+    );
+    let about = About { entity: Entity::User, id: caller.user.id.0, name: &caller.user.name, project: None };
+    let told = format!("Token `{}` made, good for `{}`", asked.name, asked.scope.name());
+    let unit =
+        Unit::new().and([made]).and(note(app.db(), Some(caller.user.id), &about, "token_created", told)?);
+    match app.db().write(unit).await {
+        Ok(written) => written.done()?,
+        Err(error) if error.is_conflict_on("tokens_name_key") => return Err(Error::exists("Token")),
+        Err(error) => return Err(error.into()),
+    };
+    let held = tokens::named(app.db(), caller.user.id).await?;
+    let about = held.iter().find(|held| held.name == asked.name).ok_or_else(|| Error::absent("Token"))?;
+    Ok(wire::MadeToken { about: shown_token(about), token: token.text().to_owned() })
+}
+
+pub async fn revoke_tokens(app: &App, caller: &Caller, names: &[String]) -> Result<()> {
+    let about = About { entity: Entity::User, id: caller.user.id.0, name: &caller.user.name, project: None };
+    let mut unit = Unit::new();
+    for name in names {
+        let told = format!("Token `{name}` revoked");
+        unit = unit.and([tokens::revoke_named(caller.user.id, name)]).and(note(
+            app.db(),
+            Some(caller.user.id),
+            &about,
+            "token_revoked",
+            told,
+        )?);
+    }
+    let written = app.db().write(unit).await?;
+    app.access().forget();
+    match written {
+        Written::Done { .. } => Ok(()),
+        Written::Stale { .. } => Err(Error::absent("Token")),
+    }
+}
+
+fn shown_token(token: &tokens::Named) -> wire::NamedToken {
+    let scope = TokenScope::ALL.into_iter().find(|scope| scope.name() == token.scope);
+    wire::NamedToken {
+        name: token.name.clone(),
+        scope: scope.unwrap_or_default(),
+        prefix: token.prefix.clone(),
+        created_at: token.created_at,
+        expires_at: token.expires_at,
+        last_used_at: token.last_used_at,
+    }
 }
 
 pub async fn refresh_ssh_key(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {

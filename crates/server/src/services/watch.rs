@@ -31,7 +31,8 @@ pub async fn poll_logs(app: &App, scope: &Scope, asked: &logs::PollRequest) -> R
     }
     let range = page::range(asked).map_err(|error| Error::field("next_token", error.to_string()))?;
     let log = find_log(app, scope, asked.job_submission_id, &asked.run_name, asked.diagnose).await?;
-    let page = page::read(app.logs().as_ref(), &log, range).await?;
+    let mask = app.masks().of(&log).await?;
+    let page = page::read(app.logs().as_ref(), &log, range, mask.as_deref()).await?;
     Ok(if asked.raw { page } else { page::without_codes(page, asked.descending) })
 }
 

@@ -15,18 +15,18 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use axum::{
     Router,
     extract::{Request, State},
-    http::{HeaderMap, StatusCode},
+    http::{HeaderMap, Method, StatusCode},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
-use windlass_api::agent::{EPOCH, EPOCH_SEEN, shim::ProcessesInfo};
+use windlass_api::agent::{EPOCH, EPOCH_SEEN, pass::Pass, shim::ProcessesInfo};
 use windlass_model::{causes::chain, id::SubmissionId};
 
 use super::{
-    enrolment::Current,
+    enrolment::{Current, Enrolment},
     events::Events,
     growth::Growth,
     premises::Premises,
@@ -34,6 +34,7 @@ use super::{
     tasks::{TaskError, Tasks},
 };
 use crate::{
+    clock,
     host::gpu::Inventory,
     http::{Refusal, bearer, no_such_call},
 };
@@ -113,7 +114,7 @@ async fn wrong_method() -> Refusal {
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no such method for this call")
 }
 
-/// Everything but the health check needs the host's credential.
+/// Everything but the health check needs the host's credential. To reach a port of a task, a pass will do.
 async fn authenticate(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     if request.uri().path() == "/api/healthcheck" {
         return next.run(request).await;
@@ -132,10 +133,27 @@ async fn authenticate(State(gate): State<Gate>, mut request: Request, next: Next
             request.extensions_mut().insert(Shown(credential));
             next.run(request).await
         }
-        Some(_) => Refusal::unauthorized("this is not the credential of this host").into_response(),
+        Some(shown) => match enrolment.pass(&shown) {
+            Some(pass) if is_opened(&pass, &request) => {
+                request.extensions_mut().insert(Shown(shown));
+                next.run(request).await
+            }
+            Some(_) => {
+                let text = "this pass opens ports of some tasks for a while, and nothing else";
+                Refusal::new(StatusCode::FORBIDDEN, text).into_response()
+            }
+            None => Refusal::unauthorized("this is not the credential of this host").into_response(),
+        },
         None => Refusal::unauthorized("the call carries no credential (`Authorization: Bearer …`)")
             .into_response(),
     }
+}
+
+/// Whether a pass is good for a request, now.
+fn is_opened(pass: &Pass, request: &Request) -> bool {
+    pass.expires_at > clock::now_ms() / 1000
+        && request.method() == Method::GET
+        && pass.opens(request.uri().path(), request.uri().query())
 }
 
 /// The credential a call came with. What goes on for long asks again and again whether it still holds.
@@ -148,7 +166,9 @@ const RECHECK: Duration = Duration::from_secs(2);
 impl Shim {
     /// Returns when the credential is not one of this host's any more.
     async fn taken_back(&self, shown: &Shown) {
-        while self.enrolment.enrolment().is_some_and(|enrolment| enrolment.knows(&shown.0)) {
+        // A pass that expires shuts the door; whoever is through goes on.
+        let holds = |enrolment: &Enrolment| enrolment.knows(&shown.0) || enrolment.pass(&shown.0).is_some();
+        while self.enrolment.enrolment().is_some_and(|enrolment| holds(&enrolment)) {
             tokio::time::sleep(RECHECK).await;
         }
     }

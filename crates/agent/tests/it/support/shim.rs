@@ -461,6 +461,11 @@ pub(crate) fn server_key() -> String {
     BASE64_STANDARD.encode(server().public_key().as_ref())
 }
 
+/// A pass as the server writes it for a gateway.
+pub(crate) fn pass(pass: &windlass_api::agent::pass::Pass) -> String {
+    pass.write(|message| server().sign(message).as_ref().to_vec()).unwrap()
+}
+
 /// As the server signs a specification.
 pub(crate) fn sign(body: &[u8]) -> String {
     BASE64_STANDARD.encode(server().sign(&[SIGNED_PREFIX, body].concat()).as_ref())

@@ -2,6 +2,8 @@
 
 use std::{
     collections::HashMap,
+    fs::OpenOptions,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt},
     path::Path,
     sync::{
         Arc,
@@ -40,8 +42,26 @@ pub(in crate::db) struct Conn {
     unique: HashMap<String, String>,
 }
 
+/// The database, and what an earlier server left beside it, are their owner's alone. SQLite gives the files that it makes
+/// the mode of the database.
+fn close_to_others(path: &Path) -> std::io::Result<()> {
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    for file in [path.to_owned(), super::suffixed(path, "-wal"), super::suffixed(path, "-shm")] {
+        match std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            // A file that another user made for us is theirs to close.
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                tracing::warn!(file = %file.display(), %error, "close the database to others");
+            }
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
 impl Conn {
     pub(in crate::db) fn writer(path: &Path, clock: Clock, ids: Ids) -> Result<Self, DbError> {
+        close_to_others(path).map_err(|error| DbError::open(path.display().to_string(), error))?;
         let raw = Connection::open(path).map_err(|error| DbError::open(path.display().to_string(), error))?;
         let conn = Self::set_up(raw, clock, ids)?;
         conn.pragmas("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;")?;

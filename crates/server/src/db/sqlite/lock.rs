@@ -4,6 +4,7 @@
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{Read, Seek, Write},
+    os::unix::fs::OpenOptionsExt as _,
     path::Path,
     time::{Duration, Instant},
 };
@@ -27,6 +28,7 @@ impl FileLock {
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(0o600)
             .open(&path)
             .map_err(failed)?;
         match locked(&file, &path) {

@@ -6,12 +6,14 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, ErrorKind, Read as _, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use super::{Ask, Bucket, Page};
+use crate::secrets::private_dirs;
 
 /// Objects in one answer to a list.
 const PAGE_MAX: usize = 1000;
@@ -92,10 +94,10 @@ impl Bucket for Dir {
 fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     let Some(parent) = path.parent() else { return Err(ErrorKind::InvalidInput.into()) };
     let unfinished = parent.join(format!("{UNFINISHED}{:016x}", getrandom::u64().map_err(io::Error::other)?));
-    let open = || OpenOptions::new().write(true).create_new(true).open(&unfinished);
+    let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
     let mut file = match open() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            std::fs::create_dir_all(parent)?;
+            private_dirs(parent)?;
             open()?
         }
         other => other?,

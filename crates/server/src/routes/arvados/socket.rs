@@ -34,6 +34,7 @@ use crate::{
     app::App,
     db::queue_list::{Asked, Condition, Kind, Sight},
     services::queue::{Asker, Error, Result, auth, records},
+    stream_rights::{Ground, StreamRights},
 };
 
 /// Connections of this process. Dispatchers have a share of their own, which nobody else can use up.
@@ -43,8 +44,6 @@ static DISPATCHER_PLACES: Semaphore = Semaphore::const_new(256);
 const EACH_MAX: usize = 64;
 /// How many each has.
 static EACH: LazyLock<Mutex<HashMap<String, usize>>> = LazyLock::new(Mutex::default);
-/// A token that was revoked hears no more after this time.
-const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// Commits of other replicas are seen after this time at the latest.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -81,14 +80,24 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
         let _place = place;
         let Ok(stream) = upgrade.await else { return };
         let socket = WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Server, None).await;
-        let mut listener =
-            Listener { app: app.clone(), asker, token, socket, wanted: Vec::new(), at: None, sent: 0 };
+        let lost = lost(&app, &asker, &token);
+        let mut listener = Listener {
+            app: app.clone(),
+            asker: asker.clone(),
+            socket,
+            wanted: Vec::new(),
+            at: None,
+            sent: 0,
+        };
         tokio::select! {
+            // What comes after the rights were lost is not told, however much of it is there.
+            biased;
+            () = lost => {}
+            () = app.closed() => {}
             // Whoever goes away has heard enough.
             ended = listener.serve() => if let Err(error) = ended {
                 tracing::debug!(%error, "serve events");
             },
-            () = app.closed() => {}
         }
         let _ = timeout(Duration::from_secs(1), listener.socket.close(None)).await;
     });
@@ -140,10 +149,31 @@ impl Drop for Place {
     }
 }
 
+/// Returns when the token is not what it was: revoked, of a user who is gone, or of one with another role.
+async fn lost(app: &App, asker: &Asker, token: &str) {
+    let rights = StreamRights::register(
+        app,
+        Ground {
+            user: asker.user,
+            token_hash: crate::auth::Token::chosen(&asker.secret).hash(),
+            queue_token: Some(asker.token_uuid.clone()),
+            project: None,
+        },
+    );
+    loop {
+        rights.changed().await;
+        match auth::asker(app, token, "").await {
+            Ok(now) if now.is_admin == asker.is_admin && now.who == asker.who => {}
+            // A database that does not answer takes nobody's rights away.
+            Err(Error::Inner(_)) => rights.again(),
+            Ok(_) | Err(_) => return,
+        }
+    }
+}
+
 struct Listener<S> {
     app: App,
     asker: Asker,
-    token: String,
     socket: WebSocketStream<S>,
     wanted: Vec<Wanted>,
     /// The last row that was looked at.
@@ -174,7 +204,6 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
     async fn serve(&mut self) -> Result<(), Ended> {
         let mut news = self.app.queue_news();
         let mut look = tokio::time::interval(LOOK_EVERY);
-        let mut check = tokio::time::interval(CHECK_EVERY);
         let mut ping = tokio::time::interval(PING_EVERY);
         loop {
             tokio::select! {
@@ -187,8 +216,6 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
                     self.tell().await?;
                 }
                 _ = look.tick() => self.tell().await?,
-                // A token that died takes its events along.
-                _ = check.tick() => self.asker = auth::asker(&self.app, &self.token, "").await?,
                 _ = ping.tick() => self.send(Message::Ping(Vec::new().into())).await?,
             }
         }

@@ -4,6 +4,7 @@ use std::{collections::HashMap, sync::LazyLock};
 
 use parking_lot::RwLock;
 use subtle::ConstantTimeEq as _;
+use windlass_api::users::TokenScope;
 use windlass_model::{
     id::UserId,
     queue::{Container, Who},
@@ -49,6 +50,8 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Asker> {
         return Err(Error::Unauthenticated);
     }
     let caller = match auth::caller(app, Some(&format!("Bearer {secret}"))).await {
+        // Scopes are of operations, and the queue has none of them.
+        Ok(caller) if caller.scope != TokenScope::All => return Err(Error::Unauthenticated),
         Ok(caller) => caller,
         Err(crate::error::Error::Denied { .. }) => return Err(Error::Unauthenticated),
         Err(error) => return Err(error.into()),

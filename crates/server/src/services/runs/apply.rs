@@ -49,7 +49,8 @@ pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Resul
 
 async fn attempt(app: &App, scope: &Scope, asked: &wire::ApplyRequest, hash: &str) -> Result<wire::Run> {
     let ssh_key = scope.caller.user.ssh_public_key.as_deref();
-    let spec = Spec::read(&asked.plan.run_spec, ssh_key, &app.settings().images)?;
+    let mut spec = Spec::read(&asked.plan.run_spec, ssh_key, &app.settings().images)?;
+    spec.seal(app, scope).await?;
     if let Some(name) = spec.name() {
         names::resource("run_name", name)?;
     }

@@ -12,7 +12,8 @@ const OFFERS_MAX: usize = 1000;
 
 pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<wire::RunPlan> {
     let user = &scope.caller.user;
-    let spec = Spec::read(&asked.run_spec, user.ssh_public_key.as_deref(), &app.settings().images)?;
+    let mut spec = Spec::read(&asked.run_spec, user.ssh_public_key.as_deref(), &app.settings().images)?;
+    spec.seal(app, scope).await?;
     if let Some(name) = spec.name() {
         crate::services::names::resource("run_name", name)?;
     }
@@ -61,10 +62,22 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
     Ok(wire::RunPlan {
         project_name: scope.project.name.clone(),
         user: user.name.clone(),
-        run_spec: asked.run_spec,
+        run_spec: as_sent(asked.run_spec, &spec)?,
         effective_run_spec: Some(Document::new(&spec.value)?),
         job_plans,
         current_resource: current,
         action,
     })
+}
+
+/// What was sent, without the password of a registry. Clients apply what they are shown here.
+fn as_sent(sent: Document, spec: &Spec) -> Result<Document> {
+    const PASSWORD: &str = "/configuration/registry_auth/password";
+    let Some(sealed) = spec.value.pointer(PASSWORD) else { return Ok(sent) };
+    let mut value = sent.value()?;
+    match value.pointer_mut(PASSWORD) {
+        Some(password) if password != sealed => *password = sealed.clone(),
+        Some(_) | None => return Ok(sent),
+    }
+    Ok(Document::new(&value)?)
 }

@@ -22,6 +22,7 @@ use crate::{
     auth::Scope,
     db::repos,
     error::{Error, Result},
+    registry_passwords,
     run_shape::{RunShape, ShapeError},
     services::{publishing::Published, secrets, volumes},
 };
@@ -64,6 +65,16 @@ impl Spec {
         let name = spec.get("run_name").and_then(Value::as_str).unwrap_or(UNNAMED).to_owned();
         let shape = RunShape::read(&name, &value).map_err(no_shape)?;
         Ok(Self { value, shape })
+    }
+
+    /// Takes a registry's password out of it, before anything of it is stored or shown.
+    pub(crate) async fn seal(&mut self, app: &App, scope: &Scope) -> Result<()> {
+        let (project, user) = (scope.project.id, scope.caller.user.id);
+        if registry_passwords::seal(app, project, user, &mut self.value["configuration"]).await? {
+            let name = self.name().unwrap_or(UNNAMED).to_owned();
+            self.shape = RunShape::read(&name, &self.value).map_err(no_shape)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn name(&self) -> Option<&str> {

@@ -1,0 +1,95 @@
+//! Passes: what somebody other than the server shows at the door of a host, to reach the ports of some tasks there and
+//! do nothing else. A gateway has them.
+//!
+//! A pass is written and signed by the server. The host knows the server's key and needs to be told nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use serde::{Deserialize, Serialize};
+use windlass_model::id::{InstanceId, SubmissionId};
+
+/// Keeps a signature of a pass from being taken for one of anything else.
+const SIGNED_PREFIX: &[u8] = b"windlass pass to ports 1\n";
+/// What it begins with, so that nobody takes it for a credential.
+const WORD: &str = "wlpass1";
+const BYTES_MAX: usize = 64 * 1024;
+
+/// What a pass opens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pass {
+    pub instance: InstanceId,
+    /// Tasks, and the ports of each that may be reached.
+    pub tasks: BTreeMap<SubmissionId, BTreeSet<u16>>,
+    /// Seconds since 1970.
+    pub expires_at: i64,
+}
+
+impl Pass {
+    /// As it is shown, signed by `sign`.
+    pub fn write(&self, sign: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<String, serde_json::Error> {
+        let body = serde_json::to_vec(self)?;
+        let signature = sign(&[SIGNED_PREFIX, &body].concat());
+        let (body, signature) =
+            (BASE64_URL_SAFE_NO_PAD.encode(body), BASE64_URL_SAFE_NO_PAD.encode(signature));
+        Ok(format!("{WORD}.{body}.{signature}"))
+    }
+
+    /// The pass that was shown, if `is_signed` by somebody who may write one.
+    pub fn read(text: &str, is_signed: impl FnOnce(&[u8], &[u8]) -> bool) -> Option<Self> {
+        let rest = text.strip_prefix(WORD)?.strip_prefix('.').filter(|rest| rest.len() <= BYTES_MAX)?;
+        let (body, signature) = rest.split_once('.')?;
+        let body = BASE64_URL_SAFE_NO_PAD.decode(body).ok()?;
+        let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
+        if !is_signed(&[SIGNED_PREFIX, &body].concat(), &signature) {
+            return None;
+        }
+        serde_json::from_slice(&body).ok()
+    }
+
+    /// Whether it opens what a request to a shim names.
+    pub fn opens(&self, path: &str, query: Option<&str>) -> bool {
+        let named =
+            path.strip_prefix("/api/tasks/").and_then(|rest| rest.strip_suffix("/runner/api/connect"));
+        let task = named.and_then(|id| id.parse::<SubmissionId>().ok());
+        let port =
+            query.and_then(|query| query.strip_prefix("port=")).and_then(|port| port.parse::<u16>().ok());
+        let (Some(task), Some(port)) = (task, port) else { return false };
+        self.tasks.get(&task).is_some_and(|ports| ports.contains(&port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_opens_the_ports_it_names_and_nothing_else() {
+        let (one, two) = (SubmissionId(uuid::Uuid::from_u128(1)), SubmissionId(uuid::Uuid::from_u128(2)));
+        let pass = Pass {
+            instance: InstanceId(uuid::Uuid::from_u128(9)),
+            tasks: BTreeMap::from([(one, BTreeSet::from([8000, 8001]))]),
+            expires_at: 1,
+        };
+        let text = pass.write(|_| b"signature".to_vec()).unwrap();
+        assert_eq!(Pass::read(&text, |_, signature| signature == b"signature"), Some(pass.clone()));
+        assert_eq!(Pass::read(&text, |_, _| false), None);
+        assert_eq!(Pass::read("a-credential", |_, _| true), None);
+        let connect = |task: SubmissionId| format!("/api/tasks/{task}/runner/api/connect");
+        assert!(pass.opens(&connect(one), Some("port=8000")) && pass.opens(&connect(one), Some("port=8001")));
+        for (path, query) in [
+            (connect(one), Some("port=22")),
+            (connect(one), Some("port=0")),
+            (connect(one), Some("port=8000&port=22")),
+            (connect(one), Some("x=1&port=8000")),
+            (connect(one), None),
+            (connect(two), Some("port=8000")),
+            (format!("/api/tasks/{one}"), Some("port=8000")),
+            (format!("/api/tasks/{one}/runner/api/stop"), Some("port=8000")),
+            (format!("/api/tasks/{two}/../{one}/runner/api/connect"), Some("port=8000")),
+            ("/api/tasks".to_owned(), None),
+        ] {
+            assert!(!pass.opens(&path, query), "{path} {query:?}");
+        }
+    }
+}

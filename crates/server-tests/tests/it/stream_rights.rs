@@ -1,0 +1,152 @@
+//! Streams end with the rights of those who opened them, whoever took those away and wherever.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::{Instant, timeout_at},
+};
+use windlass_api::{
+    client::Client,
+    log_stream::{LogStream, News},
+    logs::StreamRequest,
+};
+use windlass_model::id::SubmissionId;
+use windlass_server::{
+    db::{Unit, jobs},
+    logs::{Log, Store as _, Stream},
+    params,
+};
+use windlass_testkit::wait::WITHIN;
+
+use crate::http::{Ground, TestServer, on_both};
+
+on_both! {
+    every_stream_ends_within_five_seconds_of_what_its_rights_rest_on
+    a_token_that_expires_takes_its_streams_along
+}
+
+const SOON: Duration = Duration::from_secs(5);
+
+struct Scene {
+    server: TestServer,
+    log: Log,
+}
+
+impl Scene {
+    async fn new(ground: &Ground) -> Self {
+        let server = ground.start().await;
+        let run = json!({ "run_name": "train-1", "configuration": { "type": "task", "commands": ["true"] } });
+        let plan = json!({ "plan": { "run_spec": run }, "force": false });
+        let run = server.admin("/api/project/main/runs/apply", plan).await;
+        let submission = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
+        let job = jobs::find(server.app.db(), SubmissionId(submission)).await.unwrap().unwrap();
+        let log = Log { project: job.project_id, run: job.run_id, submission: job.id, stream: Stream::Job };
+        Self { server, log }
+    }
+
+    /// A member's token.
+    async fn member(&self, name: &str) -> String {
+        let token = self.server.user(name).await;
+        self.server.join("main", &[(name, "user")]).await;
+        token
+    }
+
+    async fn logs(&self, token: &str) -> LogStream {
+        let asked = StreamRequest {
+            run_name: "train-1".into(),
+            job_submission_id: self.log.submission.0,
+            offset: 0,
+            start_time: None,
+            follow: true,
+            diagnose: false,
+        };
+        let client = Client::new(&format!("http://{}", self.server.authority), Some(token)).unwrap();
+        client.stream_logs("main", &asked).await.unwrap()
+    }
+
+    /// Events of the queue.
+    async fn events(&self, token: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.server.authority).await.unwrap();
+        let head = format!(
+            "GET /websocket?api_token={token} HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut seen = Vec::new();
+        while !seen.ends_with(b"\r\n\r\n") {
+            seen.push(stream.read_u8().await.unwrap());
+        }
+        assert!(seen.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&seen));
+        stream
+    }
+
+    /// As another server would, which does not tell this one.
+    async fn elsewhere(&self, sql: &'static str, user: &str) {
+        let unit = Unit::new().expect_one(sql, params![user]);
+        self.server.app.db().write(unit).await.unwrap().done().unwrap();
+    }
+}
+
+async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    let server = &scene.server;
+    let names = ["replaced", "disabled", "deleted", "removed", "elsewhere", "demoted"];
+    let mut streams = Vec::new();
+    for name in names {
+        let token = scene.member(name).await;
+        streams.push((name, token.clone(), scene.logs(&token).await, scene.events(&token).await));
+    }
+    let stays = scene.member("stays").await;
+    let (mut theirs, _events) = (scene.logs(&stays).await, scene.events(&stays).await);
+    scene.server.app.logs().append(&scene.log, 0, 5, b"for all\n").await.unwrap();
+    for (name, _, logs, _) in &mut streams {
+        assert!(matches!(logs.next().await.unwrap(), Some(News::Bytes { .. })), "{name}");
+    }
+    assert!(matches!(theirs.next().await.unwrap(), Some(News::Bytes { .. })));
+
+    let token_of = |wanted: &str| streams.iter().find(|(name, ..)| *name == wanted).unwrap().1.clone();
+    let replace = json!({ "username": "replaced" });
+    server.ok(&token_of("replaced"), "/api/users/refresh_token", replace).await;
+    let disable = json!({ "username": "disabled", "global_role": "user", "active": false });
+    server.admin("/api/users/update", disable).await;
+    server.admin("/api/users/delete", json!({ "users": ["deleted"] })).await;
+    server.admin("/api/projects/main/remove_members", json!({ "usernames": ["removed"] })).await;
+    let revoke =
+        "UPDATE tokens SET revoked_at = now_us() WHERE user_id = (SELECT id FROM users WHERE name = $1)";
+    scene.elsewhere(revoke, "elsewhere").await;
+    let remove = "DELETE FROM members WHERE user_id = (SELECT id FROM users WHERE name = $1)";
+    scene.elsewhere(remove, "demoted").await;
+
+    let until = Instant::now() + SOON;
+    for (name, _, logs, _) in &mut streams {
+        let ended = timeout_at(until, logs.next()).await;
+        assert!(matches!(ended, Ok(Ok(None))), "{name}: {ended:?}");
+    }
+    for (name, _, _, events) in &mut streams {
+        // Who is out of the project is still somebody.
+        if !matches!(*name, "removed" | "demoted") {
+            let mut rest = Vec::new();
+            let ended = timeout_at(until, events.read_to_end(&mut rest)).await;
+            assert!(ended.is_ok(), "{name} goes on");
+        }
+    }
+    scene.server.app.logs().append(&scene.log, 8, 6, b"for some\n").await.unwrap();
+    let next = tokio::time::timeout(WITHIN, theirs.next()).await.unwrap().unwrap();
+    assert!(matches!(next, Some(News::Bytes { bytes, .. }) if bytes == b"for some\n"));
+    drop(streams);
+    scene.server.stop().await;
+}
+
+async fn a_token_that_expires_takes_its_streams_along(ground: &Ground) {
+    let scene = Scene::new(ground).await;
+    let first = scene.member("mira").await;
+    let made = json!({ "name": "brief", "scope": "read", "expires_in": 2 });
+    let made: Value = scene.server.ok(&first, "/api/users/tokens/create", made).await;
+    let mut logs = scene.logs(made["token"].as_str().unwrap()).await;
+    let ended = tokio::time::timeout(SOON + Duration::from_secs(2), logs.next()).await;
+    assert!(matches!(ended, Ok(Ok(None))), "{ended:?}");
+    scene.server.stop().await;
+}

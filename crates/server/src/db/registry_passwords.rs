@@ -1,0 +1,119 @@
+//! Table `registry_passwords`, and the specifications of earlier versions that hold such passwords themselves.
+
+use uuid::Uuid;
+use windlass_model::id::{ProjectId, UserId};
+
+use super::{Change, Db, DbError, Expect, Val};
+use crate::params;
+
+/// The chore of taking passwords out of specifications that were stored before there was this table.
+const CHORE: &str = "registry_passwords";
+
+/// A password that is sealed.
+#[derive(Clone, Debug)]
+pub struct Password {
+    pub id: Uuid,
+    pub project: ProjectId,
+    pub user: UserId,
+    pub sealed: Vec<u8>,
+}
+
+const COLUMNS: &str = "id, project_id, user_id, password_sealed";
+
+fn read(row: &super::Row) -> Result<Password, DbError> {
+    Ok(Password { id: row.uuid(0)?, project: row.id(1)?, user: row.id(2)?, sealed: row.bytes(3)? })
+}
+
+pub async fn find(db: &Db, id: Uuid) -> Result<Option<Password>, DbError> {
+    let sql = format!("SELECT {COLUMNS} FROM registry_passwords WHERE id = $1");
+    db.query_opt(sql, params![id]).await?.map(|row| read(&row)).transpose()
+}
+
+/// Those that a user wrote in a project, the newest first.
+pub async fn of_user(db: &Db, project: ProjectId, user: UserId) -> Result<Vec<Password>, DbError> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM registry_passwords WHERE project_id = $1 AND user_id = $2
+         ORDER BY created_at DESC, id LIMIT 100"
+    );
+    db.query(sql, params![project, user]).await?.iter().map(read).collect()
+}
+
+pub fn create(password: Password) -> Change {
+    Change::Insert {
+        table: "registry_passwords",
+        values: vec![
+            ("id", password.id.into()),
+            ("project_id", password.project.into()),
+            ("user_id", password.user.into()),
+            ("password_sealed", password.sealed.into()),
+            ("created_at", Val::Now),
+        ],
+    }
+}
+
+/// A document that may hold a password.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    pub table: &'static str,
+    pub column: &'static str,
+    pub id: Uuid,
+    pub project: ProjectId,
+    pub user: UserId,
+    pub text: String,
+}
+
+/// Where such documents are.
+const DOCUMENTS: [(&str, &str, &str); 3] = [
+    ("runs", "spec", "SELECT r.id, r.project_id, r.user_id, r.spec FROM runs r WHERE r.spec LIKE $1"),
+    (
+        "runs",
+        "settled_spec",
+        "SELECT r.id, r.project_id, r.user_id, r.settled_spec FROM runs r WHERE r.settled_spec LIKE $1",
+    ),
+    (
+        "jobs",
+        "job_spec",
+        "SELECT j.id, j.project_id, r.user_id, j.job_spec FROM jobs j JOIN runs r ON r.id = j.run_id \
+         WHERE j.job_spec LIKE $1",
+    ),
+];
+
+/// All documents that name a registry's password.
+pub async fn documents(db: &Db) -> Result<Vec<Stored>, DbError> {
+    let mut all = Vec::new();
+    for (table, column, sql) in DOCUMENTS {
+        for row in db.query(sql, params!["%\"registry_auth\":{%\"password\":%"]).await? {
+            all.push(Stored {
+                table,
+                column,
+                id: row.uuid(0)?,
+                project: row.id(1)?,
+                user: row.id(2)?,
+                text: row.text(3)?,
+            });
+        }
+    }
+    Ok(all)
+}
+
+/// Another text in its place, unless it was changed meanwhile.
+pub fn replace(stored: &Stored, text: &str) -> Change {
+    let (table, column) = (stored.table, stored.column);
+    Change::Exec {
+        sql: format!("UPDATE {table} SET {column} = $3 WHERE id = $1 AND {column} = $2").into(),
+        params: params![stored.id, stored.text.as_str(), text],
+        expect: Expect::Any,
+    }
+}
+
+pub async fn is_done(db: &Db) -> Result<bool, DbError> {
+    Ok(db.query_opt("SELECT 1 FROM chores WHERE name = $1", params![CHORE]).await?.is_some())
+}
+
+pub fn done() -> Change {
+    Change::Exec {
+        sql: "INSERT INTO chores (name, done_at) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING".into(),
+        params: params![CHORE, Val::Now],
+        expect: Expect::Any,
+    }
+}

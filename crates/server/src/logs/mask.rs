@@ -1,0 +1,371 @@
+//! Values of secrets in logs, on their way to readers: each byte of one is an asterisk.
+//!
+//! The store has what the job wrote. A masked text is as long as it was, so offsets stay right. A value that lies across
+//! the border of what is read is found by looking at the bytes before and after it. At the end of a log that still
+//! grows, the beginning of a value is kept back for a moment, until what follows is known.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use aho_corasick::AhoCorasick;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use windlass_model::id::ProjectId;
+
+use super::{Log, LogError, Piece, Range, Store};
+use crate::{
+    db::{Db, secrets},
+    secrets::{Belongs, Keyring},
+};
+
+/// Shorter values are words: to hide them would hide the log.
+const BYTES_MIN: usize = 6;
+/// Of values with several lines, lines that are as long are hidden by themselves too: a log may have them indented.
+const LINE_BYTES_MIN: usize = 16;
+/// The beginning of a value that is hidden at the end of a log, if it is half of it: less may be any word.
+const HALF_MIN: usize = 4;
+/// How long the secrets of a project are believed to be what they were.
+const LIFE: Duration = Duration::from_secs(2);
+const PROJECTS_MAX: usize = 1000;
+const PIECES_MAX: usize = 4096;
+
+/// Finds values.
+#[derive(Debug)]
+pub struct Mask {
+    values: Vec<Vec<u8>>,
+    finder: AhoCorasick,
+    /// The longest of them.
+    len_max: usize,
+}
+
+impl Mask {
+    /// `None` when there is nothing to hide.
+    pub fn new<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        let mut values: Vec<Vec<u8>> = Vec::new();
+        for secret in secrets {
+            let secret = secret.trim();
+            if secret.len() >= BYTES_MIN {
+                values.push(secret.into());
+            }
+            if secret.contains('\n') {
+                let lines = secret.lines().map(str::trim).filter(|line| line.len() >= LINE_BYTES_MIN);
+                values.extend(lines.map(|line| line.as_bytes().to_vec()));
+            }
+        }
+        values.sort_unstable();
+        values.dedup();
+        let len_max = values.iter().map(Vec::len).max()?;
+        // Only more patterns than memory holds could fail.
+        let finder = AhoCorasick::new(&values).ok()?;
+        Some(Self { values, finder, len_max })
+    }
+
+    /// Hides every value in `text`.
+    pub fn apply(&self, text: &mut [u8]) {
+        let found: Vec<_> = self.finder.find_overlapping_iter(&*text).map(|found| found.range()).collect();
+        for range in found {
+            text[range].fill(b'*');
+        }
+    }
+
+    /// The longest beginning of a value at the end of `text`: its length, and that of the value.
+    fn begun(&self, text: &[u8]) -> (usize, usize) {
+        self.values.iter().map(|value| (begun(value, text), value.len())).max().unwrap_or_default()
+    }
+
+    /// Whether the first bytes of `text` may be the rest of a value.
+    fn may_end(&self, text: &[u8]) -> bool {
+        let ends = |value: &Vec<u8>| {
+            (1..value.len()).any(|at| {
+                let rest = &value[at..];
+                text.starts_with(&rest[..rest.len().min(text.len())])
+            })
+        };
+        !text.is_empty() && self.values.iter().any(ends)
+    }
+
+    /// Reads pieces with values hidden, those that reach beyond the range included.
+    pub async fn read(&self, store: &dyn Store, log: &Log, range: Range) -> Result<Masked, LogError> {
+        let mut pieces = store.read(log, range).await?;
+        let mut order: Vec<usize> = (0..pieces.len()).collect();
+        order.sort_by_key(|at| pieces[*at].offset);
+        let (Some(first), Some(last)) = (order.first(), order.last()) else {
+            return Ok(Masked { pieces, begun: Begun::default() });
+        };
+        let (begin, end) = (pieces[*first].offset, pieces[*last].end());
+        let mut text: Vec<u8> = Vec::new();
+        for at in &order {
+            // Pieces lie side by side; were there a gap, nothing would be found across it.
+            let from = usize::try_from(pieces[*at].offset - begin).unwrap_or(usize::MAX);
+            text.resize(from.max(text.len()), 0);
+            text.extend_from_slice(&pieces[*at].bytes);
+        }
+        let around = (self.len_max - 1) as u64;
+        let mut whole = if begin > 0 && self.may_end(&text) {
+            bytes(store, log, begin.saturating_sub(around), begin).await?
+        } else {
+            Vec::new()
+        };
+        let start = whole.len();
+        whole.append(&mut text);
+        let mut begun = Begun::default();
+        if self.begun(&whole).0 > 0 {
+            let after = bytes(store, log, end, end + around).await?;
+            whole.extend_from_slice(&after);
+            let (len, of) = self.begun(&whole);
+            // More follows than any value is long, or the log ends within this one.
+            begun = Begun { len, of, left: len.saturating_sub(after.len()) };
+        }
+        self.apply(&mut whole);
+        for at in order {
+            let piece = &mut pieces[at];
+            let from = start + usize::try_from(piece.offset - begin).unwrap_or(usize::MAX);
+            let len = piece.bytes.len();
+            piece.bytes.copy_from_slice(&whole[from..from + len]);
+        }
+        Ok(Masked { pieces, begun })
+    }
+}
+
+/// The beginning of a value with which a log ends for now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Begun {
+    len: usize,
+    /// How long the value is.
+    of: usize,
+    /// How much of the beginning is in what was read.
+    left: usize,
+}
+
+/// Pieces without the values of secrets.
+#[derive(Debug)]
+pub struct Masked {
+    pub pieces: Vec<Piece>,
+    begun: Begun,
+}
+
+impl Masked {
+    /// Takes away what may be the beginning of a value, for those who can be told it later. Pieces are in order.
+    pub fn hold_back(&mut self) {
+        let mut left = self.begun.left;
+        while left > 0
+            && let Some(last) = self.pieces.last_mut()
+        {
+            let cut = left.min(last.bytes.len());
+            last.bytes.truncate(last.bytes.len() - cut);
+            left -= cut;
+            if last.bytes.is_empty() {
+                self.pieces.pop();
+            }
+        }
+    }
+
+    /// Hides half a value and more, for those who cannot: they ask by time.
+    pub fn hide(&mut self) {
+        let Begun { len, of, mut left } = self.begun;
+        if len < HALF_MIN || 2 * len < of {
+            return;
+        }
+        let mut newest: Vec<&mut Piece> = self.pieces.iter_mut().collect();
+        newest.sort_by_key(|piece| std::cmp::Reverse(piece.offset));
+        for piece in newest {
+            let from = piece.bytes.len().saturating_sub(left);
+            left = left.saturating_sub(piece.bytes.len());
+            piece.bytes[from..].fill(b'*');
+        }
+    }
+}
+
+/// How many bytes at the end of `text` are the beginning of the value.
+fn begun(value: &[u8], text: &[u8]) -> usize {
+    let most = text.len().min(value.len() - 1);
+    (1..=most).rev().find(|len| text.ends_with(&value[..*len])).unwrap_or(0)
+}
+
+/// What the log has from one offset up to another.
+async fn bytes(store: &dyn Store, log: &Log, from: u64, to: u64) -> Result<Vec<u8>, LogError> {
+    let mut found = Vec::new();
+    loop {
+        let at = from + found.len() as u64;
+        let left = usize::try_from(to.saturating_sub(at)).unwrap_or(0);
+        if left == 0 {
+            return Ok(found);
+        }
+        let range = Range {
+            from: Some(at),
+            after: None,
+            until: None,
+            descending: false,
+            pieces_max: PIECES_MAX,
+            bytes_max: left,
+        };
+        let pieces = store.read(log, range).await?;
+        if pieces.is_empty() {
+            return Ok(found);
+        }
+        for piece in pieces {
+            found.extend_from_slice(&piece.bytes);
+        }
+        found.truncate(usize::try_from(to - from).unwrap_or(usize::MAX));
+    }
+}
+
+struct Known {
+    until: Instant,
+    mask: Option<Arc<Mask>>,
+}
+
+/// The masks of all projects. Cheap to clone.
+#[derive(Clone)]
+pub struct Masks(Arc<Inner>);
+
+struct Inner {
+    db: Db,
+    keys: Arc<Keyring>,
+    is_on: bool,
+    known: Mutex<HashMap<ProjectId, Known>>,
+}
+
+impl Masks {
+    pub fn new(db: Db, keys: Arc<Keyring>, is_on: bool) -> Self {
+        Self(Arc::new(Inner { db, keys, is_on, known: Mutex::default() }))
+    }
+
+    /// What is to be hidden in the logs of a project. Who cannot find out is shown nothing.
+    pub async fn of(&self, log: &Log) -> Result<Option<Arc<Mask>>, LogError> {
+        let inner = &self.0;
+        if !inner.is_on {
+            return Ok(None);
+        }
+        let now = Instant::now();
+        if let Some(known) = inner.known.lock().get(&log.project).filter(|known| known.until > now) {
+            return Ok(known.mask.clone());
+        }
+        let failed = |source| LogError::Io {
+            what: "find the secrets to be hidden in",
+            submission: log.submission,
+            source,
+        };
+        let stored = secrets::list(&inner.db, log.project)
+            .await
+            .map_err(|error| failed(std::io::Error::other(error)))?;
+        let mut values = Vec::with_capacity(stored.len());
+        for secret in stored {
+            let belongs = Belongs {
+                table: "secrets",
+                owner: secret.project_id.0,
+                name: &secret.name,
+                version: secret.version,
+            };
+            let plain = inner.keys.open_sealed(&belongs, &secret.sealed);
+            let plain = plain.map_err(|error| failed(std::io::Error::other(error)))?;
+            values.push(String::from_utf8_lossy(&plain).into_owned());
+        }
+        let mask = Mask::new(values.iter().map(String::as_str)).map(Arc::new);
+        let mut known = inner.known.lock();
+        if known.len() >= PROJECTS_MAX {
+            known.clear();
+        }
+        known.insert(log.project, Known { until: now + LIFE, mask: mask.clone() });
+        Ok(mask)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn masked(mask: &Mask, text: &str) -> String {
+        let mut bytes = text.as_bytes().to_vec();
+        mask.apply(&mut bytes);
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn values_become_asterisks_of_the_same_length_and_short_ones_stay() {
+        let mask = Mask::new(["hunter22", "abcdef", "cdefgh", "short", "  padded-value\n"]).unwrap();
+        for (text, shown) in [
+            ("a hunter22 b", "a ******** b"),
+            ("hunter22hunter22", "****************"),
+            ("abcdefgh", "********"),
+            ("hunter2 short", "hunter2 short"),
+            ("padded-value", "************"),
+        ] {
+            assert_eq!(masked(&mask, text), shown);
+        }
+        assert!(Mask::new(["short", ""]).is_none());
+    }
+
+    /// `MASK_MB=50 cargo nextest run … a_log_is_masked_in_linear_time --no-capture` says how fast.
+    #[test]
+    fn a_log_is_masked_in_linear_time() {
+        let megabytes: usize = std::env::var("MASK_MB").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+        let values: Vec<String> =
+            (0..50).map(|n| format!("secret-value-number-{n:02}-{:032x}", n * 7919)).collect();
+        let mask = Mask::new(values.iter().map(String::as_str)).unwrap();
+        let line = b"2026-11-17T10:00:00 step 1200 loss=0.1234 lr=3e-4 secret-value tokens/s=120034\n";
+        let mut text = line.repeat((megabytes << 20) / line.len());
+        let at = text.len() / 2 / (64 * 1024) * (64 * 1024) + 100;
+        text[at..at + values[7].len()].copy_from_slice(values[7].as_bytes());
+        let began = Instant::now();
+        // As readers read it.
+        for piece in text.chunks_mut(64 * 1024) {
+            mask.apply(piece);
+            std::hint::black_box(mask.begun(piece));
+        }
+        println!("{megabytes} MB in {} ms", began.elapsed().as_millis());
+        assert!(text[at..at + values[7].len()].iter().all(|byte| *byte == b'*'));
+    }
+
+    #[test]
+    fn lines_of_a_long_value_are_hidden_by_themselves() {
+        let mask =
+            Mask::new(["-----BEGIN KEY-----\nMIIEvQIBADANBgkqhkiG9w0\nx=\n-----END KEY-----"]).unwrap();
+        assert_eq!(
+            masked(&mask, "  MIIEvQIBADANBgkqhkiG9w0\r\n  x=\r\n"),
+            "  ***********************\r\n  x=\r\n"
+        );
+    }
+
+    fn masked_pieces(texts: &[&str], begun: Begun) -> Masked {
+        let mut offset = 0;
+        let mut pieces = Vec::new();
+        for text in texts {
+            pieces.push(Piece { offset, at: 1, bytes: (*text).into() });
+            offset += text.len() as u64;
+        }
+        Masked { pieces, begun }
+    }
+
+    fn texts(masked: &Masked) -> Vec<String> {
+        masked.pieces.iter().map(|piece| String::from_utf8(piece.bytes.clone()).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_beginning_of_a_value_at_the_end_is_known() {
+        let mask = Mask::new(["hunter22"]).unwrap();
+        for (text, begun) in
+            [("a hunter", 6), ("hunter2", 7), ("hunter22", 0), ("a h", 1), ("a b", 0), ("", 0)]
+        {
+            assert_eq!(mask.begun(text.as_bytes()).0, begun, "{text}");
+        }
+        assert!(mask.may_end(b"unte") && mask.may_end(b"2 b") && !mask.may_end(b"b"));
+    }
+
+    #[test]
+    fn the_beginning_of_a_value_is_kept_back_or_hidden_across_pieces() {
+        let begun = |len, left| Begun { len, of: 8, left };
+        for (begun, held, hidden) in [
+            (begun(6, 6), vec!["a "], vec!["a ***", "***"]),
+            (begun(6, 3), vec!["a hun"], vec!["a hun", "***"]),
+            (begun(3, 3), vec!["a hun"], vec!["a hun", "ter"]),
+            (begun(6, 0), vec!["a hun", "ter"], vec!["a hun", "ter"]),
+        ] {
+            let mut masked = masked_pieces(&["a hun", "ter"], begun);
+            masked.hold_back();
+            assert_eq!(texts(&masked), held, "{begun:?}");
+            let mut masked = masked_pieces(&["a hun", "ter"], begun);
+            masked.hide();
+            assert_eq!(texts(&masked), hidden, "{begun:?}");
+        }
+    }
+}

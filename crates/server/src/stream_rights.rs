@@ -1,0 +1,220 @@
+//! Rights of those who have a stream open: logs, connections to jobs, WebSockets, requests to services.
+//!
+//! A stream registers what its rights rest on. One statement every [`LOOK_EVERY`], for all streams of this process,
+//! reads how all of it stands in the database. A stream whose ground changed is woken, looks its rights up in full, and
+//! ends if they are gone. So whatever any server changes is felt here within [`LOOK_EVERY`] and the time of a statement.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::sleep};
+use windlass_model::id::UserId;
+
+use crate::{
+    app::App,
+    db::tokens::{self, Standing},
+};
+
+/// How often the rights of all streams are looked at.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// What the rights of a stream rest on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ground {
+    pub(crate) user: UserId,
+    /// The hash of the token that was shown, as users have them.
+    pub(crate) token_hash: String,
+    /// The name of the token that was shown, where the queue made it.
+    pub(crate) queue_token: Option<String>,
+    pub(crate) project: Option<String>,
+}
+
+/// The streams of this process.
+#[derive(Debug, Default)]
+pub(crate) struct StreamRights(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    streams: HashMap<u64, Stream>,
+    next: u64,
+    /// Somebody looks after them.
+    is_watched: bool,
+}
+
+#[derive(Debug)]
+struct Stream {
+    ground: Ground,
+    /// How it stood when it was last looked at; nothing before the first look, which always wakes.
+    stood: Option<Vec<String>>,
+    wake: Arc<Notify>,
+}
+
+/// A stream that is registered for as long as this lives.
+pub(crate) struct Registered {
+    app: App,
+    id: u64,
+    wake: Arc<Notify>,
+}
+
+impl StreamRights {
+    /// Looks after a stream from now on.
+    pub(crate) fn register(app: &App, ground: Ground) -> Registered {
+        let wake = Arc::new(Notify::new());
+        let mut state = app.stream_rights().0.lock();
+        let id = state.next;
+        state.next += 1;
+        state.streams.insert(id, Stream { ground, stood: None, wake: Arc::clone(&wake) });
+        if !std::mem::replace(&mut state.is_watched, true) {
+            tokio::spawn(watch(app.clone()));
+        }
+        drop(state);
+        Registered { app: app.clone(), id, wake }
+    }
+
+    /// What is to be asked about; nothing, and nobody watches any longer, when no stream is open.
+    fn wanted(&self) -> Option<Wanted> {
+        let mut state = self.0.lock();
+        if state.streams.is_empty() {
+            state.is_watched = false;
+            return None;
+        }
+        let mut wanted = Wanted::default();
+        for Stream { ground, .. } in state.streams.values() {
+            wanted.hashes.insert(ground.token_hash.clone());
+            wanted.queue_tokens.extend(ground.queue_token.clone());
+            if let Some(project) = &ground.project {
+                wanted.projects.insert(project.clone());
+                wanted.users.insert(ground.user);
+            }
+        }
+        Some(wanted)
+    }
+
+    /// Wakes the streams whose ground is not as it was.
+    fn compare(&self, app: &App, found: &[Standing]) {
+        let mut woken = Vec::new();
+        for stream in self.0.lock().streams.values_mut() {
+            let stands = stream.ground.stands(found);
+            if stream.stood.as_ref() != Some(&stands) {
+                stream.stood = Some(stands);
+                woken.push(Arc::clone(&stream.wake));
+            }
+        }
+        if woken.is_empty() {
+            return;
+        }
+        // What this process believed until now may be what just changed.
+        app.access().forget();
+        for wake in woken {
+            wake.notify_one();
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Wanted {
+    hashes: BTreeSet<String>,
+    queue_tokens: BTreeSet<String>,
+    projects: BTreeSet<String>,
+    users: BTreeSet<UserId>,
+}
+
+impl Ground {
+    /// How it stands, in an order that is always the same.
+    fn stands(&self, found: &[Standing]) -> Vec<String> {
+        let user = self.user.to_string();
+        let mut stands: Vec<String> = found
+            .iter()
+            .filter(|row| match row.kind.as_str() {
+                "token" => row.key == self.token_hash,
+                "queue" => Some(&row.key) == self.queue_token.as_ref(),
+                "project" => Some(&row.key) == self.project.as_ref(),
+                "member" => Some(&row.key) == self.project.as_ref() && row.user == user,
+                _ => false,
+            })
+            .map(|row| format!("{} {} {}", row.kind, row.user, row.state))
+            .collect();
+        stands.sort_unstable();
+        stands
+    }
+}
+
+impl Registered {
+    /// Returns when the rights are to be looked up again.
+    pub(crate) async fn changed(&self) {
+        self.wake.notified().await;
+    }
+
+    /// They could not be looked up: it is to be tried again.
+    pub(crate) fn again(&self) {
+        if let Some(stream) = self.app.stream_rights().0.lock().streams.get_mut(&self.id) {
+            stream.stood = None;
+        }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.app.stream_rights().0.lock().streams.remove(&self.id);
+    }
+}
+
+/// Until no stream is open, or the server stops.
+async fn watch(app: App) {
+    loop {
+        tokio::select! {
+            () = sleep(LOOK_EVERY) => {}
+            // Streams end with the server.
+            () = app.closed() => return,
+        }
+        let Some(wanted) = app.stream_rights().wanted() else { return };
+        let (hashes, queue): (Vec<_>, Vec<_>) =
+            (wanted.hashes.into_iter().collect(), wanted.queue_tokens.into_iter().collect());
+        let (projects, users): (Vec<_>, Vec<_>) =
+            (wanted.projects.into_iter().collect(), wanted.users.into_iter().collect());
+        match tokens::standing(app.db(), &hashes, &queue, &projects, &users).await {
+            Ok(found) => app.stream_rights().compare(&app, &found),
+            // A database that does not answer takes nobody's rights away.
+            Err(error) => tracing::debug!(%error, "look at the rights of streams"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(kind: &str, key: &str, user: &str, state: &str) -> Standing {
+        Standing { kind: kind.into(), key: key.into(), user: user.into(), state: state.into() }
+    }
+
+    #[test]
+    fn a_ground_stands_on_its_own_token_project_and_membership_alone() {
+        let user = UserId(uuid::Uuid::from_u128(7));
+        let ground = Ground {
+            user,
+            token_hash: "h".into(),
+            queue_token: Some("q".into()),
+            project: Some("main".into()),
+        };
+        let mine = user.to_string();
+        let mut rows = vec![
+            row("token", "h", &mine, "user user"),
+            row("project", "main", "", "closed"),
+            row("member", "main", &mine, "manager"),
+        ];
+        let before = ground.stands(&rows);
+        rows.insert(0, row("member", "main", "another", "user"));
+        rows.push(row("token", "another", "another", "user user"));
+        rows.push(row("project", "other", "", "public"));
+        rows.push(row("queue", "another", "another", "user"));
+        assert_eq!(ground.stands(&rows), before, "what others have is of no matter");
+        rows.retain(|row| !(row.kind == "member" && row.user == mine));
+        assert_ne!(ground.stands(&rows), before);
+        assert!(ground.stands(&[]).is_empty());
+    }
+}
