@@ -11,7 +11,7 @@ pub(crate) struct Flags {
     /// How much the uploads of one user may take together: `2GB` if not given, or `off`
     #[arg(long, env = "WINDLASS_SERVER_UPLOADS_MAX", global = true, value_name = "SIZE")]
     uploads_max: Option<String>,
-    /// How many streams to jobs and followed logs one user may have open at once; 512 if not given
+    /// How many streams and followed logs one user may have open at once; 512 if not given
     #[arg(long, env = "WINDLASS_SERVER_STREAMS_MAX", global = true, value_name = "N")]
     streams_max: Option<String>,
     /// Largest body of any other request; `2MB` if not given

@@ -20,7 +20,7 @@ use super::{
     clock::CARRY,
     fault::{fault, is_lost},
     plans,
-    tls::{MakeTls, Target},
+    tls::{self, MakeTls, Target},
 };
 use crate::db::{
     error::DbError,
@@ -203,9 +203,9 @@ impl Link {
             match Session::open(&self.target).await {
                 Ok(session) => return Ok(Arc::new(session)),
                 Err(error) => {
-                    let again = is_lost(&error) || error.code().is_none();
+                    let again = (is_lost(&error) || error.code().is_none()) && !tls::is_refused(&error);
                     last = DbError::Unavailable { what, source: Arc::new(error) };
-                    // A wrong password does not get better by repeating it.
+                    // A wrong password or certificate does not get better by repeating it.
                     if !again {
                         break;
                     }

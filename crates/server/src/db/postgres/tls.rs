@@ -435,6 +435,13 @@ pub(super) struct HandshakeError {
     source: io::Error,
 }
 
+/// Whether the database was reached and is not believed, or speaks no TLS: another try would find the same.
+pub(super) fn is_refused(error: &tokio_postgres::Error) -> bool {
+    let Some(source) = std::error::Error::source(error) else { return false };
+    let is_wrong = |failed: &HandshakeError| failed.source.kind() == io::ErrorKind::InvalidData;
+    source.downcast_ref::<HandshakeError>().is_some_and(is_wrong) || source.to_string() == NO_TLS
+}
+
 type Handshaking<S> = Pin<Box<dyn Future<Output = Result<Encrypted<S>, HandshakeError>> + Send>>;
 
 impl<S: Duplex> TlsConnect<S> for Handshake {
