@@ -12,4 +12,4 @@ pub use allowed::{AddressError, AllowedAddresses, Network, NetworkError};
 pub use names::{LookupError, lookup};
 pub use peer::{DialError, Io, Peer, Stream, connect, connect_first};
 pub use place::{Place, PlaceError};
-pub use trust::{Trust, TrustError};
+pub use trust::{Trust, TrustError, of_this_machine};

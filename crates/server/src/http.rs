@@ -35,6 +35,7 @@ use crate::{
     stream_rights::{Ground, StreamRights},
 };
 
+mod depth;
 mod lasting;
 mod stream;
 
@@ -213,6 +214,7 @@ impl Routes {
                 let caller = admit::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
                 let within = within::<O>(&app, caller, &path).await?;
                 let rights = StreamRights::register(&app, ground(&within));
+                let place = stream::Place::for_answer(&app, within.caller.user.id)?;
                 let request = arrived.read::<O>(&app).await?;
                 let beats = handler(app.clone(), within, request, last).await?;
                 let watched = app.clone();
@@ -220,7 +222,7 @@ impl Routes {
                     let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
                     async move { scope::<O>(&app, authorization.as_deref(), &path).await.map(drop) }
                 };
-                Ok(lasting::answer(app, beats, rights, allowed))
+                Ok(lasting::answer(app, beats, place, rights, allowed))
             }
         })
     }
@@ -247,7 +249,7 @@ impl Routes {
                 let rights = StreamRights::register(&app, ground(&within));
                 let caller = stream::wanted(&mut arrived.request)?;
                 let request = arrived.read::<O>(&app).await?;
-                let place = stream::place()?;
+                let place = stream::Place::for_stream(&app, within.caller.user.id)?;
                 let port = handler(app.clone(), within, request.clone()).await?;
                 let watched = app.clone();
                 let allowed = move || {
@@ -518,6 +520,9 @@ fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     if has_nul(body) {
         return Err(broken(NUL));
     }
+    if depth::is_too_deep(body) {
+        return Err(broken(depth::TOO_DEEP));
+    }
     let mut reader = serde_json::Deserializer::from_slice(body);
     let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let mut loc = vec!["body".to_owned()];
@@ -634,9 +639,11 @@ fn refusal(error: &Error, id: &str) -> Response {
         Error::Denied { msg } => plain(StatusCode::FORBIDDEN, msg),
         Error::Unknown { msg } => plain(StatusCode::NOT_FOUND, msg),
         Error::Busy { msg } => later(StatusCode::SERVICE_UNAVAILABLE, msg),
-        Error::Fast => later(StatusCode::TOO_MANY_REQUESTS, &error.to_string()),
+        Error::Fast | Error::Streams { .. } => later(StatusCode::TOO_MANY_REQUESTS, &error.to_string()),
         Error::Conflict { msg } => plain(StatusCode::CONFLICT, msg),
-        Error::TooLarge { .. } => plain(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
+        Error::TooLarge { .. } | Error::Uploads { .. } => {
+            plain(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string())
+        }
         Error::Slow => plain(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
         Error::Db(cause) if cause.is_passing() => {
             tracing::warn!(request = %id, error = %chain(error), "answer a request");

@@ -48,6 +48,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     20 "0020_queue_rights.sql";
     21 "0021_rights.sql";
     22 "0022_tokens.sql";
+    23 "0023_upload_sizes.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

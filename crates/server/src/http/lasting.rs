@@ -10,10 +10,10 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::Response,
 };
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, stream::unfold};
 use serde::Serialize;
 
-use super::with_body;
+use super::{stream::Place, with_body};
 use crate::{
     app::App,
     error::{Error, Result},
@@ -26,16 +26,23 @@ struct Lasting<T, A> {
     beats: Beats<T>,
     allowed: A,
     rights: Registered,
+    _place: Place,
 }
 
-pub(super) fn answer<T, A, R>(app: App, beats: Beats<T>, rights: Registered, allowed: A) -> Response
+pub(super) fn answer<T, A, R>(
+    app: App,
+    beats: Beats<T>,
+    place: Place,
+    rights: Registered,
+    allowed: A,
+) -> Response
 where
     T: Serialize + Send + 'static,
     A: Fn() -> R + Send + 'static,
     R: Future<Output = Result<()>> + Send,
 {
-    let lasting = Lasting { app, beats, allowed, rights };
-    let frames = stream::unfold(lasting, |mut lasting| async move {
+    let lasting = Lasting { app, beats, allowed, rights, _place: place };
+    let frames = unfold(lasting, |mut lasting| async move {
         let frame = lasting.next().await?;
         Some((Ok::<_, Infallible>(frame), lasting))
     });
