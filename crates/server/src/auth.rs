@@ -123,7 +123,7 @@ impl Caller {
 }
 
 fn out_of_scope() -> Error {
-    Error::Denied { msg: "Access denied: the token was made for less (see its scope)" }
+    Error::Denied { msg: "Access denied: the token was made for less (see its scope)".into() }
 }
 
 /// As the column has it. A word that nobody knows is good for nothing of the API.
