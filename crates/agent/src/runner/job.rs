@@ -94,7 +94,7 @@ impl Surroundings {
             scratch,
             ports: TaskPorts::read(run),
             uid: rustix::process::geteuid().as_raw(),
-            confined: Inside::read(),
+            confined: Inside::read().filter(|_| !in_container),
         })
     }
 
