@@ -133,6 +133,9 @@ pub struct Has {
     /// Why the container engine that it has does not answer now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_away: Option<String>,
+    /// What it does with plain processes; `None` where its agent did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processes: Option<ProcessesInfo>,
     /// Of all interfaces, with prefix length.
     pub addresses: Vec<String>,
 }

@@ -279,7 +279,8 @@ impl Local {
         let failed = |said: String| BackendError::Unavailable { what: "look at this machine", said };
         let disk = self.settings.home.ancestors().find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
         let program = self.program()?;
-        let args = [OsStr::new("host"), "--data".as_ref(), disk.as_os_str()];
+        let mode = OsStr::new(self.settings.processes.as_str());
+        let args = [OsStr::new("host"), "--data".as_ref(), disk.as_os_str(), "--processes".as_ref(), mode];
         let said = program.output(&args).await.map_err(|error| failed(chain(&error)))?;
         #[derive(Deserialize)]
         struct Said {
@@ -428,6 +429,7 @@ fn has(info: &HostInfo, chosen: &Chosen) -> Has {
         gpus: gpus_of(info).iter().map(HasGpu::from).collect(),
         runtime: chosen.has().as_str().to_owned(),
         engine_away: chosen.engine_away.clone(),
+        processes: info.processes.clone(),
         addresses: info.addresses.clone(),
     }
 }
@@ -466,7 +468,8 @@ impl Backend for Local {
             // An engine that is asked for and does not answer is said when the machine is made.
             let chosen = self.choose(&self.home()).await.ok();
             let info = self.look().await?;
-            let processes = processes_of(info.processes.as_ref(), self.settings.processes);
+            let told = info.processes.as_ref();
+            let processes = processes_of(told, told.map_or(self.settings.processes, |told| told.mode));
             let runtimes = chosen.and_then(|chosen| {
                 let runtimes = Runtimes::parse(chosen.has().as_str(), processes)?;
                 Some(match &chosen.engine_away {

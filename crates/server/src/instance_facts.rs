@@ -59,6 +59,9 @@ pub(crate) fn type_of_host(name: &str, has: &Has, spot: bool) -> Value {
     if let Some(why) = &has.engine_away {
         kind[ENGINE_AWAY] = json!(why);
     }
+    if let Some(processes) = &has.processes {
+        kind[PROCESSES] = json!(processes);
+    }
     kind
 }
 
@@ -83,7 +86,9 @@ pub(crate) fn put_news(
         Some(told) => Some(json!(told)),
         // An agent that says nothing may be an older one than the one that spoke.
         None if news.is_some() => None,
-        None => before(PROCESSES),
+        None => Some(instance_type[PROCESSES].clone())
+            .filter(|found| !found.is_null())
+            .or_else(|| before(PROCESSES)),
     };
     if let Some(processes) = processes {
         instance_type[PROCESSES] = processes;
@@ -123,6 +128,7 @@ fn has(host: &Host) -> Has {
         gpus: host.gpus.iter().map(HasGpu::from).collect(),
         runtime: String::new(),
         engine_away: None,
+        processes: None,
         addresses: Vec::new(),
     }
 }
@@ -137,6 +143,7 @@ pub(crate) fn has_of(info: &HostInfo) -> Has {
         gpus: windlass_backend::gpus_of(info).iter().map(HasGpu::from).collect(),
         runtime: String::new(),
         engine_away: None,
+        processes: info.processes.clone(),
         addresses: info.addresses.clone(),
     }
 }

@@ -535,6 +535,7 @@ impl RemoteDoor {
                 gpus: vec![gpu; GPUS],
                 runtime: "docker".into(),
                 engine_away: None,
+                processes: None,
                 addresses: vec!["10.0.0.1/24".into()],
             }),
             agent_version: Some("0.0.0".into()),

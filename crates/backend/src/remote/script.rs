@@ -393,6 +393,7 @@ pub(super) fn has(text: &str, arch: &str, runtime: &str) -> Result<Has, serde_js
         gpus,
         runtime: runtime.to_owned(),
         engine_away: None,
+        processes: host.processes,
         addresses: host.addresses,
     })
 }

@@ -97,12 +97,17 @@ async fn jobs_are_the_servers_own_user_until_there_is_a_second_one() {
     let read = format!("if cat {} >/dev/null 2>&1; then echo reads; else echo refused; fi", key.display());
     let runs_in = |run: &Value| submission_of(run)["job_runtime_data"]["runs_in"].clone();
 
-    let run = stage.ends(&plain("alone", &[&read])).await;
-    assert_eq!(stage.log(&run).await, "reads\n", "{run:#}");
+    let go = stage.home().join("go");
+    let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
+    stage.apply(&plain("alone", &[&read, &wait])).await;
+    stage.says("alone", "reads").await;
+    let run = stage.run("alone").await;
     let own = "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
     assert_eq!(runs_in(&run), own, "{run:#}");
     let why = stage.windlass(stage.home(), &["why", "alone"]);
     assert!(String::from_utf8_lossy(&why.stdout).contains(own), "{why:?}");
+    fs::write(&go, "").unwrap();
+    stage.reaches("alone", &["done"]).await;
 
     member(&mut stage, "alice").await;
     let asked = json!({"run_spec": submission(&plain("together", &[&read]))["plan"]["run_spec"]});

@@ -60,7 +60,7 @@ fn the_servers_own_machine_can_be_a_host_over_ssh_and_is_left_as_it_was() {
         lab.key_file().display()
     );
     fs::write(dir.join("own.yml"), fleet).unwrap();
-    let task = "type: task\nname: here\nuser: root\nfleets: [own]\ncommands: [echo here]\n\
+    let task = "type: task\nname: here\nfleets: [own]\ncommands: [echo here]\n\
                 resources: {cpu: 1.., memory: 0.., disk: null}\n";
     fs::write(dir.join("here.yml"), task).unwrap();
     windlass(host, &dir, &["apply", "-y", "-f", "own.yml"]);
