@@ -43,8 +43,6 @@ static DISPATCHER_PLACES: Semaphore = Semaphore::const_new(256);
 const EACH_MAX: usize = 64;
 /// How many each has.
 static EACH: LazyLock<Mutex<HashMap<String, usize>>> = LazyLock::new(Mutex::default);
-/// A token that was revoked hears no more after this time.
-const CHECK_EVERY: Duration = Duration::from_secs(2);
 /// Commits of other replicas are seen after this time at the latest.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -174,7 +172,6 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
     async fn serve(&mut self) -> Result<(), Ended> {
         let mut news = self.app.queue_news();
         let mut look = tokio::time::interval(LOOK_EVERY);
-        let mut check = tokio::time::interval(CHECK_EVERY);
         let mut ping = tokio::time::interval(PING_EVERY);
         loop {
             tokio::select! {
@@ -187,9 +184,11 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
                     self.tell().await?;
                 }
                 _ = look.tick() => self.tell().await?,
-                // A token that died takes its events along.
-                _ = check.tick() => self.asker = auth::asker(&self.app, &self.token, "").await?,
-                _ = ping.tick() => self.send(Message::Ping(Vec::new().into())).await?,
+                _ = ping.tick() => {
+                    // A token that died takes its events along.
+                    self.asker = auth::asker(&self.app, &self.token, "").await?;
+                    self.send(Message::Ping(Vec::new().into())).await?;
+                }
             }
         }
     }
