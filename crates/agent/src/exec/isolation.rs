@@ -22,7 +22,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, FlockOperation, Mode, OFlags, flock},
+    fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock},
     io::Errno,
     mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change},
     process::{Gid, Uid},
@@ -154,7 +154,7 @@ struct OwnUser {
     /// A directory that is covered, those to be made in it, and what is seen at the last of them.
     cover: CString,
     way: Vec<CString>,
-    root: File,
+    root: CString,
     cwd: CString,
 }
 
@@ -190,10 +190,7 @@ impl Isolation {
                 Ok(_) | Err(_) => {}
             }
         }
-        let mut options = File::options();
-        let flags = (OFlags::PATH | OFlags::DIRECTORY).bits();
-        let root = options.read(true).custom_flags(i32::from_ne_bytes(flags.to_ne_bytes())).open(root)?;
-        let cover = text(&cover)?;
+        let (root, cover) = (text(root)?, text(&cover)?);
         let user = OwnUser { uid, hidden_files, hidden_dirs, cover, way, root, cwd };
         Ok(Self { user: Some(user), ..Self::plain() })
     }
@@ -223,13 +220,18 @@ impl OwnUser {
         for dir in &self.hidden_dirs {
             mount(c"windlass", dir.as_c_str(), c"tmpfs", flags, c"mode=0711,size=16k")?;
         }
+        // By a handle of these mounts: those of the namespace that was left cannot be bound here.
+        let flags_of_handle = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::openat(CWD, self.root.as_c_str(), flags_of_handle, Mode::empty())?;
         mount(c"windlass", self.cover.as_c_str(), c"tmpfs", flags, c"mode=0711,size=64k")?;
         for dir in &self.way {
-            rustix::fs::mkdirat(CWD, dir.as_c_str(), Mode::from_raw_mode(0o711))?;
+            rustix::fs::mkdirat(CWD, dir.as_c_str(), Mode::RWXU)?;
+            // Whatever mask the dispatcher was started with.
+            rustix::fs::chmodat(CWD, dir.as_c_str(), Mode::from_raw_mode(0o711), AtFlags::empty())?;
         }
         if let Some(last) = self.way.last() {
             let mut buffer = [0_u8; 40];
-            mount_bind(handle_path(self.root.as_raw_fd(), &mut buffer), last.as_c_str())?;
+            mount_bind(handle_path(root.as_raw_fd(), &mut buffer), last.as_c_str())?;
         }
         // Processes of others are not shown; a machine that does not let us do that shows their names alone.
         let _ = mount(c"proc", c"/proc", c"proc", flags, c"hidepid=2");

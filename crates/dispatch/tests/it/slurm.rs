@@ -183,7 +183,7 @@ async fn c5_jobs_of_others_are_not_seen() {
 
 #[tokio::test]
 async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_commands() {
-    let mut kit = Kit::start(&[Size { gpus: 2, ..SIZE }], r#"echo "$*" >> ran; env > environment"#);
+    let mut kit = Kit::start(&[Size { gpus: 2, ..SIZE }], r#"echo "$*" >> ran; env > environment; cat > given"#);
     let rest = Some(kit.cluster.start_rest());
     kit.slurm =
         Slurm::new(Settings { rest, ..Kit::settings(&kit.cluster, kit.cluster.dir().join("executor")) });
@@ -197,9 +197,11 @@ async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_c
     );
     assert_eq!(kit.written("ran"), "exec wlass-dz642-a --attempt 1\n");
     let environment = kit.written("environment");
-    for want in ["WINDLASS_TOKEN=token-of-a", "SLURM_GPUS_ON_NODE=1", "SLURM_CPUS_ON_NODE=1"] {
+    for want in ["WINDLASS_QUEUE_URL=http://windlass", "SLURM_GPUS_ON_NODE=1", "SLURM_CPUS_ON_NODE=1"] {
         assert!(environment.contains(want), "{want} is not in {environment}");
     }
+    assert_eq!(kit.written("given"), "token-of-a\n");
+    assert!(!environment.contains("token-of-a"), "anybody sees the token: {environment}");
     // One that is over is no trouble; what cannot be is refused with the reason.
     kit.slurm.renice(&id, 100).await.unwrap();
     kit.slurm.renice("99999", 100).await.unwrap();
