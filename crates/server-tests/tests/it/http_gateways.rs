@@ -81,7 +81,8 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
         let asked = json!({ "token": token, "project": "main" });
         server.ok(&mine, "/api/gateway/check", asked).await["known"] == true
     };
-    let (status, queue) = server.post(ADMIN, "/arvados/v1/api_client_authorizations", "{}").await;
+    let asked = json!({ "api_client_authorization": { "scopes": ["all"] } }).to_string();
+    let (status, queue) = server.post(ADMIN, "/arvados/v1/api_client_authorizations", &asked).await;
     assert_eq!(status, 200, "{queue}");
     let queue = format!("v2/{}/{}", queue["uuid"].as_str().unwrap(), queue["api_token"].as_str().unwrap());
     let stranger = server.user("stranger").await;
