@@ -76,6 +76,22 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
     assert!(
         !allowed(ADMIN, "other").await && !allowed("wrong", "main").await && !allowed(&mine, "main").await
     );
+    // Which tokens no service may be shown: all of ours, whatever they open.
+    let known = async |token: &str| {
+        let asked = json!({ "token": token, "project": "main" });
+        server.ok(&mine, "/api/gateway/check", asked).await["known"] == true
+    };
+    let asked = json!({ "api_client_authorization": { "scopes": ["all"] } }).to_string();
+    let (status, queue) = server.post(ADMIN, "/arvados/v1/api_client_authorizations", &asked).await;
+    assert_eq!(status, 200, "{queue}");
+    let queue = format!("v2/{}/{}", queue["uuid"].as_str().unwrap(), queue["api_token"].as_str().unwrap());
+    let stranger = server.user("stranger").await;
+    for token in [ADMIN, &mine, &others, &queue, &stranger] {
+        assert!(known(token).await, "{token}");
+    }
+    assert!(
+        !known("theirs").await && !known("eyJhbGciOi.of-somebody-else.c2lnbmF0dXJlLXRoYXQtaXMtbG9uZw").await
+    );
     assert_eq!(server.post(&mine, "/api/project/main/gateways/list", "{}").await.0, 403);
     let came = json!({ "node": NODE, "came": [{ "project": "main", "run": "page", "requests": 3, "asleep": true }] });
     server.ok(&mine, "/api/gateway/report", came).await;

@@ -143,10 +143,10 @@ async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground
 async fn a_token_that_expires_takes_its_streams_along(ground: &Ground) {
     let scene = Scene::new(ground).await;
     let first = scene.member("mira").await;
-    let made = json!({ "name": "brief", "scope": "read", "expires_in": 2 });
+    let made = json!({ "name": "brief", "scope": "read", "expires_in": 4 });
     let made: Value = scene.server.ok(&first, "/api/users/tokens/create", made).await;
     let mut logs = scene.logs(made["token"].as_str().unwrap()).await;
-    let ended = tokio::time::timeout(SOON + Duration::from_secs(2), logs.next()).await;
+    let ended = tokio::time::timeout(SOON + Duration::from_secs(4), logs.next()).await;
     assert!(matches!(ended, Ok(Ok(None))), "{ended:?}");
     scene.server.stop().await;
 }
