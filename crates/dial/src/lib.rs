@@ -10,4 +10,4 @@ mod trust;
 pub use names::{LookupError, lookup};
 pub use peer::{DialError, Io, Peer, Stream, connect};
 pub use place::{Place, PlaceError};
-pub use trust::{Trust, TrustError};
+pub use trust::{Trust, TrustError, of_this_machine};

@@ -64,13 +64,7 @@ impl Trust {
 
     /// What this machine trusts.
     pub fn of_machine() -> Result<Self, TrustError> {
-        let chosen = std::env::var_os(TRUSTED).filter(|name| !name.is_empty()).map(PathBuf::from);
-        let system = || SYSTEM.iter().map(PathBuf::from).find(|path| path.exists());
-        let path = chosen.or_else(system).ok_or(TrustError::Nothing)?;
-        // Bundles hold certificates that nobody can use; those are left out.
-        let read = CertificateDer::pem_file_iter(&path)
-            .map_err(|source| TrustError::Read { path: path.clone(), source })?;
-        let all: Vec<CertificateDer<'static>> = read.filter_map(Result::ok).collect();
+        let (all, path) = read_bundle()?;
         Self::of(&all, &[], &path.display().to_string())
     }
 
@@ -120,6 +114,22 @@ impl Trust {
     pub(crate) fn connector(&self) -> TlsConnector {
         TlsConnector::from(self.config.clone())
     }
+}
+
+/// The certificates that this machine trusts, for those who speak TLS in a way of their own.
+pub fn of_this_machine() -> Result<Vec<CertificateDer<'static>>, TrustError> {
+    let (all, path) = read_bundle()?;
+    if all.is_empty() { Err(TrustError::Empty { place: path.display().to_string() }) } else { Ok(all) }
+}
+
+fn read_bundle() -> Result<(Vec<CertificateDer<'static>>, PathBuf), TrustError> {
+    let chosen = std::env::var_os(TRUSTED).filter(|name| !name.is_empty()).map(PathBuf::from);
+    let system = || SYSTEM.iter().map(PathBuf::from).find(|path| path.exists());
+    let path = chosen.or_else(system).ok_or(TrustError::Nothing)?;
+    let read = CertificateDer::pem_file_iter(&path)
+        .map_err(|source| TrustError::Read { path: path.clone(), source })?;
+    // Bundles hold certificates that nobody can use; those are left out.
+    Ok((read.filter_map(Result::ok).collect(), path))
 }
 
 /// The usual check, and before it the simplest: that it is the very certificate that was given.

@@ -18,6 +18,8 @@ use crate::TempDir;
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
 const USER: &str = "postgres";
+/// Where Postgres is found unless somebody says otherwise.
+const PORT: u16 = 5432;
 /// The database that servers use.
 const DATABASE: &str = "windlass";
 
@@ -35,6 +37,7 @@ pub struct Postgres {
     bin: PathBuf,
     options: Vec<String>,
     env: Vec<(String, String)>,
+    port: u16,
     // Last: the directory goes after the server.
     home: TempDir,
 }
@@ -45,8 +48,18 @@ impl Postgres {
         Self::start_with(name, &[], Vec::new()).await
     }
 
-    /// The same, with settings like `log_statement=all` and an environment.
+    /// The same, reached by a port of the loopback too, as people of other machines would.
+    pub async fn start_on_port(name: &str) -> Result<Self> {
+        let port = crate::ports::free();
+        Self::start_as(name, &["listen_addresses=127.0.0.1"], Vec::new(), port).await
+    }
+
+    /// The same as `start`, with settings like `log_statement=all` and an environment.
     pub async fn start_with(name: &str, settings: &[&str], env: Vec<(String, String)>) -> Result<Self> {
+        Self::start_as(name, settings, env, PORT).await
+    }
+
+    async fn start_as(name: &str, settings: &[&str], env: Vec<(String, String)>, port: u16) -> Result<Self> {
         let (bin, home) = (programs()?, crate::temp_dir(name)?);
         let data = home.path().join("data");
         if is_root() {
@@ -57,7 +70,7 @@ impl Postgres {
         let made = initdb.arg("-D").arg(&data).output().context("run initdb")?;
         ensure!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
         let options = settings.iter().map(|setting| (*setting).to_owned()).collect();
-        let mut cluster = Self { server: None, bin, options, env, home };
+        let mut cluster = Self { server: None, bin, options, env, port, home };
         cluster.up().await?;
         cluster.run_in(USER, &format!("CREATE DATABASE {DATABASE}")).await?;
         Ok(cluster)
@@ -68,6 +81,7 @@ impl Postgres {
         let mut command = as_owner(&self.bin.join("postgres"), &self.env);
         command.arg("-D").arg(self.home.path().join("data")).arg("-k").arg(self.sockets());
         command.args(["-c", "listen_addresses=", "-c", "max_connections=100", "-c", "shared_buffers=64MB"]);
+        command.arg("-p").arg(self.port.to_string());
         // No test cuts the power of the machine: what was written survives the death of every process.
         command.args(["-c", "fsync=off", "-c", "full_page_writes=off"]);
         for setting in &self.options {
@@ -108,6 +122,22 @@ impl Postgres {
         self.home.path().join("data")
     }
 
+    /// The port of those that were started with one.
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// A file of the cluster's own, such as its private key or who may come in how.
+    pub fn write_file(&self, name: &str, text: &[u8]) -> Result<()> {
+        let path = self.data().join(name);
+        std::fs::write(&path, text)?;
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+        if is_root() {
+            std::os::unix::fs::chown(&path, Some(id("-u")?), Some(id("-g")?))?;
+        }
+        Ok(())
+    }
+
     /// For a server.
     pub fn url(&self) -> String {
         url(self.sockets())
@@ -137,7 +167,12 @@ impl Postgres {
 
     async fn connect(&self, database: &str) -> Result<Client> {
         let mut config = tokio_postgres::Config::new();
-        config.host_path(self.sockets()).user(USER).dbname(database).application_name("watcher");
+        config
+            .host_path(self.sockets())
+            .port(self.port)
+            .user(USER)
+            .dbname(database)
+            .application_name("watcher");
         let (client, connection) = config.connect(NoTls).await?;
         // It ends with its client.
         tokio::spawn(connection);

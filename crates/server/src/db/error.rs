@@ -68,6 +68,17 @@ pub enum DbError {
     },
     #[error("understand the database url `{url}`: want `sqlite:PATH` or `postgres://…`")]
     Url { url: String },
+    /// It speaks no TLS, and must.
+    #[error(
+        "connect to the database: it speaks no TLS, and sslmode={mode} is {why}; hint: turn TLS on there (`ssl = on`), or \
+         allow plain text with `?sslmode=disable` where the network is private"
+    )]
+    Plain {
+        mode: &'static str,
+        why: &'static str,
+        #[source]
+        source: Source,
+    },
     #[error("draw a random id")]
     Random {
         #[source]

@@ -3,7 +3,9 @@
 use std::{future::poll_fn, time::Duration};
 
 use tokio::{sync::broadcast, time::sleep};
-use tokio_postgres::{AsyncMessage, Config, NoTls};
+use tokio_postgres::AsyncMessage;
+
+use super::tls::Target;
 
 pub(super) const CHANNEL: &str = "windlass_hints";
 /// Instead of a name: whoever hears it looks at everything.
@@ -13,7 +15,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Listens until nobody can hear it any more.
 pub(super) async fn serve(
-    config: Config,
+    target: Target,
     hints: broadcast::Sender<String>,
     mut stop: broadcast::Receiver<()>,
 ) {
@@ -22,7 +24,7 @@ pub(super) async fn serve(
     loop {
         let once = async {
             let before = tokio::time::Instant::now();
-            if let Err(error) = listen(&config, &hints, &mut has_listened).await {
+            if let Err(error) = listen(&target, &hints, &mut has_listened).await {
                 tracing::debug!(%error, "stopped listening for hints");
             }
             pause = if before.elapsed() > PAUSE_MAX { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };
@@ -36,11 +38,11 @@ pub(super) async fn serve(
 }
 
 async fn listen(
-    config: &Config,
+    target: &Target,
     hints: &broadcast::Sender<String>,
     has_listened: &mut bool,
 ) -> Result<(), tokio_postgres::Error> {
-    let (client, mut connection) = config.connect(NoTls).await?;
+    let (client, mut connection) = target.config.connect(target.tls.clone()).await?;
     let said = client.batch_execute("LISTEN windlass_hints");
     let mut said = std::pin::pin!(said);
     let mut is_said = false;

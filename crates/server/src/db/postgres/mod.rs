@@ -7,6 +7,7 @@ mod group;
 mod listen;
 mod plans;
 mod session;
+mod tls;
 mod writer;
 
 use std::{
@@ -18,11 +19,10 @@ use std::{
 };
 
 use tokio::{sync::broadcast, time::Instant};
-use tokio_postgres::Config;
 
 pub(super) use self::listen::EVERYTHING;
 
-use self::{clock::Watch, group::Catalog, session::Link, writer::Writer};
+use self::{clock::Watch, group::Catalog, session::Link, tls::Target, writer::Writer};
 use super::{
     error::DbError,
     migrate::{self, Dialect},
@@ -61,18 +61,18 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) async fn open(url: &str) -> Result<Self, DbError> {
-        let config = configure(url)?;
-        let leases = Link::new(config.clone());
-        migrate(&leases).await?;
+        let target = configure(url)?;
+        let leases = Link::new(target.clone());
+        migrate(&leases).await.map_err(|error| target.explain(error))?;
         let catalog = Arc::new(catalog(&leases).await?);
-        let commits = Arc::new(Link::new(config.clone()));
+        let commits = Arc::new(Link::new(target.clone()));
         let watch = Arc::new(Watch::default());
         let (hints, _) = broadcast::channel(HINTS_MAX);
         let (stop, stopped) = broadcast::channel(1);
-        tokio::spawn(listen::serve(config.clone(), hints.clone(), stopped));
-        tokio::spawn(plans::keep_fresh(Link::new(config.clone()), stop.subscribe()));
+        tokio::spawn(listen::serve(target.clone(), hints.clone(), stopped));
+        tokio::spawn(plans::keep_fresh(Link::new(target.clone()), stop.subscribe()));
         Ok(Self {
-            readers: (0..READERS).map(|_| Link::new(config.clone())).collect(),
+            readers: (0..READERS).map(|_| Link::new(target.clone())).collect(),
             next: AtomicUsize::new(0),
             leases,
             writer: Writer::start(Arc::clone(&commits), Arc::clone(&watch), catalog),
@@ -189,8 +189,9 @@ impl Pool {
     }
 }
 
-fn configure(url: &str) -> Result<Config, DbError> {
-    let mut config: Config = url.parse().map_err(|error| DbError::open("the database url", error))?;
+fn configure(url: &str) -> Result<Target, DbError> {
+    let mut target = Target::read(url, &|name| std::env::var(name).ok())?;
+    let config = &mut target.config;
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(Duration::from_secs(5));
     }
@@ -202,7 +203,7 @@ fn configure(url: &str) -> Result<Config, DbError> {
     if config.get_application_name().is_none() {
         config.application_name("windlass");
     }
-    Ok(config)
+    Ok(target)
 }
 
 /// All of it in one transaction, one replica at a time.

@@ -13,13 +13,14 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_postgres::{Client, Config, NoTls, Statement, error::SqlState, types::ToSql};
+use tokio_postgres::{Client, Statement, error::SqlState, types::ToSql};
 
 use super::{
     bind::{Bind, row_of},
     clock::CARRY,
     fault::{fault, is_lost},
     plans,
+    tls::{self, MakeTls, Target},
 };
 use crate::db::{
     error::DbError,
@@ -46,14 +47,16 @@ const CANCEL_WITHIN: Duration = Duration::from_secs(2);
 
 pub(super) struct Session {
     pub(super) client: Client,
+    /// To have a statement given up takes a connection of its own.
+    tls: MakeTls,
     statements: Mutex<HashMap<String, Statement>>,
     /// Grows with each answer.
     answers: AtomicU64,
 }
 
 impl Session {
-    async fn open(config: &Config) -> Result<Self, tokio_postgres::Error> {
-        let (client, connection) = config.connect(NoTls).await?;
+    async fn open(target: &Target) -> Result<Self, tokio_postgres::Error> {
+        let (client, connection) = target.config.connect(target.tls.clone()).await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a database connection ended");
@@ -65,7 +68,8 @@ impl Session {
             Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => {}
             carried => carried?,
         }
-        Ok(Self { client, statements: Mutex::default(), answers: AtomicU64::new(0) })
+        let tls = target.tls.clone();
+        Ok(Self { client, tls, statements: Mutex::default(), answers: AtomicU64::new(0) })
     }
 
     pub(super) async fn prepare(&self, sql: &str) -> Result<Statement, tokio_postgres::Error> {
@@ -112,7 +116,9 @@ impl Session {
             }
             if self.answers.load(Ordering::Relaxed) == heard {
                 tracing::warn!("a statement waits too long for its turn; it is given up and tried again");
-                let _ = timeout(CANCEL_WITHIN, self.client.cancel_token().cancel_query(NoTls)).await;
+                let token = self.client.cancel_token();
+                let given_up = token.cancel_query(self.tls.clone());
+                let _ = timeout(CANCEL_WITHIN, given_up).await;
             }
         }
     }
@@ -151,7 +157,7 @@ pub(super) fn check_count(sql: &str, statement: &Statement, have: usize) -> Resu
 
 /// A place for one session. Everybody who asks shares it: the protocol pipelines.
 pub(super) struct Link {
-    config: Config,
+    target: Target,
     state: tokio::sync::Mutex<State>,
 }
 
@@ -163,8 +169,8 @@ struct State {
 }
 
 impl Link {
-    pub(super) fn new(config: Config) -> Self {
-        Self { config, state: tokio::sync::Mutex::default() }
+    pub(super) fn new(target: Target) -> Self {
+        Self { target, state: tokio::sync::Mutex::default() }
     }
 
     /// The session, or a new one when it has ended.
@@ -194,12 +200,12 @@ impl Link {
         let mut last = DbError::closed(what);
         for pause in PAUSES_MS {
             sleep(Duration::from_millis(pause)).await;
-            match Session::open(&self.config).await {
+            match Session::open(&self.target).await {
                 Ok(session) => return Ok(Arc::new(session)),
                 Err(error) => {
-                    let again = is_lost(&error) || error.code().is_none();
+                    let again = (is_lost(&error) || error.code().is_none()) && !tls::is_refused(&error);
                     last = DbError::Unavailable { what, source: Arc::new(error) };
-                    // A wrong password does not get better by repeating it.
+                    // A wrong password or certificate does not get better by repeating it.
                     if !again {
                         break;
                     }

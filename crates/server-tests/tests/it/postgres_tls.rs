@@ -1,0 +1,180 @@
+//! The way to Postgres, encrypted: whom it lets in, and whom we believe.
+
+use std::{path::Path, process::Command, time::Duration};
+
+use windlass_model::causes::chain;
+use windlass_server::db::{Db, DbError};
+use windlass_testkit::{TempDir, postgres::Postgres, temp_dir};
+
+/// Certificates of one test: two authorities, a database and a server of ours that the first vouches for.
+struct Certificates {
+    dir: TempDir,
+}
+
+impl Certificates {
+    fn make() -> Self {
+        let made = Self { dir: temp_dir("postgres-tls").unwrap() };
+        for authority in ["ca", "other"] {
+            made.openssl(&format!(
+                "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN={authority} \
+                 -keyout {authority}.key -out {authority}.crt"
+            ));
+        }
+        // The address is no name of it.
+        made.signed("server", "/CN=database", "DNS:localhost,DNS:db.example");
+        made.signed("client", "/CN=windlass", "DNS:client.example");
+        made
+    }
+
+    fn signed(&self, name: &str, subject: &str, names: &str) {
+        self.openssl(&format!(
+            "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj {subject} -keyout {name}.key -out {name}.csr"
+        ));
+        std::fs::write(self.dir.path().join("ext"), format!("subjectAltName={names}\n")).unwrap();
+        self.openssl(&format!(
+            "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -sha256 -extfile ext \
+             -out {name}.crt"
+        ));
+    }
+
+    fn openssl(&self, arguments: &str) {
+        let mut command = Command::new("openssl");
+        let ran = command.args(arguments.split_whitespace()).current_dir(self.dir.path()).output().unwrap();
+        assert!(ran.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&ran.stderr));
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    fn text(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.dir.path().join(name)).unwrap()
+    }
+}
+
+/// A cluster that speaks TLS, with these lines instead of who may come in how.
+async fn cluster(certificates: &Certificates, hosts: &str) -> Postgres {
+    let cluster = Postgres::start_on_port("postgres-tls").await.unwrap();
+    for (file, from) in [("server.crt", "server.crt"), ("server.key", "server.key"), ("root.crt", "ca.crt")] {
+        cluster.write_file(file, &certificates.text(from)).unwrap();
+    }
+    cluster.admin("CREATE USER windlass SUPERUSER PASSWORD 'hidden'").await.unwrap();
+    let hba = format!("local all all trust\n{hosts}\n");
+    cluster.write_file("pg_hba.conf", hba.as_bytes()).unwrap();
+    for set in ["ssl = on", "ssl_ca_file = 'root.crt'"] {
+        cluster.admin(&format!("ALTER SYSTEM SET {set}")).await.unwrap();
+    }
+    cluster.admin("SELECT pg_reload_conf()").await.unwrap();
+    // Sessions that begin from now on may still be met by what was read before.
+    while cluster.run("SHOW ssl").await.unwrap() != [["on"]] {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    cluster
+}
+
+fn url(cluster: &Postgres, host: &str, query: &str) -> String {
+    format!("postgres://windlass:hidden@{host}:{}/windlass?{query}", cluster.port())
+}
+
+async fn open(url: &str) -> Result<Db, DbError> {
+    Db::open(&url.parse().unwrap()).await
+}
+
+#[track_caller]
+fn refused(opened: Result<Db, DbError>, part: &str) {
+    let said = chain(&opened.err().expect("it is refused"));
+    assert!(said.contains(part), "{said:?} says nothing of {part:?}");
+}
+
+/// How many sessions of ours there are, and how many of them are encrypted.
+async fn sessions(cluster: &Postgres) -> (i64, i64) {
+    let all = "SELECT count(*) FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) \
+               WHERE a.application_name = 'windlass'";
+    let encrypted = format!("{all} AND s.ssl");
+    (cluster.count(all).await.unwrap(), cluster.count(&encrypted).await.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_is_believed_by_its_authority_and_its_name() {
+    let certificates = Certificates::make();
+    let cluster = cluster(&certificates, "host all all 127.0.0.1/32 scram-sha-256").await;
+    let (ca, other) = (certificates.path("ca.crt"), certificates.path("other.crt"));
+    let verify = |mode: &str, root: &str| format!("sslmode={mode}&sslrootcert={root}");
+
+    // The right name and authority, and every session is encrypted: readers, the writer, and whoever listens.
+    let db = open(&url(&cluster, "localhost", &verify("verify-full", &ca))).await.unwrap();
+    let mut heard = db.listen();
+    let hint = async {
+        loop {
+            db.notify("jobs_running").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let hint = tokio::select! { hint = heard.recv() => hint.unwrap(), () = hint => unreachable!() };
+    assert_eq!(hint, "jobs_running");
+    db.query("SELECT count(*) FROM users", vec![]).await.unwrap();
+    let (all, encrypted) = sessions(&cluster).await;
+    assert!(all >= 3 && all == encrypted, "{encrypted} of {all} are encrypted");
+    db.close().await;
+
+    // Another authority, and another name.
+    refused(open(&url(&cluster, "localhost", &verify("verify-full", &other))).await, "UnknownIssuer");
+    refused(open(&url(&cluster, "127.0.0.1", &verify("verify-full", &ca))).await, "not valid for name");
+    refused(open(&url(&cluster, "localhost", &verify("verify-ca", &other))).await, "UnknownIssuer");
+    // A file of authorities is asked also where it need not be.
+    refused(open(&url(&cluster, "localhost", &verify("require", &other))).await, "UnknownIssuer");
+    // Who does not ask for the name does not mind.
+    for query in [verify("verify-ca", &ca), verify("require", &ca), "sslmode=require".to_owned()] {
+        let db = open(&url(&cluster, "127.0.0.1", &query)).await.unwrap();
+        let (all, encrypted) = sessions(&cluster).await;
+        assert!(all > 0 && all == encrypted, "{query}: {encrypted} of {all}");
+        db.close().await;
+    }
+    // The database's own certificate will do, under its own name.
+    let own = certificates.path("server.crt");
+    open(&url(&cluster, "localhost", &verify("verify-full", &own))).await.unwrap().close().await;
+    refused(open(&url(&cluster, "127.0.0.1", &verify("verify-full", &own))).await, "not valid for name");
+    // The password is proven for this connection and for no other that somebody carries it to.
+    let bound = format!("{}&channel_binding=require", verify("verify-full", &ca));
+    open(&url(&cluster, "localhost", &bound)).await.unwrap().close().await;
+    // The name counts, not the address that it leads to.
+    let named = format!("hostaddr=127.0.0.1&{}", verify("verify-full", &ca));
+    open(&url(&cluster, "db.example", &named)).await.unwrap().close().await;
+    refused(open(&url(&cluster, "db.elsewhere", &named)).await, "not valid for name");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_asks_for_a_certificate_is_shown_one() {
+    let certificates = Certificates::make();
+    let cluster = cluster(&certificates, "hostssl all all 127.0.0.1/32 cert").await;
+    let base = format!("sslmode=verify-full&sslrootcert={}", certificates.path("ca.crt"));
+    refused(open(&url(&cluster, "localhost", &base)).await, "certificate");
+    let (cert, key) = (certificates.path("client.crt"), certificates.path("client.key"));
+    let shown = format!("{base}&sslcert={cert}&sslkey={key}");
+    open(&url(&cluster, "localhost", &shown)).await.unwrap().close().await;
+    // Plain text has nothing to show it by.
+    refused(open(&url(&cluster, "localhost", "sslmode=disable")).await, "pg_hba.conf");
+    // A key that everybody may read is not used.
+    std::fs::set_permissions(Path::new(&key), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    refused(open(&url(&cluster, "localhost", &shown)).await, "chmod 600");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_without_tls_is_used_only_where_that_is_allowed() {
+    let cluster = Postgres::start_on_port("postgres-plain").await.unwrap();
+    cluster.admin("CREATE USER windlass SUPERUSER").await.unwrap();
+    for (mode, host) in [("sslmode=require", "localhost"), ("sslmode=verify-ca&sslrootcert=", "localhost")] {
+        let certificates = Certificates::make();
+        let root = if mode.ends_with('=') { certificates.path("ca.crt") } else { String::new() };
+        let error = open(&url(&cluster, host, &format!("{mode}{root}"))).await.unwrap_err();
+        let said = chain(&error);
+        assert!(matches!(error, DbError::Plain { .. }) && said.contains("sslmode=disable"), "{said}");
+    }
+    // On this machine nothing needs to be said.
+    for query in ["", "sslmode=prefer", "sslmode=disable"] {
+        let db = open(&url(&cluster, "localhost", query)).await.unwrap();
+        let (all, encrypted) = sessions(&cluster).await;
+        assert!(all > 0 && encrypted == 0, "{query}");
+        db.close().await;
+    }
+}

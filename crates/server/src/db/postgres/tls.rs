@@ -1,0 +1,640 @@
+//! TLS to Postgres, chosen by the words that users of Postgres know: `sslmode`, `sslrootcert`, `sslcert` and `sslkey` of
+//! the database URL, else `PGSSLMODE` and its like.
+//!
+//! Where nothing is said, a database on this machine is asked for TLS and taken without, and any other one must prove
+//! its name: a password and everything that is stored would otherwise go over the network for all to read.
+
+use std::{
+    fmt,
+    future::Future,
+    io,
+    net::IpAddr,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_name,
+    },
+    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem, pem::PemObject as _},
+    server::ParsedCertificate,
+};
+use sha2::{Digest as _, Sha256, Sha384, Sha512};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_postgres::{
+    Config,
+    config::{Host, SslMode},
+    tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream},
+};
+use tokio_rustls::TlsConnector;
+
+use crate::db::error::DbError;
+
+/// As `sslrootcert`: what this machine trusts.
+const SYSTEM: &str = "system";
+/// What a client of Postgres names its protocol, where TLS begins without a question.
+const PROTOCOL: &[u8] = b"postgresql";
+/// What the driver says of a database that speaks no TLS.
+const NO_TLS: &str = "server does not support TLS";
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TlsError {
+    #[error(
+        "invalid sslmode `{word}`: expected `disable`, `prefer`, `require`, `verify-ca` or `verify-full`; hint: \
+         `allow` is `prefer` here"
+    )]
+    Mode { word: String },
+    #[error(
+        "sslrootcert=system accepts any name that a public authority vouches for; use sslmode=verify-full"
+    )]
+    WeakSystem,
+    #[error("sslcert and sslkey go together")]
+    Pair,
+    #[error("invalid percent-encoding in the database url: `{text}`")]
+    Encoding { text: String },
+    #[error("read `{}`", path.display())]
+    Pem {
+        path: PathBuf,
+        #[source]
+        source: pem::Error,
+    },
+    #[error("there is no certificate in `{}`", path.display())]
+    Empty { path: PathBuf },
+    #[error("read `{}`", path.display())]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("others may read the private key `{}`; hint: `chmod 600 {}`", path.display(), path.display())]
+    OpenKey { path: PathBuf },
+    #[error("find certificates to trust; hint: name them with sslrootcert=FILE")]
+    System(#[source] windlass_dial::TrustError),
+    #[error("set up TLS to the database")]
+    Setup(#[from] rustls::Error),
+    #[error("set up the check of the database's certificate")]
+    Verifier(#[from] rustls::client::VerifierBuilderError),
+}
+
+/// How much of the certificate is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Disable,
+    Prefer,
+    Require,
+    VerifyCa,
+    VerifyFull,
+}
+
+impl Mode {
+    fn parse(word: &str) -> Result<Self, TlsError> {
+        match word {
+            "disable" => Ok(Self::Disable),
+            "prefer" => Ok(Self::Prefer),
+            "require" => Ok(Self::Require),
+            "verify-ca" => Ok(Self::VerifyCa),
+            "verify-full" => Ok(Self::VerifyFull),
+            _ => Err(TlsError::Mode { word: word.to_owned() }),
+        }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Disable => "disable",
+            Self::Prefer => "prefer",
+            Self::Require => "require",
+            Self::VerifyCa => "verify-ca",
+            Self::VerifyFull => "verify-full",
+        }
+    }
+
+    const fn for_driver(self) -> SslMode {
+        match self {
+            Self::Disable => SslMode::Disable,
+            Self::Prefer => SslMode::Prefer,
+            Self::Require | Self::VerifyCa | Self::VerifyFull => SslMode::Require,
+        }
+    }
+}
+
+/// What was said of TLS, in the URL or else in the environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Asked {
+    mode: Option<String>,
+    root_cert: Option<String>,
+    cert: Option<String>,
+    key: Option<String>,
+}
+
+impl Asked {
+    fn named(&mut self, name: &str) -> Option<&mut Option<String>> {
+        match name {
+            "sslmode" => Some(&mut self.mode),
+            "sslrootcert" => Some(&mut self.root_cert),
+            "sslcert" => Some(&mut self.cert),
+            "sslkey" => Some(&mut self.key),
+            _ => None,
+        }
+    }
+
+    /// Takes what is ours out of the URL. The driver reads the rest, and refuses what it does not know.
+    fn read(url: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<(String, Self), TlsError> {
+        let mut asked = Self::default();
+        let (place, query) = url.split_once('?').unwrap_or((url, ""));
+        let mut rest = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match asked.named(name) {
+                Some(slot) => *slot = Some(decoded(value)?),
+                None => rest.push(pair),
+            }
+        }
+        for (name, variable) in [
+            ("sslmode", "PGSSLMODE"),
+            ("sslrootcert", "PGSSLROOTCERT"),
+            ("sslcert", "PGSSLCERT"),
+            ("sslkey", "PGSSLKEY"),
+        ] {
+            if let Some(slot) = asked.named(name)
+                && slot.is_none()
+            {
+                *slot = env(variable).filter(|value| !value.is_empty());
+            }
+        }
+        let url = if rest.is_empty() { place.to_owned() } else { format!("{place}?{}", rest.join("&")) };
+        Ok((url, asked))
+    }
+}
+
+fn decoded(text: &str) -> Result<String, TlsError> {
+    let wrong = || TlsError::Encoding { text: text.to_owned() };
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok()).ok_or_else(wrong)?;
+        bytes.push(u8::from_str_radix(digits, 16).map_err(|_| wrong())?);
+        rest = &rest[2..];
+    }
+    String::from_utf8(bytes).map_err(|_| wrong())
+}
+
+/// Where the database is and how it must prove itself.
+#[derive(Clone)]
+pub(super) struct Target {
+    pub(super) config: Config,
+    pub(super) tls: MakeTls,
+    mode: Mode,
+    is_default: bool,
+}
+
+impl Target {
+    /// Reads a URL and, where it is silent, the environment.
+    pub(super) fn read(url: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, DbError> {
+        let wrong = |error: TlsError| DbError::open("the database url", error);
+        let (url, asked) = Asked::read(url, env).map_err(wrong)?;
+        let mut config: Config = url.parse().map_err(|error| DbError::open("the database url", error))?;
+        let given = asked.mode.as_deref().map(Mode::parse).transpose().map_err(wrong)?;
+        let mode = match given {
+            // No TLS is spoken over a socket of this machine, as everywhere with Postgres.
+            _ if is_all(&config, is_socket) => Mode::Disable,
+            Some(mode) => mode,
+            None if asked.root_cert.as_deref() == Some(SYSTEM) => Mode::VerifyFull,
+            None if is_all(&config, is_this_machine) => Mode::Prefer,
+            None => Mode::VerifyFull,
+        };
+        config.ssl_mode(mode.for_driver());
+        let tls = MakeTls::new(mode, &asked).map_err(wrong)?;
+        Ok(Self { config, tls, mode, is_default: given.is_none() })
+    }
+
+    /// The same error, with what can be done about it where the database would not speak TLS.
+    pub(super) fn explain(&self, error: DbError) -> DbError {
+        let DbError::Unavailable { source, .. } = &error else { return error };
+        let mut cause: Option<&dyn std::error::Error> = Some(&**source);
+        while let Some(said) = cause {
+            if said.to_string().contains(NO_TLS) {
+                let why = if self.is_default { "the default for other machines" } else { "asked for" };
+                let mode = self.mode.as_str();
+                return DbError::Plain { mode, why, source: Arc::clone(source) };
+            }
+            cause = said.source();
+        }
+        error
+    }
+}
+
+fn is_all(config: &Config, is_so: fn(&Config, usize) -> bool) -> bool {
+    let count = config.get_hosts().len().max(config.get_hostaddrs().len());
+    count > 0 && (0..count).all(|at| is_so(config, at))
+}
+
+fn is_socket(config: &Config, at: usize) -> bool {
+    config.get_hostaddrs().is_empty() && matches!(config.get_hosts().get(at), Some(Host::Unix(_)))
+}
+
+fn is_this_machine(config: &Config, at: usize) -> bool {
+    if let Some(address) = config.get_hostaddrs().get(at) {
+        return address.is_loopback();
+    }
+    match config.get_hosts().get(at) {
+        Some(Host::Unix(_)) => true,
+        Some(Host::Tcp(name)) => {
+            name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+        }
+        None => false,
+    }
+}
+
+/// Begins TLS on connections to the database. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct MakeTls {
+    connector: TlsConnector,
+    mode: Mode,
+}
+
+impl MakeTls {
+    fn new(mode: Mode, asked: &Asked) -> Result<Self, TlsError> {
+        let provider = Arc::new(ring::default_provider());
+        let check = Check::new(mode, asked.root_cert.as_deref(), &provider)?;
+        let verifier = Arc::new(Verifier { check, provider: Arc::clone(&provider) });
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier);
+        let mut config = match (&asked.cert, &asked.key) {
+            _ if mode == Mode::Disable => builder.with_no_client_auth(),
+            (None, None) => builder.with_no_client_auth(),
+            (Some(cert), Some(key)) => {
+                builder.with_client_auth_cert(certificates(Path::new(cert))?, private_key(Path::new(key))?)?
+            }
+            (Some(_), None) | (None, Some(_)) => return Err(TlsError::Pair),
+        };
+        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        Ok(Self { connector: TlsConnector::from(Arc::new(config)), mode })
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let unreadable = |source| TlsError::Pem { path: path.to_owned(), source };
+    let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(unreadable)?.collect();
+    let read = read.map_err(unreadable)?;
+    if read.is_empty() { Err(TlsError::Empty { path: path.to_owned() }) } else { Ok(read) }
+}
+
+/// As with other clients of Postgres: for its owner alone, or root's and for a group.
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let seen = std::fs::metadata(path).map_err(|source| TlsError::File { path: path.to_owned(), source })?;
+    let is_closed = seen.mode() & 0o077 == 0 || (seen.uid() == 0 && seen.mode() & 0o037 == 0);
+    if !is_closed {
+        return Err(TlsError::OpenKey { path: path.to_owned() });
+    }
+    PrivateKeyDer::from_pem_file(path).map_err(|source| TlsError::Pem { path: path.to_owned(), source })
+}
+
+/// What makes a certificate good.
+#[derive(Debug)]
+enum Check {
+    /// Any is: what is said is encrypted, and nobody knows to whom.
+    None,
+    /// It is one of these, or one of these vouches for it.
+    Authority { known: Vec<CertificateDer<'static>>, authorities: Option<Arc<WebPkiServerVerifier>> },
+    /// The same, and it bears the name by which the database is reached.
+    Name { known: Vec<CertificateDer<'static>>, authorities: Option<Arc<WebPkiServerVerifier>> },
+}
+
+impl Check {
+    fn new(mode: Mode, root_cert: Option<&str>, provider: &Arc<CryptoProvider>) -> Result<Self, TlsError> {
+        let is_system = root_cert == Some(SYSTEM);
+        if is_system && !matches!(mode, Mode::VerifyFull | Mode::Disable) {
+            return Err(TlsError::WeakSystem);
+        }
+        let known = match (mode, root_cert) {
+            (Mode::Disable, _) | (Mode::Prefer | Mode::Require, None) => return Ok(Self::None),
+            (_, Some(path)) if !is_system => certificates(Path::new(path))?,
+            (_, Some(_) | None) => windlass_dial::of_this_machine().map_err(TlsError::System)?,
+        };
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(known.iter().cloned());
+        let authorities = if roots.is_empty() {
+            None
+        } else {
+            let built = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
+            Some(built.build()?)
+        };
+        // A file that names an authority is there to be asked: `require` with one is `verify-ca`, as with `psql`.
+        Ok(match mode {
+            Mode::VerifyFull => Self::Name { known, authorities },
+            Mode::Disable | Mode::Prefer | Mode::Require | Mode::VerifyCa => {
+                Self::Authority { known, authorities }
+            }
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Verifier {
+    check: Check,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let good = Ok(ServerCertVerified::assertion());
+        let vouched = |authorities: &Option<Arc<WebPkiServerVerifier>>| {
+            let unknown = rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer);
+            authorities.as_ref().ok_or(unknown)?.verify_server_cert(shown, between, name, ocsp, now)
+        };
+        match &self.check {
+            Check::None => good,
+            Check::Authority { known, .. } if known.contains(shown) => good,
+            // Names are looked at last: one that does not fit says that all else is right.
+            Check::Authority { authorities, .. } => match vouched(authorities) {
+                Err(rustls::Error::InvalidCertificate(
+                    CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+                )) => good,
+                verdict => verdict,
+            },
+            Check::Name { known, .. } if known.contains(shown) => {
+                verify_server_name(&ParsedCertificate::try_from(shown)?, name)?;
+                good
+            }
+            Check::Name { authorities, .. } => vouched(authorities),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// What streams of the driver can do.
+pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Duplex for S {}
+
+impl<S: Duplex> MakeTlsConnect<S> for MakeTls {
+    type Stream = Encrypted<S>;
+    type TlsConnect = Handshake;
+    type Error = HandshakeError;
+
+    fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, HandshakeError> {
+        Ok(Handshake { tls: self.clone(), host: host.to_owned() })
+    }
+}
+
+/// One connection that is about to be encrypted.
+pub(super) struct Handshake {
+    tls: MakeTls,
+    host: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("trust the database at `{host}` (sslmode={})", mode.as_str())]
+pub(super) struct HandshakeError {
+    host: String,
+    mode: Mode,
+    #[source]
+    source: io::Error,
+}
+
+/// Whether the database was reached and is not believed, or speaks no TLS: another try would find the same.
+pub(super) fn is_refused(error: &tokio_postgres::Error) -> bool {
+    let Some(source) = std::error::Error::source(error) else { return false };
+    let is_wrong = |failed: &HandshakeError| failed.source.kind() == io::ErrorKind::InvalidData;
+    source.downcast_ref::<HandshakeError>().is_some_and(is_wrong) || source.to_string() == NO_TLS
+}
+
+type Handshaking<S> = Pin<Box<dyn Future<Output = Result<Encrypted<S>, HandshakeError>> + Send>>;
+
+impl<S: Duplex> TlsConnect<S> for Handshake {
+    type Stream = Encrypted<S>;
+    type Error = HandshakeError;
+    type Future = Handshaking<S>;
+
+    fn connect(self, stream: S) -> Handshaking<S> {
+        Box::pin(async move {
+            let Self { tls, host } = self;
+            let failed = |source| HandshakeError { host: host.clone(), mode: tls.mode, source };
+            let name = ServerName::try_from(host.clone());
+            let name = name.map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
+            let stream = tls.connector.connect(name, stream).await.map_err(failed)?;
+            Ok(Encrypted(Box::new(stream)))
+        })
+    }
+}
+
+/// A connection that nobody reads along.
+pub(super) struct Encrypted<S>(Box<tokio_rustls::client::TlsStream<S>>);
+
+impl<S> fmt::Debug for Encrypted<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Encrypted")
+    }
+}
+
+impl<S: Duplex> TlsStream for Encrypted<S> {
+    /// Ties the proof of a password to this very connection.
+    fn channel_binding(&self) -> ChannelBinding {
+        let (_, session) = self.0.get_ref();
+        let shown = session.peer_certificates().and_then(<[_]>::first);
+        match shown.and_then(|certificate| fingerprint(certificate)) {
+            Some(hash) => ChannelBinding::tls_server_end_point(hash),
+            None => ChannelBinding::none(),
+        }
+    }
+}
+
+impl<S: Duplex> AsyncRead for Encrypted<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.0).poll_read(context, buffer)
+    }
+}
+
+impl<S: Duplex> AsyncWrite for Encrypted<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.0).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.0).poll_shutdown(context)
+    }
+}
+
+/// Names of signatures but for their last number, which names the hash.
+const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01];
+const ECDSA_SHA2: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03];
+const ECDSA_SHA1: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x01];
+
+/// The hash of a certificate by the algorithm of its own signature, SHA-256 where that is older (RFC 5929,
+/// `tls-server-end-point`). `None`: the signature names no hash.
+fn fingerprint(certificate: &[u8]) -> Option<Vec<u8>> {
+    // SEQUENCE { what is signed, SEQUENCE { OBJECT IDENTIFIER … }, signature }
+    let (outer, _) = element(certificate, 0x30)?;
+    let (_, after) = element(outer, 0x30)?;
+    let (algorithm, _) = element(after, 0x30)?;
+    let (id, _) = element(algorithm, 0x06)?;
+    let (last, family) = id.split_last()?;
+    match (family, last) {
+        // MD5, SHA-1 and SHA-256 by RSA; SHA-1 and SHA-256 by ECDSA.
+        (RSA, 4 | 5 | 11) | (ECDSA_SHA2, 2) => Some(Sha256::digest(certificate).to_vec()),
+        (RSA, 12) | (ECDSA_SHA2, 3) => Some(Sha384::digest(certificate).to_vec()),
+        (RSA, 13) | (ECDSA_SHA2, 4) => Some(Sha512::digest(certificate).to_vec()),
+        _ if id == ECDSA_SHA1 => Some(Sha256::digest(certificate).to_vec()),
+        _ => None,
+    }
+}
+
+/// The first element of a DER text if it has this tag, and what comes after it.
+fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
+    let (first, rest) = der.split_first()?;
+    let (short, mut rest) = rest.split_first()?;
+    let mut length = usize::from(*short);
+    if length >= 0x80 {
+        let count = length & 0x7f;
+        if count == 0 || count > 4 {
+            return None;
+        }
+        length = rest.get(..count)?.iter().fold(0, |sum, byte| (sum << 8) | usize::from(*byte));
+        rest = &rest[count..];
+    }
+    (*first == tag && length <= rest.len()).then(|| rest.split_at(length))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn silent(_: &str) -> Option<String> {
+        None
+    }
+
+    fn mode(url: &str) -> &'static str {
+        Target::read(url, &silent).unwrap().mode.as_str()
+    }
+
+    fn problem(url: &str) -> String {
+        let error = Target::read(url, &silent).err().expect(url);
+        windlass_model::causes::chain(&error)
+    }
+
+    #[test]
+    fn a_database_elsewhere_must_prove_its_name_unless_told_otherwise() {
+        for (url, expected) in [
+            ("postgres://w@localhost/w", "prefer"),
+            ("postgres://w@127.0.0.1:5433/w", "prefer"),
+            ("postgres://w@[::1]/w", "prefer"),
+            ("postgres:///w?host=/run/postgresql", "disable"),
+            ("postgres:///w?host=/run/postgresql&sslmode=require", "disable"),
+            ("postgres://w@localhost/w?sslmode=require", "require"),
+            ("postgres://w@db.example/w?sslmode=disable", "disable"),
+            ("postgres://w@db.example/w?sslmode=prefer", "prefer"),
+            ("postgres://w@10.0.0.7/w?connect_timeout=3&sslmode=require", "require"),
+            ("postgres://w@localhost,10.0.0.7/w?sslmode=disable", "disable"),
+        ] {
+            assert_eq!(mode(url), expected, "{url}");
+        }
+        // These look for what the machine trusts, and may find nothing there.
+        for url in
+            ["postgres://w@db.example/w", "postgres://w@10.0.0.7/w", "postgres://w@localhost,10.0.0.7/w"]
+        {
+            match Target::read(url, &silent) {
+                Ok(target) => assert_eq!((target.mode, target.is_default), (Mode::VerifyFull, true), "{url}"),
+                Err(error) => assert!(matches!(error, DbError::Open { .. }), "{url}: {error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_url_wins_over_the_environment() {
+        let env = |name: &str| (name == "PGSSLMODE").then(|| "require".to_owned());
+        let read = |url| Target::read(url, &env).unwrap().mode;
+        assert_eq!(read("postgres://w@db.example/w"), Mode::Require);
+        assert_eq!(read("postgres://w@db.example/w?sslmode=disable"), Mode::Disable);
+        let (rest, asked) =
+            Asked::read("postgres://w:p%40@h/w?sslrootcert=/a%20b&options=x&sslcert=c", &env).unwrap();
+        assert_eq!(rest, "postgres://w:p%40@h/w?options=x");
+        assert_eq!((asked.root_cert.as_deref(), asked.cert.as_deref()), (Some("/a b"), Some("c")));
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_refused_with_its_name() {
+        for (query, part) in [
+            ("sslmode=allow", "`allow`"),
+            ("sslmode=sometimes", "`sometimes`"),
+            ("sslmode=require&sslrootcert=system", "verify-full"),
+            ("sslmode=require&sslcert=/c", "go together"),
+            ("sslmode=verify-full&sslrootcert=/nowhere", "/nowhere"),
+            ("sslmode=require&sslrootcert=%zz", "%zz"),
+            ("sslmode=require&sslcrl=/x", "sslcrl"),
+        ] {
+            let said = problem(&format!("postgres://w@db.example/w?{query}"));
+            assert!(said.contains(part), "{query}: {said}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn fuzz_of_database_urls(text in "(?s).{0,80}", query in "[a-z=&%/0-9?]{0,60}") {
+            let _ = decoded(&text);
+            let _ = Target::read(&text, &silent);
+            let _ = Target::read(&format!("postgres://w@h/w?{query}&sslmode={text}"), &silent);
+        }
+
+        #[test]
+        fn fuzz_of_certificates_of_the_database(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = fingerprint(&bytes);
+        }
+    }
+}
