@@ -32,6 +32,7 @@ use crate::{
         users::User,
     },
     error::{Error, Result},
+    newcomers,
 };
 
 /// How long another replica may go on believing a token that was revoked here.
@@ -167,6 +168,7 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     let cache = app.access();
     let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
     if let Some(caller) = cache.tokens.get(&key) {
+        newcomers::mark_known();
         return Ok(caller);
     }
     let generation = cache.generation();
@@ -183,6 +185,7 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     let expires = valid.expires_in_us.and_then(|us| u64::try_from(us).ok()).map(Duration::from_micros);
     let life = expires.map_or(LIFE, |left| left.min(LIFE));
     cache.tokens.put(key, caller.clone(), life, || cache.generation() == generation);
+    newcomers::mark_known();
     Ok(caller)
 }
 
@@ -195,6 +198,7 @@ pub async fn gateway(app: &App, authorization: Option<&str>) -> Result<GatewayId
     found
         .filter(|(_, held)| bool::from(held.as_bytes().ct_eq(hash.as_bytes())))
         .map(|(id, _)| id)
+        .inspect(|_| newcomers::mark_known())
         .ok_or_else(denied)
 }
 

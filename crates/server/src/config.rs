@@ -257,6 +257,8 @@ pub struct Settings {
     /// What users can meet, and how long things are kept.
     pub limits: Limits,
     pub paces: Paces,
+    /// Connections at once; `None`: as many as suit the open files that this process may have.
+    pub connections_max: Option<usize>,
     /// A client must have sent its head by then; also how long an idle connection is kept.
     pub head_timeout: Duration,
     /// A client must have sent its body by then; uploads have longer.
@@ -351,6 +353,7 @@ impl Settings {
             pipelines: true,
             limits: Limits::new(given.limits)?,
             paces: Paces::default(),
+            connections_max: None,
             head_timeout: HEAD_TIMEOUT,
             body_timeout: BODY_TIMEOUT,
         })

@@ -3,7 +3,11 @@
 use windlass_api::error::{Code, Violation};
 
 use crate::{
-    db::DbError, job_orders::node_key::NodeKeyError, limits::setting, logs::LogError, secrets::KeyError,
+    db::DbError,
+    job_orders::node_key::NodeKeyError,
+    limits::{STREAMS_MAX, UPLOADS_MAX, setting},
+    logs::LogError,
+    secrets::KeyError,
     ssh_keys::KeyPairError,
 };
 
@@ -32,6 +36,16 @@ pub enum Error {
     /// The body is longer than allowed: 413.
     #[error("the body is larger than {limit} bytes; {}", setting(name))]
     TooLarge { limit: usize, name: &'static str },
+    /// The user has stored as much as one may: 413.
+    #[error(
+        "one user may store {limit} bytes of uploads, and this is more; what no run names is deleted after a while \
+         (`keep_uploads`); {}",
+        setting(UPLOADS_MAX)
+    )]
+    Uploads { limit: u64 },
+    /// The user follows as much as one may: 429.
+    #[error("one user may have {limit} streams and logs open at once; close some; {}", setting(STREAMS_MAX))]
+    Streams { limit: usize },
     /// The client took too long to send its body: 408.
     #[error("the request took too long to arrive")]
     Slow,

@@ -33,6 +33,7 @@ use crate::{
     services::{Beats, Upload},
 };
 
+mod depth;
 mod lasting;
 mod stream;
 
@@ -210,6 +211,7 @@ impl Routes {
                 let (last, path) = (arrived.last_event_id()?, arrived.path.clone());
                 let caller = admit::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
                 let within = within::<O>(&app, caller, &path).await?;
+                let place = stream::Place::for_answer(&app, within.caller.user.id)?;
                 let request = arrived.read::<O>(&app).await?;
                 let beats = handler(app.clone(), within, request, last).await?;
                 let watched = app.clone();
@@ -217,7 +219,7 @@ impl Routes {
                     let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
                     async move { scope::<O>(&app, authorization.as_deref(), &path).await.map(drop) }
                 };
-                Ok(lasting::answer(app, beats, allowed))
+                Ok(lasting::answer(app, beats, place, allowed))
             }
         })
     }
@@ -240,7 +242,7 @@ impl Routes {
                 let within = within::<O>(&app, asker, &path).await?;
                 let caller = stream::wanted(&mut arrived.request)?;
                 let request = arrived.read::<O>(&app).await?;
-                let place = stream::place()?;
+                let place = stream::Place::for_stream(&app, within.caller.user.id)?;
                 let port = handler(app.clone(), within, request).await?;
                 let watched = app.clone();
                 let allowed = move || {
@@ -485,6 +487,9 @@ fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     if has_nul(body) {
         return Err(broken(NUL));
     }
+    if depth::is_too_deep(body) {
+        return Err(broken(depth::TOO_DEEP));
+    }
     let mut reader = serde_json::Deserializer::from_slice(body);
     let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let mut loc = vec!["body".to_owned()];
@@ -601,9 +606,11 @@ fn refusal(error: &Error, id: &str) -> Response {
         Error::Denied { msg } => plain(StatusCode::FORBIDDEN, msg),
         Error::Unknown { msg } => plain(StatusCode::NOT_FOUND, msg),
         Error::Busy { msg } => later(StatusCode::SERVICE_UNAVAILABLE, msg),
-        Error::Fast => later(StatusCode::TOO_MANY_REQUESTS, &error.to_string()),
+        Error::Fast | Error::Streams { .. } => later(StatusCode::TOO_MANY_REQUESTS, &error.to_string()),
         Error::Conflict { msg } => plain(StatusCode::CONFLICT, msg),
-        Error::TooLarge { .. } => plain(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
+        Error::TooLarge { .. } | Error::Uploads { .. } => {
+            plain(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string())
+        }
         Error::Slow => plain(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
         Error::Db(cause) if cause.is_passing() => {
             tracing::warn!(request = %id, error = %chain(error), "answer a request");

@@ -22,6 +22,7 @@ pub mod logs;
 pub mod machines;
 pub mod market;
 pub mod metrics;
+mod newcomers;
 pub mod pace;
 pub mod pass_error;
 pub mod pipelines;
@@ -182,10 +183,14 @@ impl Server {
         let stop = stop.shared();
         let fallback = tls::Fallback::new(address, &app.settings().data_dir);
         let door = listen::Door::Plain(Arc::new(fallback));
-        let plain = listen::serve(&app, listener, door, router.clone(), stop.clone());
+        let connections = listen::Connections::new(app.settings().connections_max);
+        let plain = listen::serve(&app, connections.clone(), listener, door, router.clone(), stop.clone());
         let second = async {
-            if let Some((listener, tls)) = encrypted {
-                listen::serve(&app, listener, listen::Door::Tls(tls), router, stop).await?;
+            if let Some((listener, acceptor)) = encrypted {
+                // Browsers do not obey a certificate that they do not trust.
+                let is_strict = app.settings().tls.as_ref().is_some_and(|tls| tls.given.is_some());
+                let door = listen::Door::Tls { acceptor, is_strict };
+                listen::serve(&app, connections, listener, door, router, stop).await?;
             }
             Ok(())
         };

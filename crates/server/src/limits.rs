@@ -7,6 +7,8 @@ use crate::config::SettingsError;
 
 /// The names of settings in `config.yml`, as refusals say them.
 pub const UPLOAD_MAX: &str = "upload_max";
+pub const UPLOADS_MAX: &str = "uploads_max";
+pub const STREAMS_MAX: &str = "streams_max";
 pub const REQUEST_MAX: &str = "request_max";
 pub const LOG_RATE_MAX: &str = "log_rate_max";
 pub const PROJECTS_MAX: &str = "projects_max";
@@ -18,8 +20,10 @@ const KEEP_RUNS: &str = "keep_runs";
 const KEEP_UPLOADS: &str = "keep_uploads";
 
 /// All of them, as `config.yml` spells them.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 12] = [
     UPLOAD_MAX,
+    UPLOADS_MAX,
+    STREAMS_MAX,
     REQUEST_MAX,
     LOG_RATE_MAX,
     PROJECTS_MAX,
@@ -45,6 +49,8 @@ pub fn setting(name: &str) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given {
     pub upload_max: Option<String>,
+    pub uploads_max: Option<String>,
+    pub streams_max: Option<String>,
     pub request_max: Option<String>,
     pub log_rate_max: Option<String>,
     pub projects_max: Option<String>,
@@ -61,6 +67,8 @@ impl Given {
     pub fn named(&mut self, name: &str) -> Option<&mut Option<String>> {
         match name {
             UPLOAD_MAX => Some(&mut self.upload_max),
+            UPLOADS_MAX => Some(&mut self.uploads_max),
+            STREAMS_MAX => Some(&mut self.streams_max),
             REQUEST_MAX => Some(&mut self.request_max),
             LOG_RATE_MAX => Some(&mut self.log_rate_max),
             PROJECTS_MAX => Some(&mut self.projects_max),
@@ -79,6 +87,8 @@ impl Given {
     pub fn or(self, other: Self) -> Self {
         Self {
             upload_max: self.upload_max.or(other.upload_max),
+            uploads_max: self.uploads_max.or(other.uploads_max),
+            streams_max: self.streams_max.or(other.streams_max),
             request_max: self.request_max.or(other.request_max),
             log_rate_max: self.log_rate_max.or(other.log_rate_max),
             projects_max: self.projects_max.or(other.projects_max),
@@ -97,6 +107,10 @@ impl Given {
 pub struct Limits {
     /// Of one uploaded file.
     pub upload_bytes: usize,
+    /// That the uploads of one user may take together; `None`: any number.
+    pub uploads_bytes: Option<u64>,
+    /// That one user may have open at once, with logs that are followed.
+    pub streams: usize,
     /// Of one JSON body.
     pub request_bytes: usize,
     /// That one job may write in an hour; `None`: any number.
@@ -127,6 +141,8 @@ impl Default for Limits {
         let days = |days| Some(Span::days(days));
         Self {
             upload_bytes: 64 * MIB,
+            uploads_bytes: Some(2 << 30),
+            streams: 512,
             request_bytes: 2 * MIB,
             log_bytes_hour: Some(50 << 20),
             projects: 10,
@@ -160,8 +176,10 @@ impl Limits {
         let projects = number(PROJECTS_MAX, given.projects_max, 10)?;
         Ok(Self {
             upload_bytes: size(UPLOAD_MAX, given.upload_max, usual.upload_bytes)?,
+            uploads_bytes: unless_off(UPLOADS_MAX, given.uploads_max, usual.uploads_bytes)?,
+            streams: number(STREAMS_MAX, given.streams_max, usual.streams)?,
             request_bytes: size(REQUEST_MAX, given.request_max, usual.request_bytes)?,
-            log_bytes_hour: rate(given.log_rate_max, usual.log_bytes_hour)?,
+            log_bytes_hour: unless_off(LOG_RATE_MAX, given.log_rate_max, usual.log_bytes_hour)?,
             projects: i64::try_from(projects).unwrap_or(usual.projects),
             run_jobs: number(RUN_JOBS_MAX, given.run_jobs_max, usual.run_jobs)?,
             fleet_hosts: number(FLEET_HOSTS_MAX, given.fleet_hosts_max, usual.fleet_hosts)?,
@@ -175,15 +193,19 @@ impl Limits {
     }
 }
 
-/// Bytes an hour; `off` and `0` are no limit.
-fn rate(text: Option<String>, usual: Option<u64>) -> Result<Option<u64>, SettingsError> {
+/// Bytes; `off` and `0` are no limit.
+fn unless_off(
+    name: &'static str,
+    text: Option<String>,
+    usual: Option<u64>,
+) -> Result<Option<u64>, SettingsError> {
     let Some(text) = text else { return Ok(usual) };
     if matches!(text.as_str(), "off" | "0") {
         return Ok(None);
     }
     let expected = "a size like `50MB`, or `off` for no limit";
     let bytes = bytes(&text).filter(|bytes| *bytes > 0);
-    bytes.map(Some).ok_or(SettingsError::Limit { name: LOG_RATE_MAX, text, expected })
+    bytes.map(Some).ok_or(SettingsError::Limit { name, text, expected })
 }
 
 /// `30d`; `off` and `0` are for ever.
@@ -231,6 +253,8 @@ mod tests {
         let usual = Limits::new(Given::default()).unwrap();
         assert_eq!((usual.upload_bytes, usual.request_bytes), (64 << 20, 2 << 20));
         assert_eq!((usual.log_bytes_hour, usual.projects, usual.run_jobs), (Some(50 << 20), 10, 1000));
+        assert_eq!((usual.uploads_bytes, usual.streams), (Some(2 << 30), 512));
+        assert_eq!(limits(UPLOADS_MAX, "off").unwrap().uploads_bytes, None);
         assert_eq!(usual.keep.events, Some(Span::days(30)));
         assert_eq!((usual.keep.runs, usual.keep.uploads), (Some(Span::days(90)), Some(Span::days(7))));
         for name in NAMES {
@@ -250,6 +274,8 @@ mod tests {
             (UPLOAD_MAX, "2GB"),
             (UPLOAD_MAX, "much"),
             (REQUEST_MAX, "0"),
+            (UPLOADS_MAX, "lots"),
+            (STREAMS_MAX, "0"),
             (LOG_RATE_MAX, "-1"),
             (PROJECTS_MAX, "0"),
             (KEEP_EVENTS, "soon"),

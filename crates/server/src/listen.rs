@@ -6,6 +6,7 @@ use axum::Router;
 use hyper::{
     Request,
     body::Incoming,
+    header::{HeaderValue, STRICT_TRANSPORT_SECURITY},
     server::conn::http1,
     service::{Service as _, service_fn},
 };
@@ -25,6 +26,7 @@ use windlass_gateway::speaks_http2;
 use crate::{
     app::App,
     http::{Encrypted, Peer},
+    newcomers::{CONNECTION, Connection, Newcomers},
     tls::Fallback,
 };
 
@@ -34,6 +36,8 @@ const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// Clients that speak TLS keep connections for 30 seconds, and must not find one closed.
 const IDLE_MIN: Duration = Duration::from_secs(65);
 const CONNECTIONS_MAX: usize = 20_000;
+/// A year: whoever came encrypted once does not come in the clear again. Not for names below: those are services.
+const STRICT: HeaderValue = HeaderValue::from_static("max-age=31536000");
 /// Requests in flight get this long at the end.
 const GRACE: Duration = Duration::from_secs(10);
 /// When no connection can be accepted (no file descriptors), trying at once again is no use.
@@ -45,24 +49,57 @@ const TLS_HELLO: u8 = 0x16;
 /// How callers of a port are met.
 #[derive(Clone)]
 pub(crate) enum Door {
-    /// What is said there is encrypted.
-    Tls(TlsAcceptor),
+    /// What is said there is encrypted. With a certificate that somebody gave us, browsers are told to keep to it.
+    Tls { acceptor: TlsAcceptor, is_strict: bool },
     /// It is not, unless the caller begins so.
     Plain(Arc<Fallback>),
+}
+
+/// The connections of all doors of a server.
+#[derive(Clone)]
+pub(crate) struct Connections {
+    most: usize,
+    places: Arc<Semaphore>,
+    newcomers: Arc<Newcomers>,
+}
+
+impl Connections {
+    /// As many as were asked for, else as this process may have open files, and as many again for what it opens itself:
+    /// a request to a service is a second connection.
+    pub(crate) fn new(most: Option<usize>) -> Self {
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        // Each door keeps one ready.
+        let most = most.unwrap_or_else(|| bearable(files)).max(4);
+        let newcomers = Arc::new(Newcomers::new(most));
+        Self { most, places: Arc::new(Semaphore::new(most)), newcomers }
+    }
+}
+
+/// Half of the open files that this process may have; `None` is any number.
+fn bearable(files: Option<u64>) -> usize {
+    let half = files.map_or(usize::MAX, |files| usize::try_from(files / 2).unwrap_or(usize::MAX));
+    half.min(CONNECTIONS_MAX)
 }
 
 /// Serves until `stop` is done; then lets requests finish.
 pub(crate) async fn serve(
     app: &App,
+    connections: Connections,
     listener: TcpListener,
     door: Door,
     router: Router,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Infallible> {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut stop = pin!(stop);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
+        if connections.places.available_permits() == 0 {
+            connections.newcomers.make_room();
+        }
+        let place = tokio::select! {
+            place = Arc::clone(&connections.places).acquire_owned() => place,
+            () = &mut stop => break,
+        };
+        let Ok(place) = place else { break };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = &mut stop => break,
@@ -79,29 +116,24 @@ pub(crate) async fn serve(
         };
         // Small answers must not wait for more; a socket that refuses is about to fail anyway.
         let _ = stream.set_nodelay(true);
-        let (app, router, peer) = (app.clone(), router.clone(), Peer(peer.ip()));
+        let connection = connections.newcomers.connected(peer.ip());
+        let caller = Caller { app: app.clone(), router: router.clone(), peer: Peer(peer.ip()), place };
         let door = door.clone();
         tokio::spawn(async move {
-            let patience = app.settings().head_timeout;
-            match timeout(patience, meet(stream, &door)).await {
-                Ok(Ok(Met::Plain { stream, http2 })) => {
-                    let manner = Manner { http2, encrypted: false };
-                    carry(app, stream, router, peer, manner, place).await;
+            let served = caller.serve(stream, &door, &connection);
+            tokio::select! {
+                () = served => {}
+                () = connection.closed() => {
+                    tracing::debug!("closed a connection that said nothing: its address has its share of those");
                 }
-                Ok(Ok(Met::Encrypted(stream))) => {
-                    let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                    let manner = Manner { http2, encrypted: true };
-                    carry(app, *stream, router, peer, manner, place).await;
-                }
-                Ok(Err(error)) => tracing::debug!(%error, "failed to greet a caller"),
-                Err(_) => tracing::debug!("a caller took too long to greet"),
             }
         });
     }
     drop(listener);
     app.close();
     // Whoever has all places knows that nobody is served any more.
-    if timeout(GRACE, places.acquire_many(CONNECTIONS_MAX as u32)).await.is_err() {
+    let all = u32::try_from(connections.most).unwrap_or(u32::MAX);
+    if timeout(GRACE, connections.places.acquire_many(all)).await.is_err() {
         tracing::warn!("requests still in flight were cut off");
     }
     Ok(())
@@ -115,7 +147,7 @@ enum Met {
 
 async fn meet(stream: TcpStream, door: &Door) -> io::Result<Met> {
     let tls = match door {
-        Door::Tls(tls) => Some(tls.clone()),
+        Door::Tls { acceptor, .. } => Some(acceptor.clone()),
         Door::Plain(fallback) => {
             let mut first = [0];
             let is_tls = stream.peek(&mut first).await? == 1 && first[0] == TLS_HELLO;
@@ -136,34 +168,85 @@ async fn meet(stream: TcpStream, door: &Door) -> io::Result<Met> {
 struct Manner {
     http2: bool,
     encrypted: bool,
+    /// Browsers are told to come encrypted from now on.
+    is_strict: bool,
+}
+
+/// Whoever came through a door.
+struct Caller {
+    app: App,
+    router: Router,
+    peer: Peer,
+    place: OwnedSemaphorePermit,
+}
+
+impl Caller {
+    async fn serve(self, stream: TcpStream, door: &Door, connection: &Arc<Connection>) {
+        let patience = self.app.settings().head_timeout;
+        let is_strict = matches!(door, Door::Tls { is_strict: true, .. });
+        match timeout(patience, meet(stream, door)).await {
+            Ok(Ok(Met::Plain { stream, http2 })) => {
+                let manner = Manner { http2, encrypted: false, is_strict };
+                carry(self, stream, manner, connection).await;
+            }
+            Ok(Ok(Met::Encrypted(stream))) => {
+                let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                let manner = Manner { http2, encrypted: true, is_strict };
+                carry(self, *stream, manner, connection).await;
+            }
+            Ok(Err(error)) => tracing::debug!(%error, "failed to greet a caller"),
+            Err(_) => tracing::debug!("a caller took too long to greet"),
+        }
+    }
+}
+
+/// Counts a connection for as long as it lasts, however it ends.
+struct Counted(App);
+
+impl Counted {
+    fn new(app: &App) -> Self {
+        app.metrics().connected();
+        Self(app.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.metrics().disconnected();
+    }
 }
 
 /// One connection, to its end.
-async fn carry<S>(
-    app: App,
-    stream: S,
-    router: Router,
-    peer: Peer,
-    manner: Manner,
-    place: OwnedSemaphorePermit,
-) where
+async fn carry<S>(caller: Caller, stream: S, manner: Manner, connection: &Arc<Connection>)
+where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Manner { http2, encrypted } = manner;
+    let Caller { app, router, peer, place } = caller;
+    let Manner { http2, encrypted, is_strict } = manner;
     let routes = TowerToHyperService::new(router);
+    let this = Arc::clone(connection);
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
         if encrypted {
             request.extensions_mut().insert(Encrypted);
         }
-        routes.call(request)
+        let answering = this.request();
+        let answer = routes.call(request);
+        CONNECTION.scope(Arc::clone(&this), async move {
+            let mut answer = answer.await;
+            if is_strict && let Ok(answer) = &mut answer {
+                answer.headers_mut().insert(STRICT_TRANSPORT_SECURITY, STRICT);
+            }
+            drop(answering);
+            answer
+        })
     });
     let patience = match encrypted {
         true => app.settings().head_timeout.max(IDLE_MIN),
         false => app.settings().head_timeout,
     };
     let stream = TokioIo::new(stream);
-    app.metrics().connected();
+    let _counted = Counted::new(&app);
     let served = if http2 {
         let mut connection = pin!(windlass_gateway::http2(patience).serve_connection(stream, service));
         tokio::select! {
@@ -193,11 +276,21 @@ async fn carry<S>(
     if let Err(error) = served {
         tracing::debug!(%error, "serve a connection");
     }
-    app.metrics().disconnected();
     drop(place);
 }
 
 fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bearable;
+
+    #[test]
+    fn half_of_the_open_files_are_for_callers() {
+        assert_eq!((bearable(Some(1024)), bearable(Some(1)), bearable(None)), (512, 0, 20_000));
+        assert_eq!(bearable(Some(1_048_576)), 20_000);
+    }
 }

@@ -5,17 +5,16 @@
 //! a loop that ran wild and a guesser of tokens, and are no account of anything. People who use the server, and
 //! programs that submit thousands of runs, never see the bottom of one.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv6Addr},
-    time::Duration,
-};
+use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    newcomers::network,
+};
 
 /// Buckets that are remembered; when there are more, all are full again.
 const BUCKETS_MAX: usize = 10_000;
@@ -33,7 +32,7 @@ pub struct Pace {
 pub struct Paces {
     /// Wrong tokens from one address.
     pub login: Pace,
-    /// What makes or changes runs, fleets, volumes and files, by one user.
+    /// What makes or changes runs, managed jobs, fleets, volumes, secrets and files, by one user.
     pub submit: Pace,
     /// Questions for logs, by one user.
     pub logs: Pace,
@@ -83,10 +82,20 @@ impl Buckets {
     /// An operation of a user who is known; most are free.
     pub fn operation(&self, id: &str, user: Uuid) -> Result<()> {
         match id {
-            "apply_run" | "apply_fleet" | "apply_gateway" | "create_gateway" | "create_volume"
-            | "init_repo" | "upload_code" | "upload_archive" => {
-                self.take(Key::Submit(user), self.paces.submit)
-            }
+            "apply_run"
+            | "apply_fleet"
+            | "apply_gateway"
+            | "create_gateway"
+            | "create_gateway_token"
+            | "create_volume"
+            | "create_project"
+            | "set_secret"
+            | "add_public_key"
+            | "init_repo"
+            | "upload_code"
+            | "upload_archive"
+            | "launch_managed_jobs"
+            | "check_managed_jobs" => self.take(Key::Submit(user), self.paces.submit),
             "poll_logs" | "stream_logs" => self.take(Key::Logs(user), self.paces.logs),
             _ => Ok(()),
         }
@@ -116,19 +125,10 @@ fn left(missing: f64, since: Duration, pace: Pace) -> f64 {
     (missing - since.as_secs_f64() * f64::from(pace.per_second)).max(0.0)
 }
 
-/// Whoever has one address of version 6 has as many as they like of its network.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => IpAddr::V4(address),
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
 
     fn buckets() -> Buckets {
@@ -144,7 +144,9 @@ mod tests {
             buckets.operation("apply_run", mira).unwrap();
         }
         assert!(matches!(buckets.operation("apply_run", mira), Err(Error::Fast)));
-        assert!(matches!(buckets.operation("upload_code", mira), Err(Error::Fast)), "it is the same bucket");
+        for id in ["upload_code", "launch_managed_jobs", "set_secret"] {
+            assert!(matches!(buckets.operation(id, mira), Err(Error::Fast)), "it is the same bucket");
+        }
         buckets.operation("poll_logs", mira).unwrap();
         buckets.operation("list_runs", mira).unwrap();
         buckets.operation("apply_run", noor).unwrap();

@@ -253,8 +253,8 @@ async fn repos_keep_creds_and_code(db: &Db) {
     let unknown = Unit::new().and([repos::put_creds(project, "unknown", user, vec![])]);
     assert_eq!(db.write(unknown).await.unwrap(), Written::Stale { at: Some(0) });
     for _ in 0..2 {
-        write(db, Unit::new().and([repos::put_code(db.new_id().unwrap(), repo.id, "hash", vec![5; 1000])]))
-            .await;
+        let code = repos::put_code(db.new_id().unwrap(), repo.id, user, "hash", vec![5; 1000], None);
+        write(db, Unit::new().and([code])).await;
     }
     assert_eq!(repos::code(db, repo.id, "hash").await.unwrap().unwrap().len(), 1000);
     assert!(repos::code(db, repo.id, "other").await.unwrap().is_none());
@@ -269,7 +269,8 @@ async fn archives_are_stored_once_per_user(db: &Db) {
     let user = made(db).await.user;
     let mut ids: Vec<Uuid> = Vec::new();
     for _ in 0..2 {
-        let unit = Unit::new().and([repos::put_archive(db.new_id().unwrap(), user, "hash", vec![7, 7])]);
+        let unit =
+            Unit::new().and([repos::put_archive(db.new_id().unwrap(), user, "hash", vec![7, 7], None)]);
         let (_, rows) = db.write(unit).await.unwrap().done().unwrap();
         ids.push(rows[0][0].uuid(0).unwrap());
     }

@@ -1,5 +1,7 @@
 //! A real server on a port of its own, and raw requests to it.
 
+use std::net::SocketAddr;
+
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
@@ -72,6 +74,8 @@ pub(crate) use on_both;
 pub(crate) struct TestServer {
     pub(crate) app: App,
     pub(crate) authority: String,
+    /// The port with TLS, where there is one.
+    pub(crate) encrypted: Option<SocketAddr>,
     pub(crate) first_token: Option<String>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
@@ -90,11 +94,12 @@ impl TestServer {
         let (stop, stopped) = oneshot::channel();
         let app = server.app().clone();
         let authority = server.address().to_string();
+        let encrypted = server.encrypted_address();
         let first_token = server.first_token().map(|token| token.text().to_owned());
         let task = tokio::spawn(server.run(async {
             let _ = stopped.await;
         }));
-        Self { app, authority, first_token, stop, task }
+        Self { app, authority, encrypted, first_token, stop, task }
     }
 
     pub(crate) async fn stop(self) {

@@ -210,3 +210,199 @@ async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
     assert!(said.contains("`fleet_hosts_max`"), "{said}");
     server.stop().await;
 }
+
+#[tokio::test]
+async fn uploads_of_one_user_take_no_more_than_their_share_of_the_database() {
+    for ground in [Ground::sqlite(), Ground::postgres().await] {
+        let mut given = Given { port: Some(0), ..ground.given() };
+        *given.limits.named("uploads_max").unwrap() = Some("100KB".to_owned());
+        let server =
+            TestServer::start_as(Settings { pipelines: false, ..Settings::new(given, None).unwrap() }).await;
+        let mira = server.user("mira").await;
+        let noor = server.user("noor").await;
+        server.join("main", &[("mira", "user"), ("noor", "user")]).await;
+        let upload = async |token: &str, path: &str, letter: u8, bytes: usize| {
+            let file = vec![letter; bytes];
+            server.upload(token, path, &crate::http_secrets::sha256(&file), &file).await
+        };
+        let archive = "/api/files/upload_archive";
+        let repo = json!({ "repo_id": "r", "repo_info": { "repo_type": "remote", "repo_name": "r" } });
+        server.ok(&mira, "/api/project/main/repos/init", repo).await;
+        let code = "/api/project/main/repos/upload_code?repo_id=r";
+        assert_eq!(upload(&mira, archive, 1, 40 << 10).await.0, 200);
+        assert_eq!(upload(&mira, code, 2, 40 << 10).await.0, 200, "both kinds count together");
+        // A small one counts for sixteen kilobytes.
+        assert_eq!(upload(&mira, archive, 3, 1).await.0, 200);
+        let (status, body) = upload(&mira, archive, 4, 16 << 10).await;
+        let said = body.to_string();
+        assert!(status == 413 && said.contains("102400 bytes") && said.contains("`uploads_max`"), "{said}");
+        let (status, body) = upload(&mira, code, 5, 16 << 10).await;
+        assert!(status == 413 && body.to_string().contains("`keep_uploads`"), "{body}");
+        // What is there already is no more, and what others have is theirs.
+        assert_eq!(upload(&mira, archive, 1, 40 << 10).await.0, 200);
+        assert_eq!(upload(&mira, code, 2, 40 << 10).await.0, 200);
+        assert_eq!(upload(&noor, archive, 4, 60 << 10).await.0, 200);
+        // Who takes something away has room again.
+        let gone = json!({ "repos_ids": ["r"] });
+        server.ok(&mira, "/api/project/main/repos/delete", gone).await;
+        assert_eq!(upload(&mira, archive, 4, 40 << 10).await.0, 200);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn one_user_follows_no_more_than_their_share_and_others_still_can() {
+    let ground = Ground::sqlite();
+    let mut given = Given { port: Some(0), ..ground.given() };
+    *given.limits.named("streams_max").unwrap() = Some("2".to_owned());
+    let server =
+        TestServer::start_as(Settings { pipelines: false, ..Settings::new(given, None).unwrap() }).await;
+    let (mira, noor) = (server.user("mira").await, server.user("noor").await);
+    server.join("main", &[("mira", "user"), ("noor", "user")]).await;
+    let spec =
+        json!({ "run_name": "long", "configuration": { "type": "task", "commands": ["x"], "image": "a" } });
+    let run = server.ok(&mira, "/api/project/main/runs/apply", json!({ "plan": { "run_spec": spec } })).await;
+    let job = run["latest_job_submission"]["id"].as_str().unwrap().to_owned();
+    // The head of the answer; the rest of it lasts.
+    let follow = async |token: &str| {
+        let mut stream = TcpStream::connect(&server.authority).await.unwrap();
+        let head = format!(
+            "GET /api/project/main/logs/stream?run_name=long&job_submission_id={job} HTTP/1.1\r\nHost: a\r\n\
+             Authorization: Bearer {token}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = vec![0; 4096];
+        let read = stream.read(&mut answer).await.unwrap();
+        (stream, String::from_utf8_lossy(&answer[..read]).into_owned())
+    };
+    let (first, said) = follow(&mira).await;
+    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    let (_second, said) = follow(&mira).await;
+    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    let (_, said) = follow(&mira).await;
+    let is_told = said.to_lowercase().contains("retry-after");
+    assert!(said.starts_with("HTTP/1.1 429 ") && said.contains("`streams_max`") && is_told, "{said}");
+    let (_others, said) = follow(&noor).await;
+    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    // A place that is left is free again, as soon as the server has noticed.
+    drop(first);
+    let mut said = String::new();
+    for _ in 0..500 {
+        said = follow(&mira).await.1;
+        if said.starts_with("HTTP/1.1 200 ") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn managed_jobs_are_launched_at_the_pace_of_submits() {
+    let ground = Ground::sqlite();
+    let mut settings = settings(&ground);
+    settings.paces = Paces { submit: once(2), ..Paces::default() };
+    let server = TestServer::start_as(settings).await;
+    let mira = server.user("mira").await;
+    server.join("main", &[("mira", "user")]).await;
+    let launch = json!({ "text": "run: sleep 1\n" });
+    for _ in 0..2 {
+        server.ok(&mira, "/api/project/main/jobs/launch", launch.clone()).await;
+    }
+    let (status, _) = server.post(&mira, "/api/project/main/jobs/launch", &launch.to_string()).await;
+    assert_eq!(status, 429);
+    server.admin("/api/project/main/jobs/launch", launch).await;
+    server.stop().await;
+}
+
+/// A connection from one of the many addresses of the loopback.
+async fn connect_from(address: &str, server: &TestServer) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
+    socket.connect(server.authority.parse().unwrap()).await.unwrap()
+}
+
+const HEALTH: &str = "GET /healthcheck HTTP/1.1\r\nHost: a\r\n\r\n";
+
+/// The status line of one answer, which is read to its end.
+async fn answered(stream: &mut TcpStream, request: &str) -> String {
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut all = Vec::new();
+    loop {
+        let mut piece = vec![0; 4096];
+        // Less than a head may take: whoever is answered does not wait for the others to be let go.
+        let read = tokio::time::timeout(Duration::from_secs(10), stream.read(&mut piece)).await;
+        let read = read.expect("it is answered").unwrap();
+        assert!(read > 0, "it was closed");
+        all.extend_from_slice(&piece[..read]);
+        let text = String::from_utf8_lossy(&all).into_owned();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+        if body.len() >= length.unwrap_or(0_usize) {
+            return head.lines().next().unwrap_or_default().to_owned();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_heads_from_one_address_keep_nobody_out() {
+    let ground = Ground::sqlite();
+    let mut settings = settings(&ground);
+    settings.connections_max = Some(40);
+    let server = TestServer::start_as(settings).await;
+    let known_asks = format!(
+        "POST /api/users/get_my_user HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ADMIN}\r\nContent-Length: 2\r\n\r\n{{}}"
+    );
+    let mut known = connect_from("127.0.0.1", &server).await;
+    assert_eq!(answered(&mut known, &known_asks).await, "HTTP/1.1 200 OK");
+    let mut halves = Vec::new();
+    for _ in 0..100 {
+        let mut half = connect_from("127.0.0.1", &server).await;
+        // One that is closed already does not take it.
+        let _ = half.write_all(b"GET /healthcheck HTTP/1.1\r\nHost").await;
+        halves.push(half);
+    }
+    // From elsewhere, and from the very same address.
+    for address in ["127.0.0.2", "127.0.0.1"] {
+        let mut stream = connect_from(address, &server).await;
+        assert_eq!(answered(&mut stream, HEALTH).await, "HTTP/1.1 200 OK", "{address}");
+    }
+    // Who has shown a token keeps their connection.
+    assert_eq!(answered(&mut known, &known_asks).await, "HTTP/1.1 200 OK");
+    // The oldest were closed, and no more than must.
+    let mut open = 0;
+    for half in &mut halves {
+        let mut byte = [0];
+        let read = tokio::time::timeout(Duration::from_millis(50), half.read(&mut byte)).await;
+        open += usize::from(read.is_err());
+    }
+    assert!((1..=10).contains(&open), "{open} are open");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documents_that_are_nested_too_deeply_are_refused_wherever_one_is_taken() {
+    let ground = Ground::sqlite();
+    let server = TestServer::start_as(settings(&ground)).await;
+    let deep = format!("{}1{}", "{\"a\":".repeat(200), "}".repeat(200));
+    for (path, body) in [
+        ("runs/get_plan", format!(r#"{{"run_spec":{deep}}}"#)),
+        ("runs/apply", format!(r#"{{"plan":{{"run_spec":{deep}}},"force":false}}"#)),
+        ("gpus/list", format!(r#"{{"run_spec":{deep}}}"#)),
+        ("fleets/get_plan", format!(r#"{{"spec":{deep}}}"#)),
+        ("fleets/apply", format!(r#"{{"plan":{{"spec":{deep}}},"force":false}}"#)),
+        ("volumes/create", format!(r#"{{"configuration":{deep}}}"#)),
+        ("gateways/create", format!(r#"{{"configuration":{deep}}}"#)),
+        ("gateways/apply", format!(r#"{{"plan":{{"spec":{{"configuration":{deep}}}}},"force":false}}"#)),
+        ("repos/init", format!(r#"{{"repo_id":"r","repo_info":{deep}}}"#)),
+        ("secrets/create_or_update", format!(r#"{{"name":"a","value":"b","unknown":{deep}}}"#)),
+    ] {
+        let (status, answer) = server.post(ADMIN, &format!("/api/project/main/{path}"), &body).await;
+        assert!(
+            status == 422 && answer.to_string().contains("nested too deeply"),
+            "{path}: {status} {answer}"
+        );
+    }
+    server.stop().await;
+}

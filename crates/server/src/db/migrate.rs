@@ -45,6 +45,7 @@ const MIGRATIONS: &[Migration] = migrations! {
     16 "0016_dispatchers.sql";
     17 "0017_dispatcher_leases.sql";
     18 "0018_retention.sql";
+    23 "0023_upload_sizes.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]

@@ -35,14 +35,26 @@ statements! {
                  WHERE project_id = $1 AND name = $2 \
                  ON CONFLICT (repo_id, user_id) DO UPDATE SET sealed = excluded.sealed";
     CREDS = "SELECT sealed FROM repo_creds WHERE repo_id = $1 AND user_id = $2";
-    PUT_CODE = "INSERT INTO codes (id, repo_id, hash, blob, created_at, used_at) \
-                VALUES ($1, $2, $3, $4, now_us(), now_us()) \
-                ON CONFLICT (repo_id, hash) DO UPDATE SET used_at = excluded.used_at";
+    /// Nothing is put, and no id returned, where the user has no room left; what is there already takes none.
+    PUT_CODE = "INSERT INTO codes (id, repo_id, hash, blob, created_at, used_at, user_id, size) \
+                SELECT $1, $2, $3, $4, now_us(), now_us(), $5, CAST($6 AS BIGINT) \
+                WHERE CAST($6 AS BIGINT) \
+                  + (SELECT CAST(coalesce(sum(c.size), 0) AS BIGINT) FROM codes c WHERE c.user_id = $5) \
+                  + (SELECT CAST(coalesce(sum(a.size), 0) AS BIGINT) FROM archives a WHERE a.user_id = $5) \
+                  <= CAST($7 AS BIGINT) \
+                OR EXISTS (SELECT 1 FROM codes c WHERE c.repo_id = $2 AND c.hash = $3) \
+                ON CONFLICT (repo_id, hash) DO UPDATE SET used_at = excluded.used_at RETURNING id";
     USE_CODE = "UPDATE codes SET used_at = now_us() WHERE hash = $3 \
                 AND repo_id IN (SELECT id FROM repos WHERE project_id = $1 AND name = $2)";
     CODE = "SELECT blob FROM codes WHERE repo_id = $1 AND hash = $2";
-    PUT_ARCHIVE = "INSERT INTO archives (id, user_id, hash, blob, created_at, used_at) \
-                   VALUES ($1, $2, $3, $4, now_us(), now_us()) \
+    /// The same.
+    PUT_ARCHIVE = "INSERT INTO archives (id, user_id, hash, blob, created_at, used_at, size) \
+                   SELECT $1, $2, $3, $4, now_us(), now_us(), CAST($5 AS BIGINT) \
+                   WHERE CAST($5 AS BIGINT) \
+                     + (SELECT CAST(coalesce(sum(c.size), 0) AS BIGINT) FROM codes c WHERE c.user_id = $2) \
+                     + (SELECT CAST(coalesce(sum(a.size), 0) AS BIGINT) FROM archives a WHERE a.user_id = $2) \
+                     <= CAST($6 AS BIGINT) \
+                   OR EXISTS (SELECT 1 FROM archives a WHERE a.user_id = $2 AND a.hash = $3) \
                    ON CONFLICT (user_id, hash) DO UPDATE SET used_at = excluded.used_at RETURNING id";
     /// Who finds it will name it in a run: it counts as used now.
     FIND_ARCHIVE = "UPDATE archives SET used_at = now_us() WHERE user_id = $1 AND hash = $2 RETURNING id";
@@ -80,18 +92,30 @@ pub async fn creds(db: &Db, repo: Uuid, user: UserId) -> Result<Option<Vec<u8>>,
     db.query_opt(CREDS.as_str(), params![repo, user]).await?.map(|row| row.bytes(0)).transpose()
 }
 
-/// A diff of that hash is stored once per repo.
-pub fn put_code(id: Uuid, repo: Uuid, hash: &str, blob: Vec<u8>) -> Change {
-    exec(&PUT_CODE, params![id, repo, hash, blob], Expect::Any)
+/// What an upload counts for at least: many small ones cost more than their bytes.
+const SIZE_MIN: usize = 16 * 1024;
+
+/// What an upload of so many bytes counts for, and what all of a user may.
+fn size_and_room(bytes: usize, room: Option<u64>) -> (i64, i64) {
+    let size = i64::try_from(bytes.max(SIZE_MIN)).unwrap_or(i64::MAX / 2);
+    (size, room.and_then(|room| i64::try_from(room).ok()).unwrap_or(i64::MAX))
+}
+
+/// A diff of that hash is stored once per repo. No row in `Written::Done`: the user's uploads would take more than `room`.
+pub fn put_code(id: Uuid, repo: Uuid, user: UserId, hash: &str, blob: Vec<u8>, room: Option<u64>) -> Change {
+    let (size, room) = size_and_room(blob.len(), room);
+    Change::Query { sql: PUT_CODE.as_str().into(), params: params![id, repo, hash, blob, user, size, room] }
 }
 
 pub async fn code(db: &Db, repo: Uuid, hash: &str) -> Result<Option<Vec<u8>>, DbError> {
     db.query_opt(CODE.as_str(), params![repo, hash]).await?.map(|row| row.bytes(0)).transpose()
 }
 
-/// Its row in `Written::Done` is the id: the same for the same user and hash.
-pub fn put_archive(id: Uuid, user: UserId, hash: &str, blob: Vec<u8>) -> Change {
-    Change::Query { sql: PUT_ARCHIVE.as_str().into(), params: params![id, user, hash, blob] }
+/// Its row in `Written::Done` is the id: the same for the same user and hash. No row: the user's uploads would take more
+/// than `room`.
+pub fn put_archive(id: Uuid, user: UserId, hash: &str, blob: Vec<u8>, room: Option<u64>) -> Change {
+    let (size, room) = size_and_room(blob.len(), room);
+    Change::Query { sql: PUT_ARCHIVE.as_str().into(), params: params![id, user, hash, blob, size, room] }
 }
 
 pub async fn find_archive(db: &Db, user: UserId, hash: &str) -> Result<Option<Uuid>, DbError> {

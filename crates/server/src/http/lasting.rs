@@ -10,11 +10,11 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::Response,
 };
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, stream::unfold};
 use serde::Serialize;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-use super::with_body;
+use super::{stream::Place, with_body};
 use crate::{
     app::App,
     error::{Error, Result},
@@ -29,9 +29,10 @@ struct Lasting<T, A> {
     beats: Beats<T>,
     allowed: A,
     look: Interval,
+    _place: Place,
 }
 
-pub(super) fn answer<T, A, R>(app: App, beats: Beats<T>, allowed: A) -> Response
+pub(super) fn answer<T, A, R>(app: App, beats: Beats<T>, place: Place, allowed: A) -> Response
 where
     T: Serialize + Send + 'static,
     A: Fn() -> R + Send + 'static,
@@ -39,8 +40,8 @@ where
 {
     let mut look = tokio::time::interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let lasting = Lasting { app, beats, allowed, look };
-    let frames = stream::unfold(lasting, |mut lasting| async move {
+    let lasting = Lasting { app, beats, allowed, look, _place: place };
+    let frames = unfold(lasting, |mut lasting| async move {
         let frame = lasting.next().await?;
         Some((Ok::<_, Infallible>(frame), lasting))
     });

@@ -2,7 +2,7 @@
 //!
 //! A caller who lost their rights is cut off, and a server that stops does not wait for the end.
 
-use std::{future::Future, time::Duration};
+use std::{collections::HashMap, future::Future, sync::LazyLock, time::Duration};
 
 use axum::{
     body::Body,
@@ -12,8 +12,10 @@ use axum::{
 };
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use windlass_api::agent::PORT_PROTOCOL;
+use windlass_model::id::UserId;
 
 use crate::{
     agents::Port,
@@ -23,6 +25,8 @@ use crate::{
 
 /// Streams open at once in this process.
 static PLACES: Semaphore = Semaphore::const_new(2048);
+/// How many each user has, of streams and of answers that last.
+static OPEN: LazyLock<Mutex<HashMap<UserId, usize>>> = LazyLock::new(Mutex::default);
 /// How often the caller's rights are looked up again.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -34,17 +38,47 @@ pub(super) fn wanted(request: &mut Request) -> Result<OnUpgrade> {
     Ok(hyper::upgrade::on(request))
 }
 
-pub(super) fn place() -> Result<SemaphorePermit<'static>> {
-    PLACES.try_acquire().map_err(|_| Error::Busy { msg: "Too many streams are open" })
+/// A stream of a user that is open, or an answer that lasts, until it is dropped.
+pub(super) struct Place {
+    user: UserId,
+    shared: Option<SemaphorePermit<'static>>,
 }
 
-pub(super) fn answer<A, R>(
-    app: App,
-    caller: OnUpgrade,
-    port: Port,
-    place: SemaphorePermit<'static>,
-    allowed: A,
-) -> Response
+impl Place {
+    /// A place for a stream, if this server and this user have one left.
+    pub(super) fn for_stream(app: &App, user: UserId) -> Result<Self> {
+        let mut place = Self::for_answer(app, user)?;
+        let shared = PLACES.try_acquire().map_err(|_| Error::Busy { msg: "Too many streams are open" })?;
+        place.shared = Some(shared);
+        Ok(place)
+    }
+
+    /// The same for an answer, which takes no more than its connection.
+    pub(super) fn for_answer(app: &App, user: UserId) -> Result<Self> {
+        let limit = app.settings().limits.streams;
+        let mut open = OPEN.lock();
+        let count = open.entry(user).or_default();
+        if *count >= limit {
+            return Err(Error::Streams { limit });
+        }
+        *count += 1;
+        Ok(Self { user, shared: None })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = OPEN.lock();
+        if let Some(count) = open.get_mut(&self.user) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.user);
+            }
+        }
+    }
+}
+
+pub(super) fn answer<A, R>(app: App, caller: OnUpgrade, port: Port, place: Place, allowed: A) -> Response
 where
     A: Fn() -> R + Send + Sync + 'static,
     R: Future<Output = Result<()>> + Send,

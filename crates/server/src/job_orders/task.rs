@@ -79,6 +79,8 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<TaskSpec, PassError> {
             .collect(),
         app_ports: app_ports(spec),
         pids: 0,
+        // The least of it chose the machine; the most is what the job may have of it.
+        disk: spec.requirements.resources.disk.as_ref().and_then(|disk| disk.size.max).map_or(0, gigabytes),
         cluster: several,
         process_isolation: shim::ProcessIsolation::Confined,
         claims: None,

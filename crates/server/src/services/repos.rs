@@ -8,7 +8,7 @@ use super::{Upload, names};
 use crate::{
     app::App,
     auth::{Caller, Scope},
-    db::{Unit, Written, repos},
+    db::{Change, Unit, Written, repos},
     error::{Error, Result},
     secrets::Belongs,
 };
@@ -89,9 +89,9 @@ pub async fn upload_code(app: &App, scope: &Scope, repo_id: &str, upload: Upload
     check_hash(&upload)?;
     let found = repos::find(app.db(), scope.project.id, repo_id).await?;
     let repo = found.ok_or_else(absent)?;
-    let change = repos::put_code(app.db().new_id()?, repo.id, &upload.name, upload.content);
-    app.db().write(Unit::new().and([change])).await?.done()?;
-    Ok(())
+    let (user, room) = (scope.caller.user.id, app.settings().limits.uploads_bytes);
+    let change = repos::put_code(app.db().new_id()?, repo.id, user, &upload.name, upload.content, room);
+    stored(app, change).await.map(drop)
 }
 
 pub async fn find_archive(app: &App, caller: &Caller, hash: &str) -> Result<files::Archive> {
@@ -103,11 +103,17 @@ pub async fn find_archive(app: &App, caller: &Caller, hash: &str) -> Result<file
 /// The same user and hash give the same archive.
 pub async fn upload_archive(app: &App, caller: &Caller, upload: Upload) -> Result<files::Archive> {
     check_hash(&upload)?;
-    let change = repos::put_archive(app.db().new_id()?, caller.user.id, &upload.name, upload.content);
+    let (user, room) = (caller.user.id, app.settings().limits.uploads_bytes);
+    let change = repos::put_archive(app.db().new_id()?, user, &upload.name, upload.content, room);
+    Ok(files::Archive { id: stored(app, change).await?, hash: upload.name })
+}
+
+/// The id of what was put, if its user had room for it.
+async fn stored(app: &App, change: Change) -> Result<Uuid> {
     let (_, rows) = app.db().write(Unit::new().and([change])).await?.done()?;
-    let row = rows.first().and_then(|rows| rows.first());
-    let id = row.ok_or_else(|| Error::absent("File archive"))?.uuid(0)?;
-    Ok(files::Archive { id, hash: upload.name })
+    let limit = app.settings().limits.uploads_bytes.unwrap_or(u64::MAX);
+    let row = rows.first().and_then(|rows| rows.first()).ok_or(Error::Uploads { limit })?;
+    Ok(row.uuid(0)?)
 }
 
 /// An upload is named by what is in it.

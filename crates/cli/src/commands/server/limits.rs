@@ -8,6 +8,12 @@ pub(crate) struct Flags {
     /// Largest file that can be uploaded: files and code of runs; `64MB` if not given, `1GB` at most
     #[arg(long, env = "WINDLASS_SERVER_UPLOAD_MAX", global = true, value_name = "SIZE")]
     upload_max: Option<String>,
+    /// How much the uploads of one user may take together: `2GB` if not given, or `off`
+    #[arg(long, env = "WINDLASS_SERVER_UPLOADS_MAX", global = true, value_name = "SIZE")]
+    uploads_max: Option<String>,
+    /// How many streams and followed logs one user may have open at once; 512 if not given
+    #[arg(long, env = "WINDLASS_SERVER_STREAMS_MAX", global = true, value_name = "N")]
+    streams_max: Option<String>,
     /// Largest body of any other request; `2MB` if not given
     #[arg(long, env = "WINDLASS_SERVER_REQUEST_MAX", global = true, value_name = "SIZE")]
     request_max: Option<String>,
@@ -41,6 +47,8 @@ impl From<Flags> for Given {
     fn from(flags: Flags) -> Self {
         Self {
             upload_max: flags.upload_max,
+            uploads_max: flags.uploads_max,
+            streams_max: flags.streams_max,
             request_max: flags.request_max,
             log_rate_max: flags.log_rate_max,
             projects_max: flags.projects_max,

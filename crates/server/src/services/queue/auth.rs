@@ -71,6 +71,7 @@ async fn of_token(app: &App, token: Token, secret: &str, request: &str) -> Resul
         ("user", _) => Who::User,
         _ => return Err(Error::Unauthenticated),
     };
+    crate::newcomers::mark_known();
     Ok(Asker {
         is_admin: who == Who::Admin,
         who,

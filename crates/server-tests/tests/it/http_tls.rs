@@ -1,0 +1,103 @@
+//! The server's own port with TLS: what it agrees on, and what it tells browsers.
+
+use std::{
+    io::Write as _,
+    net::SocketAddr,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use windlass_server::config::{Given, Settings};
+
+use crate::http::{Ground, TestServer};
+
+/// A certificate for `localhost` that somebody gave us.
+fn certificate(folder: &Path) {
+    let made = Command::new("openssl")
+        .args(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=test".split(' '),
+        )
+        .args(["-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=critical,CA:FALSE"])
+        .args(["-keyout", "key.pem", "-out", "cert.pem"])
+        .current_dir(folder)
+        .output()
+        .expect("openssl is needed: apt-get install openssl");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+/// What is answered to one request, asked by a program that is not ours; empty where there is no agreement.
+async fn asked(address: SocketAddr, trusted: &Path, version: &'static str) -> String {
+    let trusted = trusted.display().to_string();
+    let asked = tokio::task::spawn_blocking(move || {
+        let mut child = Command::new("openssl")
+            .args(["s_client", "-quiet", version, "-servername", "localhost", "-verify_return_error"])
+            .args(["-connect", &address.to_string(), "-CAfile", &trusted])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        // It may have given up already.
+        let _ = stdin.write_all(b"GET /healthcheck HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let said = child.wait_with_output().unwrap().stdout;
+        drop(stdin);
+        String::from_utf8_lossy(&said).to_lowercase()
+    });
+    asked.await.unwrap()
+}
+
+fn settings(ground: &Ground, given: Given) -> Settings {
+    let given = Given { port: Some(0), tls_port: Some(0), ..given }.or(ground.given());
+    Settings { pipelines: false, ..Settings::new(given, None).unwrap() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_with_a_certificate_of_ones_own_is_strict_and_speaks_no_old_tls() {
+    let ground = Ground::sqlite();
+    certificate(ground.dir.path());
+    let (cert, key) = (ground.dir.path().join("cert.pem"), ground.dir.path().join("key.pem"));
+    let given = Given { tls_cert: Some(cert.clone()), tls_key: Some(key), ..Given::default() };
+    let server = TestServer::start_as(settings(&ground, given)).await;
+    let address = server.encrypted.unwrap();
+    for version in ["-tls1_2", "-tls1_3"] {
+        let said = asked(address, &cert, version).await;
+        assert!(said.starts_with("http/1.1 200 "), "{version}: {said}");
+        assert!(said.contains("\r\nstrict-transport-security: max-age=31536000\r\n"), "{version}: {said}");
+    }
+    // A greeting of TLS 1.1 and nothing newer: version, random, no session, one cipher, no compression.
+    let mut hello = vec![3, 2];
+    hello.extend([7; 32]);
+    hello.extend([0, 0, 2, 0xc0, 0x13, 1, 0]);
+    let length = u8::try_from(hello.len()).unwrap();
+    let mut record = vec![0x16, 3, 1, 0, length + 4, 1, 0, 0, length];
+    record.extend(hello);
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(&record).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    // An alert: fatal, protocol_version.
+    assert_eq!((answer.first(), answer.get(5..7)), (Some(&0x15), Some(&[2, 70][..])), "{answer:?}");
+    // In the clear nothing is said of it: a browser must not obey what anybody on the way could have added.
+    let plain = TcpStream::connect(&server.authority).await.unwrap();
+    let (mut reader, mut writer) = plain.into_split();
+    writer.write_all(b"GET /healthcheck HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut said = String::new();
+    reader.read_to_string(&mut said).await.unwrap();
+    assert!(said.starts_with("HTTP/1.1 200 ") && !said.to_lowercase().contains("strict-transport"), "{said}");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_that_the_server_made_for_itself_binds_no_browser() {
+    let ground = Ground::sqlite();
+    let server = TestServer::start_as(settings(&ground, Given::default())).await;
+    let cert = ground.dir.path().join("tls/cert.pem");
+    let said = asked(server.encrypted.unwrap(), &cert, "-tls1_3").await;
+    assert!(said.starts_with("http/1.1 200 ") && !said.contains("strict-transport"), "{said}");
+    server.stop().await;
+}

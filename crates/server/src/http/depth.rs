@@ -1,0 +1,57 @@
+//! How deep a JSON text is nested. Documents are taken as they are and read later, so what could not be read then is
+//! refused before anything looks at it.
+
+/// Our own documents have a dozen levels. Readers give up at 128, and a document is also read inside of larger ones.
+const LEVELS_MAX: usize = 100;
+pub(super) const TOO_DEEP: &str = "nested too deeply: 100 levels are the most";
+
+/// Whether lists and objects of a JSON text contain each other too often. Of a text that is none, anything may be said.
+pub(super) fn is_too_deep(body: &[u8]) -> bool {
+    let (mut levels, mut in_text, mut is_escaped) = (0_usize, false, false);
+    for byte in body {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if in_text => is_escaped = true,
+            b'"' => in_text = !in_text,
+            _ if in_text => {}
+            b'[' | b'{' => levels += 1,
+            b']' | b'}' => levels = levels.saturating_sub(1),
+            _ => {}
+        }
+        if levels > LEVELS_MAX {
+            return true;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn nested(levels: usize) -> String {
+        format!("{}1{}", "[".repeat(levels), "]".repeat(levels))
+    }
+
+    #[test]
+    fn levels_are_counted_and_brackets_in_texts_are_not() {
+        assert!(!is_too_deep(nested(LEVELS_MAX).as_bytes()));
+        assert!(is_too_deep(nested(LEVELS_MAX + 1).as_bytes()));
+        assert!(is_too_deep("{\"a\":".repeat(LEVELS_MAX + 1).as_bytes()));
+        assert!(!is_too_deep(format!("[\"{}\"]", "[".repeat(1000)).as_bytes()));
+        assert!(!is_too_deep(format!("[\"\\\"{}\"]", "[".repeat(1000)).as_bytes()), "an escaped quote");
+        assert!(!is_too_deep("[],".repeat(1000).as_bytes()), "side by side");
+    }
+
+    proptest! {
+        #[test]
+        fn fuzz_of_depths(body in prop::collection::vec(any::<u8>(), 0..300)) {
+            // What can be read whole is not refused.
+            if serde_json::from_slice::<serde_json::Value>(&body).is_ok() {
+                prop_assert!(!is_too_deep(&body));
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Connections of callers whom nobody knows yet: each address may have its share of them.
+//!
+//! A connection counts until somebody with a token has spoken on it, and not while a request of it is answered. Where an
+//! address has more than its share, its oldest connection is closed: whoever opens thousands and says nothing closes
+//! their own, and neither keeps others out nor those who come from the same address.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// So many addresses must come together to fill all places with silence.
+const SHARES: usize = 4;
+
+tokio::task_local! {
+    /// The connection that a request came on.
+    pub(crate) static CONNECTION: Arc<Connection>;
+}
+
+/// Somebody with a token spoke: their connection is no stranger's any more.
+pub(crate) fn mark_known() {
+    // What is done outside of a request has no connection.
+    let _ = CONNECTION.try_with(|connection| connection.mark_known());
+}
+
+/// The address, or the network of it: whoever has one address of version 6 has as many as they like of its network.
+pub(crate) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => IpAddr::V4(address),
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+        }
+    }
+}
+
+/// Those who wait to be known, by address and in the order of their coming.
+type Waiting = HashMap<IpAddr, BTreeMap<u64, Arc<Notify>>>;
+
+#[derive(Debug)]
+pub(crate) struct Newcomers {
+    share: usize,
+    next: AtomicU64,
+    waiting: Mutex<Waiting>,
+}
+
+impl Newcomers {
+    /// For so many connections in all.
+    pub(crate) fn new(connections_max: usize) -> Self {
+        let share = (connections_max / SHARES).max(1);
+        Self { share, next: AtomicU64::new(0), waiting: Mutex::default() }
+    }
+
+    /// A new connection from there.
+    pub(crate) fn connected(self: &Arc<Self>, from: IpAddr) -> Arc<Connection> {
+        let connection = Connection {
+            newcomers: Arc::clone(self),
+            from: network(from),
+            position: AtomicU64::new(0),
+            closed: Arc::new(Notify::new()),
+            requests: AtomicUsize::new(0),
+            is_known: AtomicBool::new(false),
+        };
+        connection.wait();
+        Arc::new(connection)
+    }
+
+    /// All places are taken: the oldest stranger of the address that has most of them makes room.
+    pub(crate) fn make_room(&self) {
+        let mut waiting = self.waiting.lock();
+        let most = waiting.iter().max_by_key(|(_, row)| row.len()).map(|(from, _)| *from);
+        if let Some(from) = most
+            && let Some((_, oldest)) = waiting.get_mut(&from).and_then(BTreeMap::pop_first)
+        {
+            oldest.notify_one();
+        }
+    }
+
+    #[cfg(test)]
+    fn count(&self) -> usize {
+        self.waiting.lock().values().map(BTreeMap::len).sum()
+    }
+}
+
+/// One connection, for as long as it lasts.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    newcomers: Arc<Newcomers>,
+    from: IpAddr,
+    position: AtomicU64,
+    closed: Arc<Notify>,
+    requests: AtomicUsize,
+    is_known: AtomicBool,
+}
+
+impl Connection {
+    /// Returns when it must make room for a newer one.
+    pub(crate) async fn closed(&self) {
+        self.closed.notified().await;
+    }
+
+    /// A request of it is answered until what is returned goes.
+    pub(crate) fn request(self: &Arc<Self>) -> Answering {
+        if self.requests.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.leave();
+        }
+        Answering(Arc::clone(self))
+    }
+
+    fn mark_known(&self) {
+        self.is_known.store(true, Ordering::Release);
+    }
+
+    fn wait(&self) {
+        let position = self.newcomers.next.fetch_add(1, Ordering::Relaxed);
+        self.position.store(position, Ordering::Release);
+        let mut waiting = self.newcomers.waiting.lock();
+        let row = waiting.entry(self.from).or_default();
+        row.insert(position, Arc::clone(&self.closed));
+        if row.len() > self.newcomers.share
+            && let Some((_, oldest)) = row.pop_first()
+        {
+            oldest.notify_one();
+        }
+    }
+
+    fn leave(&self) {
+        let mut waiting = self.newcomers.waiting.lock();
+        if let Some(row) = waiting.get_mut(&self.from) {
+            row.remove(&self.position.load(Ordering::Acquire));
+            if row.is_empty() {
+                waiting.remove(&self.from);
+            }
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// A request that is being answered.
+pub(crate) struct Answering(Arc<Connection>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let is_last = self.0.requests.fetch_sub(1, Ordering::AcqRel) == 1;
+        if is_last && !self.0.is_known.load(Ordering::Acquire) {
+            self.0.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    fn from(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn is_closed(connection: &Connection) -> bool {
+        connection.closed().now_or_never().is_some()
+    }
+
+    #[test]
+    fn the_oldest_stranger_of_an_address_makes_room_and_others_stay() {
+        let newcomers = Arc::new(Newcomers::new(8));
+        let other = newcomers.connected(from("10.0.0.2"));
+        let all: Vec<_> = (0..3).map(|_| newcomers.connected(from("10.0.0.1"))).collect();
+        assert_eq!(all.iter().map(|one| is_closed(one)).collect::<Vec<_>>(), [true, false, false]);
+        assert!(!is_closed(&other));
+        drop((all, other));
+        assert_eq!(newcomers.count(), 0, "nothing is remembered of those who left");
+    }
+
+    #[test]
+    fn where_all_places_are_taken_the_address_with_most_of_them_makes_room() {
+        let newcomers = Arc::new(Newcomers::new(100));
+        let one = newcomers.connected(from("10.0.0.1"));
+        let many: Vec<_> = (0..3).map(|_| newcomers.connected(from("10.0.0.2"))).collect();
+        newcomers.make_room();
+        assert!(!is_closed(&one) && is_closed(&many[0]) && !is_closed(&many[1]));
+        drop((one, many));
+        // Nobody is there: nobody can.
+        newcomers.make_room();
+        assert_eq!(newcomers.count(), 0);
+    }
+
+    #[test]
+    fn who_is_known_or_being_answered_is_not_closed() {
+        let newcomers = Arc::new(Newcomers::new(4));
+        let known = newcomers.connected(from("10.0.0.1"));
+        {
+            let _answering = known.request();
+            known.mark_known();
+        }
+        let asking = newcomers.connected(from("10.0.0.1"));
+        let answering = asking.request();
+        let idle = newcomers.connected(from("10.0.0.1"));
+        assert!(!is_closed(&known) && !is_closed(&asking) && !is_closed(&idle));
+        // An answer that nobody had to be known for makes it wait again, and it is the newest then.
+        drop(answering);
+        assert!(!is_closed(&known) && !is_closed(&asking) && is_closed(&idle));
+    }
+
+    #[test]
+    fn a_network_of_version_six_has_one_share() {
+        let newcomers = Arc::new(Newcomers::new(4));
+        let first = newcomers.connected(from("2001:db8:0:7::1"));
+        let far = newcomers.connected(from("2001:db8:0:8::1"));
+        let second = newcomers.connected(from("2001:db8:0:7:ffff::2"));
+        assert!(is_closed(&first) && !is_closed(&far) && !is_closed(&second));
+        assert_eq!(network(from("::ffff:10.0.0.1")), from("10.0.0.1"));
+    }
+}
