@@ -122,6 +122,8 @@ words! {
         OomKilled = "oom_killed",
         /// the host's disk is full
         NoDisk = "no_disk",
+        /// it held more of the disk than it asked for
+        DiskLimitExceeded = "disk_limit_exceeded",
         /// the host rebooted under the container
         HostReboot = "host_reboot",
         /// the container engine restarted and took the container with it
@@ -357,6 +359,11 @@ impl Ending {
         Self::new(TerminationReason::ExecutorError).with(Detail::NoDisk)
     }
 
+    /// It held more of the disk than it asked for. Clients know the word `executor_error`.
+    pub const fn disk_limit_exceeded() -> Self {
+        Self::new(TerminationReason::ExecutorError).with(Detail::DiskLimitExceeded)
+    }
+
     pub const fn host_reboot() -> Self {
         Self::new(TerminationReason::InstanceUnreachable).with(Detail::HostReboot)
     }
@@ -431,6 +438,7 @@ fn failed_message(ending: &Ending) -> String {
             Some(
                 Detail::OomKilled
                 | Detail::NoDisk
+                | Detail::DiskLimitExceeded
                 | Detail::HostReboot
                 | Detail::HostRuntimeRestart
                 | Detail::SetupFailed
@@ -440,6 +448,9 @@ fn failed_message(ending: &Ending) -> String {
             | None => "no capacity".to_owned(),
         },
         TerminationReason::InterruptedByNoCapacity => "interrupted".to_owned(),
+        TerminationReason::ExecutorError if ending.detail == Some(Detail::DiskLimitExceeded) => {
+            "disk limit exceeded".to_owned()
+        }
         TerminationReason::InstanceUnreachable
         | TerminationReason::InstanceAccessRevoked
         | TerminationReason::WaitingInstanceLimitExceeded

@@ -22,6 +22,7 @@ use windlass_api::agent::events::What;
 use super::{
     api::{self, Shim},
     cli::RuntimeName,
+    disk,
     docker::{self, Docker},
     enrolment::Current,
     events::Events,
@@ -131,6 +132,7 @@ pub async fn run(boot: Boot) -> Result<(), BootError> {
             }
             open_doors(&mut doors, &shim, &boot.socket, boot.compat_tcp).await?;
             tokio::spawn(watch_health(Arc::clone(&shim)));
+            tokio::spawn(disk::watch(Arc::clone(&shim)));
             hosts.push(shim);
         }
     }

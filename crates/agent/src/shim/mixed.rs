@@ -72,6 +72,10 @@ impl Runtime for Mixed {
         self.of_handle(handle).stop(task, handle, grace)
     }
 
+    fn disk_used<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle) -> Done<'a, u64> {
+        self.of_handle(handle).disk_used(task, handle)
+    }
+
     fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> Done<'a, ()> {
         if let Some(handle) = handle {
             return self.of_handle(handle).remove(task, Some(handle));

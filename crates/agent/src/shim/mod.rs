@@ -3,6 +3,7 @@
 pub mod api;
 pub mod boot;
 pub mod cli;
+mod disk;
 pub mod docker;
 pub mod enrolment;
 pub mod events;

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use windlass_api::agent::shim::{Port, PullProgress, TaskSpec};
 use windlass_model::{id::SubmissionId, plan::runs_in::NO_IMAGE};
 
+use super::disk;
 use crate::{host::gpu::Gpu, taskdir::TaskDir};
 
 /// A task, ready for a runtime.
@@ -171,6 +172,11 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Asks politely, kills after `grace`, and returns when nothing of the task runs.
     fn stop<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()>;
+
+    /// What the task holds of the disk, in bytes: its directory, and what it wrote where only it can.
+    fn disk_used<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle) -> Done<'a, u64> {
+        Box::pin(disk::used_below(task.root().to_owned()))
+    }
 
     /// Takes away everything the runtime made for the task, found by its mark when there is no handle.
     fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> Done<'a, ()>;

@@ -120,6 +120,9 @@ pub struct TaskSpec {
     /// Most processes and threads; 0 is the agent's default.
     #[serde(default)]
     pub pids: i64,
+    /// Bytes it may hold of the disk, in its directory and its container; 0 is no limit.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub disk: i64,
     /// One node of several: the others must reach its SSH port, which is then the usual one on every address.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cluster: bool,
@@ -298,6 +301,11 @@ impl std::fmt::Debug for TaskSpec {
             .field("claims", &self.claims)
             .finish_non_exhaustive()
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it so")]
+fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 /// Go writes an empty list as `null`.

@@ -149,6 +149,9 @@ fn our_own_causes_travel_beside_a_reason_that_every_client_knows() {
     }
     check(&Ending::oom_killed(), "container_exited_with_error", Detail::OomKilled, retry::Event::Error);
     check(&Ending::no_disk(), "executor_error", Detail::NoDisk, retry::Event::Error);
+    let full = Ending::disk_limit_exceeded();
+    check(&full, "executor_error", Detail::DiskLimitExceeded, retry::Event::Error);
+    assert_eq!(job::status_message(job::Status::Failed, Some(&full)), "disk limit exceeded");
     check(&Ending::host_reboot(), "instance_unreachable", Detail::HostReboot, retry::Event::Error);
     let restart = Ending::host_runtime_restart();
     check(&restart, "container_exited_with_error", Detail::HostRuntimeRestart, retry::Event::Error);

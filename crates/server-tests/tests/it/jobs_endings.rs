@@ -13,6 +13,7 @@ use crate::{
 on_both! {
     a_job_that_ends_well_is_done_with_its_log_kept
     a_job_that_fails_says_with_what
+    a_job_that_holds_too_much_disk_says_so_wherever_one_looks
     a_job_ends_with_the_word_of_its_runner
     a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason
     a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words
@@ -75,6 +76,30 @@ async fn a_job_that_fails_says_with_what(ground: &Ground) {
     let run = stage.comes_to("bad", "failed").await;
     assert_eq!(ended(&run), ("failed", "failed", "container_exited_with_error"));
     assert_eq!(run["latest_job_submission"]["status_message"], "exited (137)");
+    stage.end().await;
+}
+
+async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &Ground) {
+    let stage = Stage::new(ground, 1, 1).await;
+    let said = "disk limit exceeded: the job holds 3.0GB, and its `disk` allows 1.0GB";
+    stage.direct(|script| {
+        script.job_ends = Some(windlass_api::agent::runner::JobState {
+            detail: Some("disk_limit_exceeded".to_owned()),
+            termination_message: said.to_owned(),
+            ..ends("failed", "executor_error", None)
+        });
+    });
+    stage.apply("large", json!({"resources": {"disk": "..1GB"}})).await;
+    stage.job_comes_to("large", "running").await;
+    assert_eq!(stage.hosts.specs.lock()[0].disk, 1 << 30);
+    stage.poke().await;
+    let run = stage.comes_to("large", "failed").await;
+    assert_eq!(ended(&run), ("failed", "failed", "executor_error"));
+    let job = &run["latest_job_submission"];
+    assert_eq!(job["status_message"], "disk limit exceeded");
+    assert_eq!(job["termination_reason_message"], said);
+    let events = stage.server.admin("/api/events/list", json!({"target_runs": [run["id"]]})).await;
+    assert!(events.to_string().contains("disk limit exceeded"), "{events}");
     stage.end().await;
 }
 

@@ -27,7 +27,8 @@ async fn a_whole_machine_has_no_limits_and_the_hosts_network(ground: &Ground) {
     stage.apply("whole", json!({"resources": {"cpu": "2..", "memory": "8GB..", "shm_size": "2GB"}})).await;
     stage.job_comes_to("whole", "running").await;
     let task = stage.hosts.specs.lock()[0].clone();
-    assert_eq!((task.cpu, task.memory, task.gpu), (0.0, 0, 4));
+    // The usual wish for a disk has no upper end.
+    assert_eq!((task.cpu, task.memory, task.gpu, task.disk), (0.0, 0, 4, 0));
     assert_eq!((task.shm_size, task.network_mode), (2 << 30, NetworkMode::Host));
     assert_eq!((task.image_name.as_str(), task.container_user.as_str()), ("busybox", "root"));
     assert_eq!((task.privileged, task.cluster, task.name.as_str()), (false, false, "whole-0-0"));

@@ -15,8 +15,8 @@ use bollard::{
         ContainerSummaryStateEnum as Listed,
     },
     query_parameters::{
-        ListContainersOptionsBuilder, LogsOptionsBuilder, RemoveContainerOptionsBuilder,
-        StopContainerOptionsBuilder, WaitContainerOptionsBuilder,
+        InspectContainerOptionsBuilder, ListContainersOptionsBuilder, LogsOptionsBuilder,
+        RemoveContainerOptionsBuilder, StopContainerOptionsBuilder, WaitContainerOptionsBuilder,
     },
 };
 use futures_util::StreamExt;
@@ -49,6 +49,8 @@ const REMOVAL_POLL: Duration = Duration::from_millis(50);
 /// Between two questions to an engine that is away.
 const BACKOFF: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// For an engine to add up what a container wrote.
+const MEASURE: Duration = Duration::from_secs(120);
 /// What a shell says of SIGKILL.
 const KILLED: i64 = 137;
 /// A busy engine takes its time.
@@ -76,6 +78,17 @@ pub(super) async fn inspect(engine: &Engine, name: &str) -> Result<ContainerInsp
         Ok(Err(error)) if failure::status(&error) == Some(404) => Err(Inspect::Gone),
         Ok(Err(error)) => Err(Inspect::Failed(failure::of_call(what, error))),
     }
+}
+
+/// Bytes that the container wrote to its own layer; the engine adds them up when it is asked.
+pub(super) async fn written(engine: &Engine, name: &str) -> Result<u64, RuntimeError> {
+    let what = format!("measure container {name}");
+    let options = InspectContainerOptionsBuilder::default().size(true).build();
+    // Many files take their time, and nobody waits for this.
+    let asked = tokio::time::timeout(MEASURE, engine.inspect_container(name, Some(options))).await;
+    let seen = asked.map_err(|_| failure::overdue(what.clone()))?;
+    let seen = seen.map_err(|error| failure::of_call(what, error))?;
+    Ok(seen.size_rw.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default())
 }
 
 pub(super) enum Inspect {

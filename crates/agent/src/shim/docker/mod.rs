@@ -46,8 +46,12 @@ use self::{
     pull::Pull,
     reference::Reference,
 };
-use super::runtime::{
-    Done, Exit, Found, Handle, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError, is_plain_process,
+use super::{
+    disk,
+    runtime::{
+        Done, Exit, Found, Handle, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError,
+        is_plain_process,
+    },
 };
 use crate::{
     digest::sha256_hex,
@@ -365,6 +369,14 @@ impl Runtime for Docker {
 
     fn stop<'a>(&'a self, _task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()> {
         self.stop_within(handle, grace).boxed()
+    }
+
+    fn disk_used<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle) -> Done<'a, u64> {
+        async move {
+            let below = disk::used_below(task.root().to_owned()).await?;
+            Ok(below.saturating_add(life::written(&self.engine, &handle.id).await?))
+        }
+        .boxed()
     }
 
     fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> Done<'a, ()> {

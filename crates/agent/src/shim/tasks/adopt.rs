@@ -203,6 +203,7 @@ fn nameless(id: SubmissionId) -> TaskSpec {
         container_ssh_keys: Vec::new(),
         app_ports: Vec::new(),
         pids: 0,
+        disk: 0,
         cluster: false,
         process_isolation: ProcessIsolation::Confined,
         claims: None,

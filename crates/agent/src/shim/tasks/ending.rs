@@ -52,7 +52,8 @@ pub(super) fn exited(exit: &Exit, left: &Left) -> End {
                     | Detail::HostRuntimeRestart
                     | Detail::NoFleets
                     | Detail::RegionFull
-                    | Detail::NeverFits,
+                    | Detail::NeverFits
+                    | Detail::DiskLimitExceeded,
                 )
                 | None,
             ) => {}
@@ -86,6 +87,11 @@ pub(super) fn vanished() -> End {
 /// It was made to end. What it exited with is kept where it is known.
 pub(super) fn stopped(ask: &Ask, exit: Option<&Exit>) -> End {
     let exit_status = exit.filter(|exit| exit.lost.is_none()).and_then(|exit| exit.code);
+    // The shim's own, and no word that clients know as a reason.
+    if ask.reason == Detail::DiskLimitExceeded.as_str() {
+        let end = End::from(Ending::disk_limit_exceeded().saying(&ask.message));
+        return End { exit_status, ..end };
+    }
     End { reason: ask.reason.clone(), message: ask.message.clone(), exit_status, detail: None }
 }
 

@@ -40,7 +40,7 @@ use self::{
 };
 use super::{
     journal::{self, Journal, Kind},
-    runtime::{RegistryAuth, Runtime},
+    runtime::{Handle, RegistryAuth, Runtime},
 };
 use crate::{host::gpu::Gpu, taskdir::TaskDir};
 
@@ -52,6 +52,14 @@ pub use task::End;
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// More tasks than this on one host are refused; removed ones do not count.
 const TASKS_MAX: usize = 10_000;
+
+/// What a task that runs may hold of the disk.
+#[derive(Clone, Debug)]
+pub struct DiskLimit {
+    pub dir: TaskDir,
+    pub handle: Handle,
+    pub bytes: u64,
+}
 
 /// How the tasks of a host are kept.
 #[derive(Clone, Debug)]
@@ -378,6 +386,19 @@ impl Tasks {
     }
 
     /// Devices that no task holds.
+    /// Tasks that run and may hold so much of the disk.
+    pub fn disk_limits(&self) -> Vec<DiskLimit> {
+        let table = self.table.lock();
+        let limit = |task: &Arc<Task>| {
+            let bytes = u64::try_from(task.spec.disk).ok().filter(|bytes| *bytes > 0)?;
+            let state = task.state.lock();
+            let handle = state.container.handle.clone().filter(|_| state.status == Status::Running)?;
+            // Nobody is ended twice.
+            task.ask.borrow().is_none().then(|| DiskLimit { dir: task.dir.clone(), handle, bytes })
+        };
+        table.tasks.values().filter_map(limit).collect()
+    }
+
     pub fn gpus_free(&self) -> usize {
         self.ledger.lock().free()
     }

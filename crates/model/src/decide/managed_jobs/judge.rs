@@ -179,6 +179,7 @@ fn said(index: usize, node: &NodeEnd) -> String {
             Some(
                 Detail::OomKilled
                 | Detail::NoDisk
+                | Detail::DiskLimitExceeded
                 | Detail::HostReboot
                 | Detail::HostRuntimeRestart
                 | Detail::SetupFailed

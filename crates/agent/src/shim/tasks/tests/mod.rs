@@ -1,6 +1,7 @@
 //! The lives of tasks against a runtime that does what a test says. The real runtimes are tested with the binary.
 
 mod calls;
+mod disk;
 mod fake;
 mod gpus;
 mod lives;

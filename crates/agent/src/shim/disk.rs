@@ -1,0 +1,152 @@
+//! Ends tasks that hold more than the disk they asked for.
+//!
+//! A task is measured, not fenced: every few seconds what is in its directory is added up and, in a container, what the
+//! container wrote to its own layer. It may be over its limit for that long. What it writes elsewhere, to a volume or a
+//! directory of the host that is mounted, is not counted: that is there for what is larger.
+
+use std::{
+    collections::HashSet,
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use windlass_api::agent::shim::Terminate;
+use windlass_model::job::Detail;
+
+use super::{
+    api::Shim,
+    runtime::{Runtime, RuntimeError},
+    tasks::{DiskLimit, Tasks},
+};
+
+/// Between two looks at a task.
+const EVERY: Duration = Duration::from_secs(5);
+/// No more than this part of the time is spent on looking, however many files there are.
+const PART: u32 = 20;
+/// A job gets this long to end by itself; it may write on meanwhile.
+const GRACE_SECS: u64 = 5;
+/// The kernel counts in these, whatever the file system uses.
+const BLOCK: u64 = 512;
+
+/// Looks until the shim goes.
+pub(super) async fn watch(shim: Arc<Shim>) {
+    loop {
+        let began = Instant::now();
+        look(&shim.tasks, &*shim.runtime).await;
+        let pause = EVERY.max(began.elapsed() * PART);
+        if shim.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Measures every task that has a limit once, and ends those that are above it.
+pub(super) async fn look(tasks: &Arc<Tasks>, runtime: &dyn Runtime) {
+    for DiskLimit { dir, handle, bytes } in tasks.disk_limits() {
+        let used = match runtime.disk_used(&dir, &handle).await {
+            Ok(used) => used,
+            // It may have ended meanwhile. The next look tries again.
+            Err(error) => {
+                tracing::debug!(id = %dir.id, %error, "failed to measure the disk of a task");
+                continue;
+            }
+        };
+        if used <= bytes {
+            continue;
+        }
+        let terminate = Terminate {
+            termination_reason: Detail::DiskLimitExceeded.as_str().to_owned(),
+            termination_message: message(used, bytes),
+            timeout: GRACE_SECS,
+        };
+        tracing::info!(id = %dir.id, used, limit = bytes, "a task holds more disk than it asked for");
+        if let Err(error) = tasks.terminate(dir.id, terminate, None).await {
+            tracing::warn!(id = %dir.id, %error, "failed to end a task that holds too much disk");
+        }
+    }
+}
+
+fn message(used: u64, limit: u64) -> String {
+    format!(
+        "disk limit exceeded: the job holds {}, and its `disk` allows {}; hint: ask for more in `resources`, or write to a \
+         volume",
+        size(used),
+        size(limit)
+    )
+}
+
+/// As configurations write sizes.
+fn size(bytes: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
+    let bytes = bytes as f64;
+    let (mib, gib) = (f64::from(1_u32 << 20), f64::from(1_u32 << 30));
+    if bytes < gib { format!("{:.1}MB", bytes / mib) } else { format!("{:.1}GB", bytes / gib) }
+}
+
+/// What a directory takes with all that is in it.
+pub(super) async fn used_below(path: PathBuf) -> Result<u64, RuntimeError> {
+    let failed = |source: io::Error| RuntimeError::Failed {
+        what: "measure the disk of a task".to_owned(),
+        source: Box::new(source),
+    };
+    let measured = tokio::task::spawn_blocking(move || measure(&path)).await;
+    measured.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)
+}
+
+/// Links are not followed, other file systems not entered, and a file of several names counts once. What goes away
+/// meanwhile counts for nothing.
+fn measure(root: &Path) -> io::Result<u64> {
+    let top = fs::symlink_metadata(root)?;
+    let (device, mut sum) = (top.dev(), top.blocks() * BLOCK);
+    let mut counted = HashSet::new();
+    let mut left = vec![root.to_owned()];
+    while let Some(dir) = left.pop() {
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        for entry in entries.flatten() {
+            let Ok(seen) = entry.metadata() else { continue };
+            if seen.dev() != device || (seen.nlink() > 1 && !seen.is_dir() && !counted.insert(seen.ino())) {
+                continue;
+            }
+            sum += seen.blocks() * BLOCK;
+            if seen.is_dir() {
+                left.push(entry.path());
+            }
+        }
+    }
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_directory_takes_is_counted_once_and_within_it() {
+        let outside = windlass_testkit::temp_dir("disk").unwrap();
+        fs::write(outside.path().join("large"), vec![7; 4 << 20]).unwrap();
+        let dir = windlass_testkit::temp_dir("disk").unwrap();
+        let deep = dir.path().join("a/b");
+        fs::create_dir_all(&deep).unwrap();
+        fs::write(deep.join("one"), vec![7; 1 << 20]).unwrap();
+        fs::hard_link(deep.join("one"), dir.path().join("same")).unwrap();
+        std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
+        // A file with a hole takes what is in it.
+        fs::File::create(dir.path().join("sparse")).unwrap().set_len(1 << 30).unwrap();
+        let used = measure(dir.path()).unwrap();
+        assert!((1 << 20..2 << 20).contains(&used), "{used}");
+        assert!(measure(&dir.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn the_message_says_how_much_and_what_to_do() {
+        let said = message(3 << 30, 1 << 30);
+        assert!(
+            said.starts_with("disk limit exceeded: the job holds 3.0GB, and its `disk` allows 1.0GB"),
+            "{said}"
+        );
+    }
+}
