@@ -58,7 +58,7 @@ usage: cargo xtask COMMAND
   codegen [--check]          regenerate schema, transition tables and OpenAPI; --check: only compare
   record                     draw the first five minutes anew, from a run in a terminal
   release                    both binaries, optimised and stripped, with their symbols beside them, in target/dist
-  deny                       cargo-deny, when it is installed
+  deny                       known weaknesses of what is linked in, and cargo-deny where it is installed
   sbom                       the crates both binaries are made of, as CycloneDX JSON";
 
 fn main() -> ExitCode {
@@ -93,7 +93,7 @@ fn run() -> Result<ExitCode> {
         }
         Some("release") => args.finish().and_then(|()| release::run(&workspace)),
         Some("record") => args.finish().and_then(|()| record::run(&workspace)),
-        Some("deny") => args.finish().and_then(|()| tidy::licences::deny(&workspace)),
+        Some("deny") => args.finish().and_then(|()| tidy::advisories::deny(&workspace)),
         Some("sbom") => args.finish().and_then(|()| sbom::run(&workspace)),
         Some("help") => {
             out::say(HELP);

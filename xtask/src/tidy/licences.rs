@@ -4,10 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::Problems;
-use crate::{process, workspace::Workspace};
+use crate::workspace::Workspace;
 
 pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
     let allowed = allowed(&workspace.read("deny.toml")?)?;
@@ -23,14 +23,6 @@ pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
         }
     }
     Ok(problems)
-}
-
-/// `cargo deny check` adds advisories and duplicates. It takes long to build, so it stays optional.
-pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
-    if process::read(workspace.cargo().args(["deny", "--version"])).is_err() {
-        bail!("cargo-deny is not installed; `cargo install cargo-deny --locked` builds it");
-    }
-    process::run(workspace.cargo().args(["deny", "check"]))
 }
 
 /// The names between `allow = [` and `]` in the section `[licenses]`.

@@ -3,9 +3,10 @@
 //! A rule that lives here is not a paragraph in a guide. `cargo xtask tidy` runs them all and prints
 //! every problem; the tests below run them one by one.
 
+pub(crate) mod advisories;
 mod documents;
 mod edges;
-pub(crate) mod licences;
+mod licences;
 mod pipelines;
 mod security;
 mod sources;
@@ -33,6 +34,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("links between documents lead somewhere", documents::links),
     ("every dependency has its reason", documents::dependencies),
     ("every licence is permissive", licences::check),
+    ("no known weakness is linked in without a reason", advisories::check),
     ("every attack is listed with the tests that try it", security::attacks),
     ("unsafe code is where it is listed", security::unsafe_code),
     ("programs are started without a shell in between", security::shells),
@@ -181,6 +183,11 @@ mod tests {
     #[test]
     fn every_licence_is_permissive() {
         holds(licences::check);
+    }
+
+    #[test]
+    fn no_known_weakness_is_linked_in_without_a_reason() {
+        holds(advisories::check);
     }
 
     #[test]

@@ -1,0 +1,296 @@
+//! Known weaknesses of what is linked in: `advisories.toml`, a list that somebody read, against Cargo.lock. Works offline,
+//! never skips. Whether the list itself is young enough is said by `cargo xtask deny`, which also asks the database.
+
+use std::{cmp::Ordering, collections::BTreeSet, time::UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::Problems;
+use crate::{out, process, workspace::Workspace};
+
+const LIST: &str = "advisories.toml";
+/// A list that nobody looked at for longer is called old.
+const DAYS_MAX: i64 = 90;
+/// What cargo-deny says when it cannot get the database.
+const NOT_FETCHED: &str = "failed to fetch advisory database";
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Advisory {
+    id: String,
+    package: String,
+    affected: Vec<String>,
+    about: String,
+    accepted: String,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    reviewed: String,
+    through: String,
+    advisories: Vec<Advisory>,
+}
+
+pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
+    let list = parse(&workspace.read(LIST)?)?;
+    let locked = locked(&workspace.read("Cargo.lock")?);
+    ensure!(!locked.is_empty(), "find the packages in Cargo.lock");
+    let mut problems = judge(&list, &locked)?;
+    let ignored = ignored(&workspace.read("deny.toml")?)?;
+    let accepted: BTreeSet<String> =
+        list.advisories.iter().filter(|one| !one.accepted.is_empty()).map(|one| one.id.clone()).collect();
+    if ignored != accepted {
+        problems.push(format!("`deny.toml` ignores {ignored:?}, and `{LIST}` accepts {accepted:?}"));
+    }
+    Ok(problems)
+}
+
+/// The list, and the database where it can be reached. `cargo deny check` adds duplicates and sources. It takes long to
+/// build, so it stays optional.
+pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
+    let problems = check(workspace)?;
+    ensure!(problems.is_empty(), "{}", problems.join("\n"));
+    let list = parse(&workspace.read(LIST)?)?;
+    let (count, through) = (list.advisories.len(), &list.through);
+    out::talk(&format!("ok      Cargo.lock against {count} advisories, read up to {through}"));
+    let age = today() - days(&list.reviewed).context("read the date of the review")?;
+    if age > DAYS_MAX {
+        out::talk(&format!(
+            "warning `{LIST}` was reviewed {age} days ago; read what is new and set `reviewed`"
+        ));
+    }
+    if process::read(workspace.cargo().args(["deny", "--version"])).is_err() {
+        out::talk(
+            "warning cargo-deny is not installed (`cargo install cargo-deny --locked`): only the list was asked",
+        );
+        return Ok(());
+    }
+    process::run(workspace.cargo().args(["deny", "check", "bans", "licenses", "sources"]))?;
+    match process::read(workspace.cargo().args(["deny", "check", "advisories"])) {
+        Ok(_) => out::talk("ok      Cargo.lock against the database"),
+        Err(error) if format!("{error:#}").contains(NOT_FETCHED) => {
+            out::talk("warning the database cannot be reached: only the list was asked");
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+fn judge(list: &List, locked: &[(String, String)]) -> Result<Problems> {
+    let mut problems = Vec::new();
+    if days(&list.reviewed).is_none() || list.through.is_empty() {
+        problems.push(format!("`{LIST}` does not say when it was reviewed, and up to which advisory"));
+    }
+    let mut seen = BTreeSet::new();
+    for advisory in &list.advisories {
+        let Advisory { id, package, affected, about, accepted } = advisory;
+        if !seen.insert(id) || !id.starts_with("RUSTSEC-") || affected.is_empty() || about.is_empty() {
+            problems.push(format!("the entry `{id}` of `{package}` is not whole, or listed twice"));
+        }
+        let ours = locked.iter().filter(|(name, _)| name == package);
+        let mut hit = Vec::new();
+        for (_, version) in ours {
+            for range in affected {
+                if contains(range, version)? {
+                    hit.push(version.as_str());
+                }
+            }
+        }
+        if !hit.is_empty() && accepted.is_empty() {
+            let versions = hit.join(", ");
+            problems.push(format!(
+                "`{package}` {versions}: {id}, {about}; update it, or say why it is `accepted`"
+            ));
+        }
+        if hit.is_empty() && !accepted.is_empty() {
+            problems.push(format!(
+                "{id} is accepted, and no `{package}` is affected any more: take `accepted` out"
+            ));
+        }
+    }
+    Ok(problems)
+}
+
+/// The few forms of TOML that the list is written in.
+fn parse(text: &str) -> Result<List> {
+    let mut list = List::default();
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if line == "[[advisory]]" {
+            list.advisories.push(Advisory::default());
+            continue;
+        }
+        let wrong = || format!("understand `{LIST}:{}`: {line}", at + 1);
+        let (key, value) = line.split_once(" = ").with_context(wrong)?;
+        let texts: Vec<String> = value.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+        let one = || texts.first().cloned().filter(|_| texts.len() == 1).with_context(wrong);
+        match (list.advisories.last_mut(), key) {
+            (None, "reviewed") => list.reviewed = one()?,
+            (None, "through") => list.through = one()?,
+            (Some(advisory), "id") => advisory.id = one()?,
+            (Some(advisory), "crate") => advisory.package = one()?,
+            (Some(advisory), "about") => advisory.about = one()?,
+            (Some(advisory), "accepted") => advisory.accepted = one()?,
+            (Some(advisory), "affected") => advisory.affected = texts,
+            _ => bail!(wrong()),
+        }
+    }
+    Ok(list)
+}
+
+/// Names and versions.
+fn locked(lock: &str) -> Vec<(String, String)> {
+    let field = |block: &str, name: &str| {
+        let line = block.lines().find_map(|line| line.strip_prefix(&format!("{name} = \"")))?;
+        line.strip_suffix('"').map(str::to_owned)
+    };
+    let blocks = lock.split("[[package]]").skip(1);
+    blocks.filter_map(|block| Some((field(block, "name")?, field(block, "version")?))).collect()
+}
+
+/// What cargo-deny is told to pass over: the ids in `ignore = [` of the section `[advisories]`.
+fn ignored(deny: &str) -> Result<BTreeSet<String>> {
+    let section = deny.split("[advisories]").nth(1).context("find [advisories] in deny.toml")?;
+    let section = section.split("\n[").next().unwrap_or_default();
+    let list =
+        section.split("ignore = [").nth(1).and_then(|rest| rest.split("\n]").next()).unwrap_or_default();
+    Ok(list.split('"').filter(|word| word.starts_with("RUSTSEC-")).map(str::to_owned).collect())
+}
+
+/// Whether a version is in a range such as `>=1.2.0, <1.3.0`, `<2.0.0` or `*`.
+fn contains(range: &str, version: &str) -> Result<bool> {
+    let has = Version::parse(version)?;
+    for part in range.split(',').map(str::trim).filter(|part| *part != "*") {
+        let (from, to) = (part.strip_prefix(">="), part.strip_prefix('<'));
+        let is_in = match (from, to) {
+            (Some(least), None) => has.compare(&Version::parse(least)?) != Ordering::Less,
+            (None, Some(end)) => has.compare(&Version::parse(end)?) == Ordering::Less,
+            _ => bail!("understand the range `{range}`: want `>=A, <B`, `<B` or `*`"),
+        };
+        if !is_in {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A version as Cargo orders them.
+struct Version {
+    numbers: [u64; 3],
+    /// Of a version before the release; empty for the release itself.
+    before: Vec<String>,
+}
+
+impl Version {
+    fn parse(text: &str) -> Result<Self> {
+        let wrong = || format!("understand the version `{text}`");
+        let text = text.split('+').next().unwrap_or_default();
+        let (numbers, before) = text.split_once('-').unwrap_or((text, ""));
+        let numbers: Vec<u64> =
+            numbers.split('.').map(str::parse).collect::<Result<_, _>>().with_context(wrong)?;
+        let numbers = <[u64; 3]>::try_from(numbers).ok().with_context(wrong)?;
+        let before = before.split('.').filter(|part| !part.is_empty()).map(str::to_owned).collect();
+        Ok(Self { numbers, before })
+    }
+
+    fn compare(&self, other: &Self) -> Ordering {
+        let parts = || {
+            for (one, two) in self.before.iter().zip(&other.before) {
+                let order = match (one.parse::<u64>(), two.parse::<u64>()) {
+                    (Ok(one), Ok(two)) => one.cmp(&two),
+                    (Ok(_), Err(_)) => Ordering::Less,
+                    (Err(_), Ok(_)) => Ordering::Greater,
+                    (Err(_), Err(_)) => one.cmp(two),
+                };
+                if order != Ordering::Equal {
+                    return order;
+                }
+            }
+            self.before.len().cmp(&other.before.len())
+        };
+        // What comes before a release is less than it, however much it says.
+        let released = other.before.is_empty().cmp(&self.before.is_empty()).reverse();
+        self.numbers.cmp(&other.numbers).then(released).then_with(parts)
+    }
+}
+
+/// Days since 1970 of a date like `2026-11-17`.
+fn days(date: &str) -> Option<i64> {
+    let mut parts = date.split('-').map(|part| part.parse::<i64>().ok());
+    let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
+    if parts.next().is_some() || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+        return None;
+    }
+    // The year begins in March, so that the day that comes and goes is its last.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let leaps = year / 4 - year / 100 + year / 400;
+    Some(365 * year + leaps + (153 * month + 2) / 5 + day - 1 - 719_468)
+}
+
+#[expect(clippy::disallowed_methods, reason = "how old a list is, is a question to the calendar")]
+fn today() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs() / 86_400).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "# words\nreviewed = \"2026-11-17\"\nthrough = \"RUSTSEC-2026-0001\"\n\n[[advisory]]\n\
+        id = \"RUSTSEC-2020-0001\"\ncrate = \"a\"\naffected = [\">=1.0.0, <1.2.0\", \"<0.3.0\"]\nabout = \"x\"\n";
+
+    fn problems(more: &str, version: &str) -> Problems {
+        let list = parse(&format!("{TEXT}{more}")).unwrap();
+        judge(&list, &[("a".to_owned(), version.to_owned()), ("b".to_owned(), "1.1.0".to_owned())]).unwrap()
+    }
+
+    #[test]
+    fn a_version_that_is_affected_needs_a_reason_and_a_reason_needs_one() {
+        for fine in ["1.2.0", "0.3.0", "2.0.0", "0.9.9"] {
+            assert_eq!(problems("", fine), Problems::new(), "{fine}");
+        }
+        for bad in ["1.1.9", "1.0.0", "0.2.9", "1.2.0-rc.1"] {
+            let found = problems("", bad);
+            assert!(found.len() == 1 && found[0].contains("RUSTSEC-2020-0001"), "{bad}: {found:?}");
+            assert_eq!(problems("accepted = \"we never call it\"\n", bad), Problems::new());
+        }
+        assert!(problems("accepted = \"we never call it\"\n", "1.2.0")[0].contains("take `accepted` out"));
+    }
+
+    #[test]
+    fn versions_are_ordered_as_cargo_orders_them() {
+        let ordered =
+            ["0.9.10", "0.10.0-alpha.2", "0.10.0-rc.2", "0.10.0-rc.18", "0.10.0", "0.10.1", "1.0.0"];
+        for pair in ordered.windows(2) {
+            assert!(contains(&format!("<{}", pair[1]), pair[0]).unwrap(), "{pair:?}");
+            assert!(!contains(&format!("<{}", pair[0]), pair[1]).unwrap(), "{pair:?}");
+        }
+        assert!(contains("*", "0.10.0-rc.18").unwrap() && contains(">=1.0.0", "1.0.0+build.5").unwrap());
+        assert!(contains("^1", "1.0.0").is_err() && contains("<1", "1.0.0").is_err());
+    }
+
+    #[test]
+    fn lists_that_are_not_whole_are_refused() {
+        assert!(parse("reviewed = 2026-11-17\n").is_err());
+        assert!(parse("[[advisory]]\nodd = \"x\"\n").is_err());
+        assert!(
+            problems("[[advisory]]\nid = \"RUSTSEC-2020-0001\"\ncrate = \"a\"\n", "9.0.0")[0]
+                .contains("not whole")
+        );
+        assert_eq!(
+            (days("1970-01-01"), days("2000-03-01"), days("2026-11-17")),
+            (Some(0), Some(11_017), Some(20_774))
+        );
+        assert_eq!((days("2026-13-01"), days("soon")), (None, None));
+    }
+
+    #[test]
+    fn what_cargo_deny_ignores_is_read_from_its_section() {
+        let deny = "[advisories]\nyanked = \"deny\"\nignore = [\n  { id = \"RUSTSEC-2023-0071\", reason = \"see the list [here]\" },\n]\n\n[bans]\n";
+        assert_eq!(ignored(deny).unwrap(), BTreeSet::from(["RUSTSEC-2023-0071".to_owned()]));
+        assert!(ignored("[advisories]\n[bans]\n").unwrap().is_empty());
+    }
+}
