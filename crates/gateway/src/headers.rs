@@ -320,6 +320,7 @@ fn drop_our_cookies(headers: &mut HeaderMap) {
 #[cfg(test)]
 mod tests {
     use hyper::Request;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -454,5 +455,77 @@ mod tests {
         let text: Vec<String> =
             headers.iter().map(|(name, value)| format!("{name}={}", value.to_str().unwrap())).collect();
         assert_eq!(text, ["content-length=3", "set-cookie=a=1", "set-cookie=b=2"]);
+    }
+
+    const NAMES: &[&str] = &[
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "upgrade",
+        "te",
+        "trailer",
+        "forwarded",
+        "authorization",
+        "x-forwarded-for",
+        "x-windlass-user",
+        "cookie",
+        "expect",
+        "x",
+    ];
+    const VALUES: &[&str] = &[
+        "a.test",
+        "a.test:80",
+        "b.test",
+        "[::1]",
+        "a b",
+        "@",
+        "0",
+        "5",
+        "+5",
+        "5, 5",
+        "chunked",
+        "Chunked",
+        "gzip, chunked",
+        "close",
+        "upgrade",
+        "Upgrade, keep-alive",
+        "host",
+        "websocket",
+        "h2c",
+        "",
+        "100-continue",
+        "Bearer wl_x",
+        "\t",
+    ];
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        /// What is passed on is one request to one host, whatever a stranger puts in its head.
+        #[test]
+        fn fuzz_of_heads_of_requests(
+            fields in prop::collection::vec((prop::sample::select(NAMES), prop::sample::select(VALUES)), 0..12),
+            method in prop::sample::select(&["GET", "POST", "CONNECT", "TRACE"][..]),
+            uri in prop::sample::select(&["/", "/a?b=c", "*", "http://a.test/x", "ftp://a.test/", "//x/y", "/%00"][..]),
+        ) {
+            let parts = parts(method, uri, &fields);
+            let Ok(asked) = check(&parts) else { return Ok(()) };
+            let _ = host_name(&asked.host);
+            let origin = Origin::new("192.0.2.1:5".parse().unwrap(), true);
+            let mut buffer = BytesMut::new();
+            let (path, framing) = ("/b", Framing::None);
+            let passage =
+                Passage { origin: &origin, asked: &asked, path, prefix: None, framing, ours: true, identity: None };
+            write(&mut buffer, &parts, &passage);
+            let head = String::from_utf8_lossy(&buffer).to_lowercase();
+            prop_assert_eq!(head.matches("\r\nhost:").count(), 1, "{}", head);
+            prop_assert!(head.find("\r\n\r\n").is_none_or(|at| at + 4 == head.len()), "{}", head);
+            prop_assert!(!head.contains("bearer wl_x") && !head.contains("\r\ntransfer-encoding:"), "{}", head);
+        }
     }
 }

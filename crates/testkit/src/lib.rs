@@ -14,6 +14,11 @@ use std::os::unix::fs::PermissionsExt;
 use anyhow::{Context, Result};
 pub use tempfile::TempDir;
 
+/// How many inputs a test of bad input makes: a few hundred, or `FUZZ=100000` of them.
+pub fn fuzz_cases() -> u32 {
+    std::env::var("FUZZ").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
+}
+
 /// A directory that is removed when it is dropped. Others may read it: servers and jobs of tests run as other users.
 pub fn temp_dir(name: &str) -> Result<TempDir> {
     tempfile::Builder::new()

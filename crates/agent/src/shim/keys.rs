@@ -383,6 +383,7 @@ fn marked(line: &[u8]) -> Option<&str> {
 mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
+    use proptest::prelude::*;
     use windlass_testkit::{TempDir, temp_dir};
 
     use super::*;
@@ -569,5 +570,42 @@ mod tests {
         keys.revoke(task(1), "bob").unwrap();
         keys.revoke(task(1), "ann").unwrap();
         assert!(!scratch.path().join("home/ann/.ssh").exists());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        /// Files that others wrote and keys that servers send: no line of theirs is lost, and none of ours says more than
+        /// a port.
+        #[test]
+        fn fuzz_of_lines_of_keys(
+            words in prop::collection::vec(
+                prop::sample::select(&[
+                    "restrict,", "port-forwarding,", "permitopen=\"x\"", " ", "\n", "ssh-rsa", "ssh-ed25519", "AAAA", MARK, PORTS,
+                    "1,2", "65536", "00000000-0000-0000-0000-000000000005", "command=\"x\"", "é", "\0", "#",
+                ][..]),
+                0..30,
+            ),
+            noise in prop::collection::vec(any::<u8>(), 0..100),
+        ) {
+            let text = words.concat();
+            for old in [text.as_bytes(), &noise] {
+                let kept = replace(old, &|_| false, "");
+                let others = |bytes: &[u8]| -> Vec<Vec<u8>> {
+                    let lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| marked(line).is_none());
+                    lines.map(<[u8]>::to_vec).collect()
+                };
+                prop_assert_eq!(others(&kept), others(old));
+                let gone = replace(old, &|_| true, "");
+                prop_assert_eq!(others(&gone), others(old));
+            }
+            if let Ok((kind, body)) = parse_key(&text) {
+                prop_assert!(KINDS.contains(&kind) && !body.contains(|c: char| c.is_control() || c == ' '));
+            }
+        }
     }
 }

@@ -127,6 +127,8 @@ fn trailers(buffer: &[u8]) -> Result<Option<(usize, HeaderMap)>, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Feeds the bytes in steps of `step` and gathers what comes out.
@@ -172,5 +174,32 @@ mod tests {
             assert!(decode(text, 3).is_err(), "{text:?}");
         }
         assert!(decode(&format!("5;{}\r\n", "x".repeat(LINE_MAX)), 64).is_err());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        /// However the bytes are cut, they mean the same; what is not chunked is refused, and nothing is read twice.
+        #[test]
+        fn fuzz_of_chunked_bodies(
+            words in prop::collection::vec(
+                prop::sample::select(&["0", "5", "ffffffffffffffff", "a;x=y", "\r\n", "\n", "\r", "hello", "X: y", " ", "-1", "0x5", ":"][..]),
+                0..24,
+            ),
+            step in 1_usize..8,
+        ) {
+            let text = words.concat();
+            let whole = decode(&text, text.len().max(1));
+            let pieces = decode(&text, step);
+            match (&whole, &pieces) {
+                (Ok(whole), Ok(pieces)) => prop_assert_eq!(whole, pieces),
+                // A cut may be noticed earlier, and for another reason.
+                (whole, pieces) => prop_assert_eq!(whole.is_ok(), pieces.is_ok(), "{:?} {:?}", whole, pieces),
+            }
+        }
     }
 }

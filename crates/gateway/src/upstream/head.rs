@@ -163,6 +163,8 @@ pub(crate) fn has_token(value: &HeaderValue, token: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[track_caller]
@@ -218,5 +220,36 @@ mod tests {
         let mut buffer = BytesMut::from(format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(HEAD_MAX)).as_bytes());
         let parsed = parse(&mut buffer, &Method::GET, &mut HeaderMap::new());
         assert!(matches!(parsed, Err(Failure::HeadTooLarge)));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn fuzz_of_heads_of_answers(
+            words in prop::collection::vec(
+                prop::sample::select(&[
+                    "HTTP/1.1 ", "HTTP/1.0 ", "200 OK", "204", "999", "\r\n", "\n", "Content-Length: ", "Transfer-Encoding: ",
+                    "chunked", "5", "+5", "18446744073709551616", ": ", "A", " ", "\t", "\0", "é", "Connection: close", ",",
+                ][..]),
+                0..30,
+            ),
+            noise in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let said = format!("HTTP/1.1 200 OK\r\n{}\r\n\r\n", words.concat());
+            for bytes in [words.concat().as_bytes(), said.as_bytes(), &noise] {
+                let mut buffer = BytesMut::from(bytes);
+                let Ok(Some(answer)) = parse(&mut buffer, &Method::GET, &mut HeaderMap::new()) else { continue };
+                // What has a length and an encoding could be read in two ways.
+                let lengths = answer.headers.contains_key(header::CONTENT_LENGTH);
+                let encodings = answer.headers.contains_key(header::TRANSFER_ENCODING);
+                prop_assert!(!(lengths && encodings), "{answer:?}");
+                prop_assert!(bytes.ends_with(&buffer), "the rest is what comes after the head");
+            }
+        }
     }
 }

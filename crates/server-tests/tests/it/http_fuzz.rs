@@ -50,9 +50,16 @@ fn documents() -> Vec<Value> {
         json!({ "type": "gateway", "name": "edge", "backend": "remote", "region": "r" }),
         json!({ "repo_type": "remote", "repo_name": "r" }),
         json!({ "configuration": [1] }),
+        deep(90),
+        deep(200),
         json!({}),
         task,
     ]
+}
+
+/// As many lists in each other.
+fn deep(levels: usize) -> Value {
+    (0..levels).fold(Value::Null, |inner, _| json!([inner]))
 }
 
 fn make(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {

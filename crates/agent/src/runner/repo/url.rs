@@ -111,6 +111,8 @@ fn decoded(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[track_caller]
@@ -155,5 +157,65 @@ mod tests {
         check("ssh://-oProxyCommand=x/r", "the URL names no host");
         check("git@-oProxyCommand=x:r", "the URL names no host");
         check("https:///r", "the URL names no host");
+    }
+
+    const WORDS: &[&str] = &[
+        "https",
+        "ssh",
+        "git",
+        "file",
+        "ext",
+        "://",
+        "::",
+        ":",
+        "@",
+        "/",
+        "-",
+        "--upload-pack=x",
+        "..",
+        "host",
+        "[::1]",
+        "user",
+        "token",
+        "%40",
+        "%2f",
+        "%0a",
+        " ",
+        "\n",
+        "\0",
+        "é",
+        "?",
+        "#",
+        "8080",
+        "HTTPS",
+    ];
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn fuzz_of_git_urls(
+            words in prop::collection::vec(prop::sample::select(WORDS), 0..12),
+            noise in "(?s).{0,60}",
+        ) {
+            for url in [words.concat(), noise] {
+                for any in [false, true] {
+                    let Ok(remote) = parse(&url, any) else { continue };
+                    prop_assert!(!remote.url.starts_with('-'), "{remote:?} is an option");
+                    prop_assert!(!remote.url.contains(char::is_control), "{remote:?}");
+                    let kept = any || matches!(remote.scheme, Scheme::Https | Scheme::Ssh | Scheme::Git);
+                    prop_assert!(kept && (remote.scheme == Scheme::Local || !remote.host.is_empty()), "{remote:?}");
+                    // What is secret in it is not said on a command line.
+                    if remote.scheme == Scheme::Https {
+                        let authority = remote.url.split('/').nth(2).unwrap_or_default();
+                        prop_assert!(!authority.contains('@'), "{remote:?}");
+                    }
+                }
+            }
+        }
     }
 }

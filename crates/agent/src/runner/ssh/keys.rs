@@ -175,6 +175,8 @@ fn write_new(file: &Path, bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const ADA: &str =
@@ -230,5 +232,26 @@ mod tests {
         }
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(said, [true, true, false, false]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn fuzz_of_authorized_keys(
+            words in prop::collection::vec(
+                prop::sample::select(&["ssh-ed25519 ", "ssh-rsa ", "AAAAC3NzaC1lZDI1NTE5AAAAI", "AAAA", "=", " ", "\n", "from=\"x\" ", "#", "\0", ADA][..]),
+                0..20,
+            ),
+            noise in "(?s).{0,200}",
+        ) {
+            for text in [words.concat(), noise] {
+                prop_assert!(AuthorizedKeys::new().add(&text) <= text.lines().count());
+            }
+        }
     }
 }

@@ -21,7 +21,7 @@ const HUB: &str = "docker.io";
 impl Reference {
     pub(super) fn parse(name: &str) -> Self {
         let (name, digest) = match name.split_once('@') {
-            Some((name, digest)) => (name, Some(digest)),
+            Some((name, digest)) => (name, Some(digest).filter(|digest| !digest.is_empty())),
             None => (name, None),
         };
         // A colon after the last slash starts the tag; before it, it is the registry's port.
@@ -29,7 +29,7 @@ impl Reference {
         let (repository, tag) = match name.get(path..).and_then(|last| last.find(':')) {
             Some(colon) => {
                 let (repository, tag) = name.split_at(path + colon);
-                (repository, tag.strip_prefix(':'))
+                (repository, tag.strip_prefix(':').filter(|tag| !tag.is_empty()))
             }
             None => (name, None),
         };
@@ -72,6 +72,8 @@ impl Reference {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[track_caller]
@@ -92,5 +94,29 @@ mod tests {
         check("localhost/a:2", "localhost", "localhost/a", "2", false);
         check("a@sha256:00ff", "docker.io", "a", "sha256:00ff", false);
         check("r.io:1/a:3@sha256:00ff", "r.io:1", "r.io:1/a", "sha256:00ff", false);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: windlass_testkit::fuzz_cases(),
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn fuzz_of_image_references(
+            words in prop::collection::vec(
+                prop::sample::select(&["a", "debian", ":", "/", "@", "sha256:", "latest", ".", "localhost", "5000", "-", "é", " "][..]),
+                0..10,
+            ),
+            noise in "(?s).{0,40}",
+        ) {
+            for name in [words.concat(), noise] {
+                let parsed = Reference::parse(&name);
+                prop_assert!(!parsed.version().is_empty(), "{parsed:?} would pull every tag");
+                prop_assert!(!parsed.registry().is_empty(), "{parsed:?}");
+                let _ = parsed.full();
+            }
+        }
     }
 }
