@@ -45,10 +45,10 @@ const MIGRATIONS: &[Migration] = migrations! {
     16 "0016_dispatchers.sql";
     17 "0017_dispatcher_leases.sql";
     18 "0018_retention.sql";
-    20 "0020_queue_rights.sql";
-    21 "0021_rights.sql";
-    22 "0022_tokens.sql";
-    23 "0023_upload_sizes.sql";
+    19 "0019_queue_rights.sql";
+    20 "0020_rights.sql";
+    21 "0021_tokens.sql";
+    22 "0022_upload_sizes.sql";
 };
 
 #[derive(Clone, Debug, thiserror::Error)]
