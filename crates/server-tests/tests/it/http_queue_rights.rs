@@ -96,7 +96,7 @@ async fn tokens_that_were_there_before_are_bound_to_their_user(ground: &Ground) 
     let before = "UPDATE queue_tokens SET made_with = NULL, expires_at = NULL";
     db.write(Unit::new().exec(before, vec![])).await.unwrap();
     assert_eq!(queue.call(&whole(&made), "GET", "users/current", Value::Null).await.0, 401);
-    let migration = include_str!("../../../server/migrations/0020_queue_rights.sql");
+    let migration = include_str!("../../../server/migrations/0019_queue_rights.sql");
     let statements =
         migration.split(';').filter_map(|text| text.find("UPDATE queue_tokens").map(|at| &text[at..]));
     let statements: Vec<&'static str> = statements.collect();
