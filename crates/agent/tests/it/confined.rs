@@ -452,7 +452,8 @@ async fn code_and_files_of_a_confined_job_are_brought_and_belong_to_its_user() {
     let id = start(&shim, |_| {}).await;
     let calls = shim.client().epoch(1);
     let path = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
-    let job = job("cat hello.txt; stat -c %u hello.txt; echo x >> hello.txt");
+    let mut job = job("cat hello.txt; stat -c %u hello.txt; echo x >> hello.txt");
+    job["job_spec"]["repo_data"] = json!({"repo_type": "local"});
     calls.post(&path("submit"), &job).await.expect(200);
     let code = calls.call(axum::http::Method::POST, &path("upload_code"), archive.stdout.into()).await;
     code.expect(200);
