@@ -36,7 +36,7 @@ Examples:
   windlass project set-default lab                    what commands work in without `--project`
   windlass project members lab                        who is in it
   windlass project members lab --set ada=manager --remove bob
-  windlass project members lab --allow-ssh-fleets ada for global admins
+  windlass project members lab --allow-ssh-fleets ada   for global admins
   windlass project grant-backend lab local            for global admins: the server's machine serves it, too
   windlass project delete -y lab";
 

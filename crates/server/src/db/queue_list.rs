@@ -29,9 +29,9 @@ pub enum Sight {
     Inside(String),
 }
 
-/// Containers of requests that a container made.
-const ASKED_INSIDE: &str = "SELECT r.container_uuid FROM container_requests r \
-     WHERE r.requesting_container_uuid = ? AND r.container_uuid IS NOT NULL";
+/// Condition for containers of requests that a container made.
+const IS_REQUESTED_INSIDE: &str = "IN (SELECT r.container_uuid FROM container_requests r \
+     WHERE r.requesting_container_uuid = ? AND r.container_uuid IS NOT NULL)";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
@@ -191,14 +191,14 @@ impl List<'_> {
             (Sight::One(uuid), Kind::Logs) => self.filter.is("t.object_uuid = ?", uuid.as_str()),
             (Sight::One(_), Kind::Requests) => self.filter.when("FALSE"),
             (Sight::Inside(uuid), Kind::Containers) => {
-                self.filter.is(&format!("(t.uuid = ? OR t.uuid IN ({ASKED_INSIDE}))"), uuid.as_str());
+                self.filter.is(&format!("(t.uuid = ? OR t.uuid {IS_REQUESTED_INSIDE})"), uuid.as_str());
             }
             (Sight::Inside(uuid), Kind::Requests) => {
                 self.filter.is("(t.requesting_container_uuid = ? OR t.container_uuid = ?)", uuid.as_str());
             }
             (Sight::Inside(uuid), Kind::Logs) => {
                 let seen = format!(
-                    "(t.object_uuid = ? OR t.object_uuid IN ({ASKED_INSIDE}) OR t.object_uuid IN \
+                    "(t.object_uuid = ? OR t.object_uuid {IS_REQUESTED_INSIDE} OR t.object_uuid IN \
                      (SELECT r.uuid FROM container_requests r WHERE r.requesting_container_uuid = ?))"
                 );
                 self.filter.is(&seen, uuid.as_str());

@@ -135,6 +135,9 @@ impl Call {
                 .map_err(|error| Error::invalid(format!("understand the body: {error}")))?;
             json = parsed.as_object().cloned().unwrap_or_default();
         }
+        if params.values().any(|value| crate::http::has_nul(value.as_bytes())) {
+            return Err(Error::invalid("text must not hold NUL"));
+        }
         let over = head.headers.get("x-http-method-override").and_then(|value| value.to_str().ok());
         let over = over.map(str::to_owned).or_else(|| params.get("_method").cloned());
         let method = match over {

@@ -194,10 +194,6 @@ fn retries_no_capacity(status: run::Status, glances: &[Glance], rows: &[Job]) ->
         })
 }
 
-fn reason(job: &Job) -> Option<job::TerminationReason> {
-    job.termination_reason.as_deref()?.parse().ok()
-}
-
 fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
     let mut jobs: Vec<((i64, i64), wire::Job)> = Vec::new();
     for mut row in rows {
@@ -227,13 +223,7 @@ fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
 }
 
 fn submission(row: Job, not_ready: Option<String>) -> Result<wire::JobSubmission> {
-    let ending = reason(&row).map(|reason| {
-        let ending = Ending::new(reason);
-        match row.exit_status.and_then(|code| i32::try_from(code).ok()) {
-            Some(code) => ending.with_exit_status(code),
-            None => ending,
-        }
-    });
+    let ending = row.ending();
     let computed = || not_ready.unwrap_or_else(|| job::status_message(row.status, ending.as_ref()));
     let inactive = row.inactive_since.map(|since| row.last_processed_at.since(since).as_secs().max(0));
     Ok(wire::JobSubmission {
