@@ -183,7 +183,8 @@ async fn c5_jobs_of_others_are_not_seen() {
 
 #[tokio::test]
 async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_commands() {
-    let mut kit = Kit::start(&[Size { gpus: 2, ..SIZE }], r#"echo "$*" >> ran; env > environment; cat > given"#);
+    let mut kit =
+        Kit::start(&[Size { gpus: 2, ..SIZE }], r#"echo "$*" >> ran; env > environment; cat > given"#);
     let rest = Some(kit.cluster.start_rest());
     kit.slurm =
         Slurm::new(Settings { rest, ..Kit::settings(&kit.cluster, kit.cluster.dir().join("executor")) });
