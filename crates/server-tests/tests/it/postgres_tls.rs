@@ -82,7 +82,7 @@ async fn open(url: &str) -> Result<Db, DbError> {
 
 #[track_caller]
 fn refused(opened: Result<Db, DbError>, part: &str) {
-    let said = chain(&opened.err().expect("it is refused"));
+    let said = chain(&opened.expect_err("it is refused"));
     assert!(said.contains(part), "{said:?} says nothing of {part:?}");
 }
 
