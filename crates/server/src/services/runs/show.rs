@@ -167,7 +167,10 @@ fn glances(rows: &[Job]) -> Vec<Glance> {
         .filter_map(|submissions| {
             let latest = submissions.last()?;
             let ended = submissions.iter().rev().find(|job| job.finished);
-            Some(Glance { status: latest.status, last_ended: ended.and_then(reason) })
+            Some(Glance {
+                status: latest.status,
+                last_ended: ended.and_then(|job| job.termination_reason.as_deref()?.parse().ok()),
+            })
         })
         .collect()
 }

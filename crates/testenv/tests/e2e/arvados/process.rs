@@ -108,7 +108,7 @@ async fn a_plain_process_has_a_user_of_its_own_and_reads_nothing_of_others() {
         assert_eq!(u64::from_str_radix(&field(set), 16).unwrap(), 0, "{said}");
     }
     assert_eq!(field("env="), "0", "it reads environments of others: {said}");
-    assert_eq!(field("files="), "root", "of its own attempt it sees what is its own: {said}");
+    assert_eq!(field("files="), "", "it lists what is around its own directory: {said}");
     assert!(said.ends_with("mine\n"), "{said}");
     // What it made is nobody's but the dispatcher's afterwards.
     let kept = record["output"].as_str().unwrap();
