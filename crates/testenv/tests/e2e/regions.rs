@@ -28,6 +28,8 @@ async fn several_nodes_leave_a_region_that_has_no_machines_for_the_next() {
     std::fs::write(&script, CLOUD).unwrap();
     stage = stage.with_env("WINDLASS_MOCK_CLOUD", script);
     stage.start().await;
+    // A backend that comes later is no project's until somebody grants it.
+    stage.post("/api/backends/grant", &json!({"project_name": "main", "backend": "mock"})).await;
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "placement": "cluster",
         "nodes": {"min": 0, "target": 0, "max": 8}});
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});

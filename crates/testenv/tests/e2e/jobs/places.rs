@@ -19,6 +19,8 @@ async fn cloud() -> Stage {
     std::fs::write(&script, CLOUD).unwrap();
     stage = stage.with_env("WINDLASS_MOCK_CLOUD", script).with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
     stage.start().await;
+    // A backend that comes later is no project's until somebody grants it.
+    stage.post("/api/backends/grant", &json!({"project_name": "main", "backend": "mock"})).await;
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "spot_policy": "spot",
         "nodes": {"min": 0, "target": 0, "max": 8}});
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
