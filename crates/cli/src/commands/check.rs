@@ -3,6 +3,8 @@
 //! Configurations of `windlass apply`, profiles and task files of `windlass jobs launch` are told apart by what they say,
 //! and get the verdict that those commands would give.
 
+mod images;
+
 use std::{
     collections::BTreeMap,
     io::Read as _,
@@ -20,6 +22,7 @@ use windlass_model::{
     sky::{self, Given, Kind, Secret},
 };
 
+use self::images::{ImageReport, Images};
 use crate::{
     cli::{Format, Output},
     exit::Exit,
@@ -33,6 +36,7 @@ Examples:
   windlass check examples/*.yml -o name        only the names of files that are not valid
   windlass check -e TOKEN=x train.yml -o json  for an editor or a pipeline
   windlass check pipeline.yaml                 a task file of `windlass jobs launch`
+  windlass check --images windlass.yml         also asks the registry for the image
 
 Configurations, profiles and SkyPilot task files (single tasks, pipelines, groups) are told apart by what they say. The
 exit code is 0 when `apply` or `jobs launch` takes every file, else 1.";
@@ -49,6 +53,9 @@ pub(crate) struct Args {
     /// Set a secret of a task file, as `jobs launch` does
     #[arg(long = "secret", value_name = "K=V", value_parser = assignment)]
     pub(crate) secret: Vec<(String, String)>,
+    /// Ask registries whether the images of configurations exist, and for which platforms
+    #[arg(long)]
+    pub(crate) images: bool,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -102,6 +109,8 @@ struct Valid {
     warnings: Vec<Diagnosis>,
     /// Why it cannot be launched on windlass, though it is right.
     refusals: Vec<Diagnosis>,
+    /// The registry's answer, with `--images`.
+    image: Option<ImageReport>,
 }
 
 /// The verdict on one file.
@@ -114,15 +123,19 @@ enum Checked {
 impl Checked {
     fn is_fine(&self) -> bool {
         match self {
-            Self::Valid { valid, .. } => valid.refusals.is_empty(),
+            Self::Valid { valid, .. } => {
+                valid.refusals.is_empty() && !matches!(valid.image, Some(ImageReport::Missing { .. }))
+            }
             Self::Invalid { .. } | Self::Unreadable { .. } => false,
         }
     }
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+    let images = args.images.then(Images::new).transpose()?;
+    let files = args.files.iter();
     let checked: Vec<(String, Checked)> =
-        args.files.iter().map(|file| (file.display().to_string(), check(file, args))).collect();
+        files.map(|file| (file.display().to_string(), check(file, args, images.as_ref()))).collect();
     let documents = || checked.iter().map(|(file, checked)| document(file, checked)).collect::<Vec<_>>();
     match args.output.format {
         Format::Table | Format::Wide => checked.iter().for_each(|(file, checked)| tell(file, checked)),
@@ -137,7 +150,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(if fine { Exit::Done } else { Exit::Failed })
 }
 
-fn check(file: &Path, args: &Args) -> Checked {
+fn check(file: &Path, args: &Args, images: Option<&Images>) -> Checked {
     let source = match read(file) {
         Ok(source) => source,
         Err(error) => return Checked::Unreadable { problem: error.to_string() },
@@ -145,7 +158,7 @@ fn check(file: &Path, args: &Args) -> Checked {
     let dialect = Dialect::of(file, &source);
     let read = match dialect {
         Dialect::Profiles => config::parse_profiles(&source).map(|_| valid("profiles", Vec::new())),
-        Dialect::Windlass => config::parse(&source).and_then(|parsed| resolved(parsed, &args.env)),
+        Dialect::Windlass => config::parse(&source).and_then(|parsed| resolved(parsed, &args.env, images)),
         Dialect::Skypilot => task_file(&source, args),
     };
     match read {
@@ -155,7 +168,7 @@ fn check(file: &Path, args: &Args) -> Checked {
 }
 
 fn valid(kind: &'static str, unset: Vec<String>) -> Valid {
-    Valid { kind, described: kind.to_owned(), unset, warnings: Vec::new(), refusals: Vec::new() }
+    Valid { kind, described: kind.to_owned(), unset, warnings: Vec::new(), refusals: Vec::new(), image: None }
 }
 
 /// What `jobs launch` would find.
@@ -178,12 +191,17 @@ fn task_file(source: &str, args: &Args) -> Result<Valid, Vec<Diagnosis>> {
         unset: Vec::new(),
         warnings: parsed.warnings,
         refusals: parsed.refusals,
+        image: None,
     })
 }
 
 /// What `apply` would do with references and variables. A variable that is taken from the environment need
 /// not be set where a file is only checked.
-fn resolved(mut parsed: config::Parsed, env: &[(String, String)]) -> Result<Valid, Vec<Diagnosis>> {
+fn resolved(
+    mut parsed: config::Parsed,
+    env: &[(String, String)],
+    images: Option<&Images>,
+) -> Result<Valid, Vec<Diagnosis>> {
     let context = unsupported::Context { node: Some(&parsed.node), ..unsupported::Context::default() };
     let review = unsupported::review(&parsed.configuration, context);
     if !review.refusals.is_empty() {
@@ -204,7 +222,11 @@ fn resolved(mut parsed: config::Parsed, env: &[(String, String)]) -> Result<Vali
         }))
     };
     match resolve::for_client(configuration, &[], environment) {
-        Ok(()) => Ok(valid(kind, unset)),
+        Ok(()) => {
+            let run = parsed.configuration.run();
+            let image = images.zip(run).and_then(|(images, run)| images.check(run));
+            Ok(Valid { image, ..valid(kind, unset) })
+        }
         Err(error) => Err(vec![Diagnosis::new(Code::Interpolation, parsed.node.span, error.to_string())]),
     }
 }
@@ -224,7 +246,7 @@ fn tell(file: &str, checked: &Checked) {
     };
     match checked {
         Checked::Valid { source, valid, .. } => {
-            let Valid { described, unset, warnings, refusals, .. } = valid;
+            let Valid { described, unset, warnings, refusals, image, .. } = valid;
             let verdict = if refusals.is_empty() { "" } else { ", which cannot be launched here" };
             output::say(&output::printable(&format!("{file}: valid {described}{verdict}")));
             if !unset.is_empty() {
@@ -232,6 +254,14 @@ fn tell(file: &str, checked: &Checked) {
                 let note =
                     format!("  note: `apply` takes from its environment, and here is not set: {names}");
                 output::say(&output::printable(&note));
+            }
+            if let Some(image) = image {
+                let label = match image {
+                    ImageReport::Exists { .. } => "note",
+                    ImageReport::Missing { .. } => "error",
+                    ImageReport::Unknown { .. } => "warning",
+                };
+                output::say(&output::printable(&format!("  {label}: {}", image.text())));
             }
             for warning in warnings {
                 let text = format!("  warning: line {}: {}", warning.span.start.line, warning.message);
@@ -251,7 +281,7 @@ fn tell(file: &str, checked: &Checked) {
 fn document(file: &str, checked: &Checked) -> Value {
     match checked {
         Checked::Valid { dialect, valid, .. } => {
-            let Valid { kind, unset, warnings, refusals, .. } = valid;
+            let Valid { kind, unset, warnings, refusals, image, .. } = valid;
             let mut document = json!({
                 "file": file, "valid": true, "dialect": dialect.as_str(), "type": kind, "problems": refusals,
                 "unset": unset,
@@ -259,6 +289,9 @@ fn document(file: &str, checked: &Checked) -> Value {
             if *dialect == Dialect::Skypilot {
                 document["launchable"] = json!(refusals.is_empty());
                 document["warnings"] = json!(warnings);
+            }
+            if let Some(image) = image {
+                document["image"] = image.document();
             }
             document
         }

@@ -183,3 +183,36 @@ fn real_task_files_are_read_as_launch_reads_them() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registries_say_whether_images_exist() {
+    let registry = windlass_testkit::lab::registry::Registry::start().await;
+    let (there, by_digest) = registry.put("team/app", "1", b"a layer".to_vec());
+    let missing = registry.name("team/app:2");
+    let dir = Dir::new();
+    for (file, image) in [
+        ("there.yml", there.as_str()),
+        ("digest.yml", &by_digest),
+        ("missing.yml", &missing),
+        ("none.yml", "none"),
+    ] {
+        dir.file(file, &format!("type: task\nimage: {image}\ncommands: [echo hi]\n"));
+    }
+    dir.file("away.yml", "type: task\nimage: 127.0.0.1:1/app:1\ncommands: [echo hi]\n");
+    let path = dir.path().to_owned();
+    let check = async |args: &'static [&'static str]| {
+        let path = path.clone();
+        tokio::task::spawn_blocking(move || check(&path, args)).await.unwrap()
+    };
+    let ran = check(&["--images", "there.yml", "digest.yml", "none.yml"]).await;
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(ran.stderr.matches(" exists for linux/").count(), 2, "{}", ran.stderr);
+    let ran = check(&["--images", "missing.yml"]).await;
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stderr.contains("team/app:2 does not exist in the registry 127.0.0.1:"), "{}", ran.stderr);
+    // A registry that does not answer says nothing about the image.
+    let ran = check(&["--images", "away.yml", "-o", "json"]).await;
+    assert_eq!((ran.code, ran.stdout.contains(r#""state": "unknown""#)), (Some(0), true), "{}", ran.stdout);
+    // Without the flag nobody is asked.
+    assert_eq!(check(&["missing.yml"]).await.code, Some(0));
+}

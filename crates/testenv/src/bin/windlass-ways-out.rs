@@ -81,6 +81,8 @@ fn done<T>(result: io::Result<T>) -> Outcome {
 
 fn main() {
     let targets = targets();
+    // Images may have no directory for temporary files.
+    let _ = fs::create_dir_all(std::env::temp_dir());
     files(&targets);
     processes(&targets);
     sockets(&targets);
@@ -245,7 +247,8 @@ fn control_groups() {
         let (controllers, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let hierarchy = root.join(controllers.trim_start_matches("name="));
         let inside = hierarchy.join(path.trim_start_matches('/'));
-        let leave = fs::write(hierarchy.join("cgroup.procs"), std::process::id().to_string());
+        let procs = fs::OpenOptions::new().write(true).open(hierarchy.join("cgroup.procs"));
+        let leave = procs.and_then(|mut file| file.write_all(std::process::id().to_string().as_bytes()));
         left = worst(left, done(leave));
         for limit in ["memory.max", "memory.limit_in_bytes", "pids.max", "cpu.max"] {
             raised = worst(raised, done(fs::OpenOptions::new().write(true).open(inside.join(limit))));

@@ -76,13 +76,18 @@ fn sockets(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
+/// An argument for a shell.
+fn quoted(name: &str, target: impl std::fmt::Display) -> String {
+    format!("'{}={target}'", name.replace('\'', "'\\''"))
+}
+
 /// Where a server and its agent keep what nobody else may have, as arguments of the program.
 fn targets(stage: &Stage) -> String {
     let data = stage.home().join("server");
     let mut args = Vec::new();
     let mut read = |name: &str, path: &Path| {
         assert!(path.exists(), "{} is not there to be read", path.display());
-        args.push(format!("--read '{name}={}'", path.display()));
+        args.push(format!("--read {}", quoted(name, path.display())));
     };
     read("the master key", &data.join("keys/master"));
     read("the server's directory", &data);
@@ -97,11 +102,11 @@ fn targets(stage: &Stage) -> String {
     sockets(&local, &mut found);
     assert!(!found.is_empty(), "no socket is below {}", local.display());
     for (n, path) in found.iter().enumerate() {
-        args.push(format!("--socket 'socket {n} of the agent={}'", path.display()));
+        args.push(format!("--socket {}", quoted(&format!("socket {n} of the agent"), path.display())));
     }
-    args.push(format!("--socket 'the container engine={}'", engine().display()));
-    args.push(format!("--pid 'the server={}'", stage.pid()));
-    args.push(format!("--pid 'the other job={}'", other_job()));
+    args.push(format!("--socket {}", quoted("the container engine", engine().display())));
+    args.push(format!("--pid {}", quoted("the server", stage.pid())));
+    args.push(format!("--pid {}", quoted("the other job", other_job())));
     args.push(format!("--canary {CANARY}"));
     args.join(" ")
 }

@@ -1,0 +1,103 @@
+//! `windlass check --images`: asks registries whether images exist, and for which platforms.
+
+use serde_json::{Value, json};
+use windlass_model::{config::run::Run, plan::runs_in::NO_IMAGE};
+use windlass_registry::{Client, Credentials, Image, ImageName, NameError, Platform, RegistryError};
+
+use crate::problem::Problem;
+
+/// Start of a reference to a secret, whose value only the server has.
+const REFERENCE: &str = "${{";
+
+/// The registry's answer about one image.
+pub(super) enum ImageReport {
+    Exists {
+        name: ImageName,
+        platforms: Vec<Platform>,
+        bytes: Option<u64>,
+    },
+    /// The registry is sure that a job with this image cannot start.
+    Missing {
+        reason: String,
+    },
+    /// The registry did not answer, or wants a password that only the server has.
+    Unknown {
+        reason: String,
+    },
+}
+
+impl ImageReport {
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Exists { name, platforms, bytes } => {
+                let platforms: Vec<String> = platforms.iter().map(ToString::to_string).collect();
+                let size = bytes.map(|bytes| format!(", {} MB to download", bytes.div_ceil(1_000_000)));
+                format!("image {name} exists for {}{}", platforms.join(", "), size.unwrap_or_default())
+            }
+            Self::Missing { reason } => reason.clone(),
+            Self::Unknown { reason } => format!("the image was not checked: {reason}"),
+        }
+    }
+
+    pub(super) fn document(&self) -> Value {
+        match self {
+            Self::Exists { name, platforms, bytes } => {
+                let platforms: Vec<String> = platforms.iter().map(ToString::to_string).collect();
+                json!({ "state": "exists", "name": name.to_string(), "platforms": platforms, "bytes": bytes })
+            }
+            Self::Missing { reason } => json!({ "state": "missing", "reason": reason }),
+            Self::Unknown { reason } => json!({ "state": "unknown", "reason": reason }),
+        }
+    }
+}
+
+/// A client of registries and the runtime that it needs.
+pub(super) struct Images {
+    client: Client,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Images {
+    pub(super) fn new() -> Result<Self, Problem> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Problem::new("start a runtime").why(error))?;
+        Ok(Self { client: Client::default(), runtime })
+    }
+
+    /// `None` for a run without an image.
+    pub(super) fn check(&self, run: &Run) -> Option<ImageReport> {
+        let image = run.image.as_deref().filter(|image| !image.is_empty() && *image != NO_IMAGE)?;
+        let name: ImageName = match image.parse() {
+            Ok(name) => name,
+            Err(NameError { .. }) if image.contains(REFERENCE) => return None,
+            Err(error) => return Some(ImageReport::Missing { reason: error.to_string() }),
+        };
+        let written = run.registry_auth.as_ref();
+        let is_reference = |text: &str| text.contains(REFERENCE);
+        let has_references =
+            written.is_some_and(|auth| is_reference(&auth.username) || is_reference(&auth.password));
+        let credentials = written
+            .filter(|_| !has_references)
+            .map(|auth| Credentials { username: auth.username.clone(), password: auth.password.clone() });
+        let asked = self.client.image(&name, &Platform::own(), credentials.as_ref());
+        Some(report(name, self.runtime.block_on(asked), has_references))
+    }
+}
+
+fn report(name: ImageName, answer: Result<Image, RegistryError>, has_references: bool) -> ImageReport {
+    match answer {
+        Ok(image) => {
+            let bytes = Some(image.size());
+            ImageReport::Exists { name, platforms: image.platforms, bytes }
+        }
+        // Instances may have another platform than this machine.
+        Err(RegistryError::NoPlatform(other)) => {
+            ImageReport::Exists { name, platforms: other.has, bytes: None }
+        }
+        Err(RegistryError::Denied { .. }) if has_references => {
+            ImageReport::Unknown { reason: "its registry needs a password that is a secret".to_owned() }
+        }
+        Err(error) if error.is_final() => ImageReport::Missing { reason: error.to_string() },
+        Err(error) => ImageReport::Unknown { reason: windlass_model::causes::chain(&error) },
+    }
+}
