@@ -17,7 +17,7 @@ fn a_run_that_waits_is_a_tree_that_moves_and_the_second_ctrl_c_leaves_it() {
     let terminal = Terminal::run(&stage, &["apply", "-f", "job.yml"]);
     terminal.shows("Submit the run? [y/n]");
     terminal.keys(&["y", "Enter"]);
-    let first = terminal.shows("└─ 0-0  no capacity: fleets: no fleet exists");
+    let first = terminal.shows("└─ 0-0  no fleets: fleets: no fleet exists");
     terminal.until("moved", |screen| screen.contains("└─ 0-0") && screen != first);
     assert_eq!(
         terminal.screen().matches("└─ 0-0").count(),

@@ -60,7 +60,7 @@ pub(super) struct Images {
 impl Images {
     pub(super) fn new() -> Result<Self, Problem> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Problem::new("start a runtime").why(error))?;
+        let runtime = runtime.map_err(|error| Problem::new("start a runtime").why(error.to_string()))?;
         Ok(Self { client: Client::default(), runtime })
     }
 
@@ -79,8 +79,9 @@ impl Images {
         let credentials = written
             .filter(|_| !has_references)
             .map(|auth| Credentials { username: auth.username.clone(), password: auth.password.clone() });
-        let asked = self.client.image(&name, &Platform::own(), credentials.as_ref());
-        Some(report(name, self.runtime.block_on(asked), has_references))
+        let platform = Platform::own();
+        let answer = self.runtime.block_on(self.client.image(&name, &platform, credentials.as_ref()));
+        Some(report(name, answer, has_references))
     }
 }
 
