@@ -134,7 +134,7 @@ fn host(
     blocks: i64,
 ) -> instances::NewInstance {
     let kind = json!({"name": "hollow", "resources": {"cpus": 64, "memory_mib": 262_144, "spot": false,
-        "cpu_arch": "x86", "disk": {"size_mib": 1_048_576}, "gpus": []}});
+        "cpu_arch": "x86", "disk": {"size_mib": 1_048_576}, "gpus": []}, "processes": {"mode": "own"}});
     let machine = windlass_backend::Machine {
         id: format!("hollow-{number}"),
         reach: Some(windlass_backend::Reach::Socket { path: PathBuf::from(socket) }),

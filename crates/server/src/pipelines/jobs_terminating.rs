@@ -199,6 +199,8 @@ impl JobsTerminating {
         };
         match (ending.said().map(str::to_owned), last.termination_message) {
             (_, told) if told.is_empty() => ending,
+            // The same words may be why it ends at all.
+            (Some(said), told) if said.contains(&told) => ending,
             (Some(said), told) => ending.saying(format!("{said}; {told}")),
             (None, told) => ending.saying(told),
         }
