@@ -100,7 +100,7 @@ async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &Grou
     assert_eq!(job["status_message"], "disk limit exceeded");
     assert_eq!(job["termination_reason_message"], said);
     let events = stage.server.admin("/api/events/list", json!({"target_runs": [run["id"]]})).await;
-    assert!(events.to_string().contains("disk limit exceeded"), "{events}");
+    assert!(events.to_string().contains("disk_limit_exceeded"), "{events}");
     stage.end().await;
 }
 
