@@ -6,6 +6,7 @@ export default defineConfig({
   plugins: [svelte({ compilerOptions: { runes: true } })],
   build: {
     target: 'es2022',
+    cssTarget: ['chrome123', 'firefox120', 'safari17.5'],
     outDir: 'dist',
     emptyOutDir: true,
     assetsInlineLimit: 0,

@@ -3,7 +3,7 @@
 //
 //   node dev/server.mjs [--port 8087] [--frozen] [--runs 10000] [--empty] [--logged-in]
 import { createHash, randomBytes } from 'node:crypto';
-import { existsSync, readFileSync, readdirSync, statSync } from 'node:fs';
+import { existsSync, readFileSync, statSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { extname, join, normalize } from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
@@ -389,7 +389,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
         job.job_submissions.push({ id: s.id, submission_num: s.num, deployment_num: run.deployment?.num ?? 0, submitted_at: iso(s.submitted), last_processed_at: iso(now()), finished_at: iso(s.endedAt ?? null), inactivity_secs: null, status: s.status, status_message: s.status, termination_reason: s.reason, termination_reason_message: null, exit_status: s.exit === null ? null : Number(s.exit), error: null, job_provisioning_data: s.instance ? { hostname: s.instance.name, backend: s.instance.backend, region: s.instance.region, price: s.instance.price } : null, job_runtime_data: null, image_pull_progress: null, probes: run.shape.type === 'service' ? [{ success_streak: 200 }] : [] });
         jobs.set(key, job);
       }
-      return { id: run.id, project_name: run.row.project, user: run.row.user, fleet: run.row.fleet ? { id: world.fleets.find((f) => f.name === run.row.fleet)?.id ?? '', name: run.row.fleet } : null, submitted_at: run.row.submitted_at, last_processed_at: iso(now()), status: run.row.status, status_message: run.row.message ?? run.row.status, termination_reason: run.row.termination_reason, run_spec: { run_name: run.row.name, configuration_text: run.text, configuration_path: `${run.shape.base}.yml`, configuration: { type: run.row.type, name: run.row.name, resources: run.wants } }, jobs: [...jobs.values()], latest_job_submission: null, cost: run.row.cost, service: run.shape.type === 'service' ? { url: `https://${run.row.name}.svc.example.org`, model: run.model ? { name: run.model, type: 'chat' } : null } : null, deployment_num: run.deployment?.num ?? 0, error: null, deleted: false, next_triggered_at: null, reason: run.row.reason, deployment: run.deployment, scaling: run.shape.type === 'service' ? [{ group: '0', desired: run.replicas, message: 'measured 9.4 requests a second for each replica, target 12' }] : [] };
+      return { id: run.id, project_name: run.row.project, user: run.row.user, fleet: run.row.fleet ? { id: world.fleets.find((f) => f.name === run.row.fleet)?.id ?? '', name: run.row.fleet } : null, submitted_at: run.row.submitted_at, last_processed_at: iso(now()), status: run.row.status, status_message: run.row.message ?? run.row.status, termination_reason: run.row.termination_reason, run_spec: { run_name: run.row.name, configuration_text: run.text, configuration_path: `${run.shape.base}.yml`, configuration: { type: run.row.type, name: run.row.name, resources: run.wants } }, jobs: [...jobs.values()], latest_job_submission: null, cost: run.row.cost, service: run.shape.type === 'service' ? { url: `https://${run.row.name}.svc.example.org`, model: run.model ? { name: run.model, type: 'chat' } : null } : null, deployment_num: run.deployment?.num ?? 0, error: null, deleted: false, next_triggered_at: null, reason: run.row.reason, row: { ...run.row }, as_of: world.asOf(), deployment: run.deployment, scaling: run.shape.type === 'service' ? [{ group: '0', desired: run.replicas, message: 'measured 9.4 requests a second for each replica, target 12' }] : [] };
     },
     'runs/why': (p, b) => whyRun(findRun(p, b)),
     'runs/what_if': (p, b) => {
@@ -635,7 +635,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
       if (path === '/api/changes/stream') return changes(req, res);
       if (path === '/api/metrics/stream') { const { send: tell, onClose } = sse(req, res); tell('sample', blockSample()); const t = setInterval(() => tell('sample', blockSample()), 5000); return onClose(() => clearInterval(t)); }
       if (POST[path]) return send(res, 200, POST[path](body, req, res));
-      if (path.startsWith('/api/schema/')) return send(res, 200, JSON.parse(readFileSync(join(ROOT, '..', 'schema', readdirSync(join(ROOT, '..', 'schema')).find((f) => f.endsWith('.json')) ), 'utf8')));
+      if (path.startsWith('/api/schema/')) return send(res, 200, JSON.parse(readFileSync(join(ROOT, '..', 'schema', path.endsWith('/profiles') ? 'profiles.schema.json' : 'windlass.schema.json'), 'utf8')));
       if (path.startsWith('/api/errors/')) { const code = path.split('/').pop(); const file = join(ROOT, '..', 'docs', 'errors', `${code}.md`); if (!/^[A-Z]\d+$/.test(code) || !existsSync(file)) throw new Refusal(404, `There is no error ${code}`); const text = readFileSync(file, 'utf8'); return send(res, 200, { code, title: text.split('\n')[0].replace(/^#+\s*/, ''), text }); }
       const admin = /^\/api\/projects\/([^/]+)\/(get|set_members)$/.exec(path);
       if (admin) { const p = decodeURIComponent(admin[1]); if (!world.projectId(p)) throw missing(`Project ${p}`); return send(res, 200, bigProject(p)); }

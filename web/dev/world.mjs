@@ -560,6 +560,7 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
     for (let n = 0; n < 6; n++) end(submit(SHAPES[n % 4], { at: START - int(4, 55) * MINUTE, quiet: true }), 'failed', ...FAILS[n], { quiet: true, at: START - int(1, 50) * MINUTE });
     const nightly = makeRun(SHAPES[6], { name: 'nightly-rebuild', user: 'grace', submitted: START - 9 * HOUR });
     Object.assign(nightly.row, { status: 'pending', reason: 'waits for its schedule: next at 06:00 UTC', wanted: 1 });
+    for (const run of runs.values()) if (!run.row.finished_at && run.row.started_at) run.row.cost = (run.row.price * (START - Date.parse(run.row.started_at))) / HOUR;
     for (const i of instances) use(i, true);
     events.sort((a, b) => a.recorded_at.localeCompare(b.recorded_at));
     for (const e of events.slice(-400)) void e;

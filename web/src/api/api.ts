@@ -747,6 +747,10 @@ export interface Run {
   reason?: string | null;
   deployment?: DeploymentState | null;
   scaling?: { group: string; desired: number; message: string | null }[];
+  /** NEW, only where one run is read: its row as in `runs/rows`. */
+  row: RunRow;
+  /** NEW, only where one run is read: clock at which `row` was read. */
+  as_of: number;
 }
 
 export interface Offer {
@@ -1085,8 +1089,8 @@ export const configurations = {
   /** NEW `/api/project/{p}/configurations/plan` */
   plan: (p: string, body: { text: string; env: Record<string, string> }, o?: CallOptions) =>
     call<ConfigurationPlan>(`/api/project/${e(p)}/configurations/plan`, body, o),
-  /** NEW `GET /api/schema/{name}`: `configuration` or `task`; JSON Schema with `ETag`. */
-  schema: (name: 'configuration' | 'task') => call<Document>(`/api/schema/${name}`, undefined, { method: 'GET' }),
+  /** NEW `GET /api/schema/{name}`: the JSON Schemas of `schema/`, with `ETag`. */
+  schema: (name: 'windlass' | 'profiles') => call<Document>(`/api/schema/${name}`, undefined, { method: 'GET' }),
   /** NEW `GET /api/errors/{code}` */
   error: (code: string) => call<ErrorPage>(`/api/errors/${e(code)}`, undefined, { method: 'GET' }),
   /** `/api/project/{p}/templates/list` */

@@ -1,0 +1,35 @@
+/** A question to the server whose answer is shown, and asked again when something changed. */
+import type { CallOptions } from './call';
+
+export class Answer<T> {
+  value = $state.raw<T | null>(null);
+  error = $state.raw<unknown>(null);
+  loading = $state(false);
+  #abort: AbortController | null = null;
+  #ask: (options: CallOptions) => Promise<T>;
+
+  constructor(ask: (options: CallOptions) => Promise<T>) {
+    this.#ask = ask;
+  }
+
+  /** Asks; the last answer stays until the next is there. */
+  load = async (): Promise<void> => {
+    this.#abort?.abort();
+    const abort = (this.#abort = new AbortController());
+    this.loading = true;
+    try {
+      const value = await this.#ask({ signal: abort.signal });
+      if (abort.signal.aborted) return;
+      this.value = value;
+      this.error = null;
+    } catch (error) {
+      if (abort.signal.aborted) return;
+      this.error = error;
+    }
+    if (!abort.signal.aborted) this.loading = false;
+  };
+
+  stop(): void {
+    this.#abort?.abort();
+  }
+}
