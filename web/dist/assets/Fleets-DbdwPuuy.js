@@ -1,1 +1,0 @@
-import{D as e,k as t}from"./disclose-version-DbBBeBoh.js";var n=t(`<p class="page">Fleets</p>`);function r(t){e(t,n())}export{r as default};
