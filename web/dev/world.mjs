@@ -306,6 +306,13 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
       status: s.status, reason: why, termination_reason: word, fleet: instance.fleet, instance: instance.name, wanted: 1,
       started_at: iso(started), finished_at: iso(at), cost: ((at - started) / HOUR) * instance.price * (blocksFor(wants, instance) / instance.blocks),
     });
+    if (submitted > START - 3 * 24 * HOUR) {
+      const say = (kind, from, to, reason, message, when, extra = {}) => event(run, { kind, from, to, reason, message, at: when, ...extra });
+      say('run.submitted', null, 'submitted', null, `${run.row.user} submitted ${run.row.name}`, submitted, { user: run.row.user, actor: 'api' });
+      say('run.status_changed', 'submitted', 'provisioning', 'placed', `${run.row.name} got ${instance.name}`, submitted + waited, { actor: 'jobs_submitted' });
+      say('run.status_changed', 'provisioning', 'running', 'started', `${run.row.name} runs on ${instance.name}`, started, { actor: 'jobs_running' });
+      say('run.status_changed', 'running', s.status, word, why ? `${run.row.name} ended: ${why}` : `${run.row.name} is done`, at, { final: true });
+    }
     return run;
   }
 
