@@ -62,6 +62,15 @@ export function openEditor(host: HTMLElement, text: string, onchange: (text: str
         autocompletion({ override: [(context) => complete(context, schema)], icons: false }),
         EditorView.contentAttributes.of({ 'aria-label': 'Configuration', 'aria-multiline': 'true' }),
         keymap.of([{ key: 'Mod-Enter', run: () => (onapply(), true) }, ...completionKeymap, ...defaultKeymap, ...historyKeymap, indentWithTab]),
+        // Typed over a selection, the browser would write a style attribute, which the content policy forbids.
+        EditorView.domEventHandlers({
+          beforeinput: (event, target) => {
+            if (event.inputType !== 'insertText' || event.isComposing || event.data === null || target.state.selection.main.empty) return false;
+            event.preventDefault();
+            target.dispatch(target.state.replaceSelection(event.data), { userEvent: 'input.type', scrollIntoView: true });
+            return true;
+          },
+        }),
         EditorView.updateListener.of((update) => update.docChanged && onchange(update.state.doc.toString())),
       ],
     }),

@@ -5,6 +5,8 @@ import { LineIndex } from './index';
 import type { FromWorker, ToWorker } from './protocol';
 
 const PIECE = 512 * 1024;
+/** Read around a place that is jumped to: enough for the first screens. */
+const JUMP = 128 * 1024;
 const KEEP = 64 * 1024 * 1024;
 const LINES_MAX = 1_200_000;
 const STATE_MS = 50;
@@ -81,8 +83,8 @@ async function load(at: number | 'end', mine: number): Promise<void> {
     if (at === 'end' || size === 0) await raw(0, 0);
     if (mine !== generation) return;
     const wanted = at === 'end' ? size : Math.max(first, Math.min(at, size));
-    const from = Math.max(first, wanted - (at === 'end' ? PIECE : PIECE / 2));
-    const bytes = await raw(from, PIECE);
+    const from = Math.max(first, wanted - (at === 'end' ? PIECE : JUMP / 2));
+    const bytes = await raw(from, at === 'end' ? PIECE : JUMP);
     if (mine !== generation) return;
     const skip = from > first ? bytes.indexOf(10) + 1 : 0;
     index = new LineIndex(from + skip);
