@@ -34,6 +34,12 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
   const keys = [{ id: 'k1', added_at: iso(now() - 40 * 24 * HOUR), name: 'laptop', type: 'ssh-ed25519', fingerprint: 'SHA256:0x3mKd0b2rJ7pQhYtV1s9kLwq8ZcE5uN4aGfRiXoBvY' }];
   const secrets = { research: ['HF_TOKEN', 'WANDB_API_KEY'], platform: ['REGISTRY_PASSWORD'], sandbox: [] };
   const drops = { feed: false };
+  // What was told lately, for readers that come back.
+  const told = [];
+  world.listeners.add((event, data) => {
+    told.push([event, data]);
+    if (told.length > 6000) told.splice(0, 1000);
+  });
   const open = new Set();
 
   const uiVersion = () => {
@@ -74,10 +80,11 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     const limit = Math.min(body.limit ?? 100, 500);
     const cursor = (n) => Buffer.from(String(n)).toString('base64url');
     return {
-      rows: keyed.slice(from, from + limit).map(([, r]) => r), next: from + limit < keyed.length && limit > 0 ? cursor(from + limit) : null, prev: from > 0 ? cursor(Math.max(0, from - limit)) : null,
+      rows: keyed.slice(from, from + limit).map(([, r]) => slim(r)), next: from + limit < keyed.length && limit > 0 ? cursor(from + limit) : null, prev: from > 0 ? cursor(Math.max(0, from - limit)) : null,
       counts, total: Math.min(keyed.length, 10_000), more: keyed.length > 10_000, as_of: world.asOf(),
     };
   }
+  const slim = (row) => Object.fromEntries(Object.entries(row).filter(([, value]) => value !== null));
   const runSorts = { submitted_at: (r) => r.submitted_at, name: (r) => r.name, status: (r) => r.status, user: (r) => r.user, cost: (r) => r.cost, duration: (r) => (r.started_at ? (r.finished_at ? Date.parse(r.finished_at) : now()) - Date.parse(r.started_at) : 0) };
   const anySorts = { name: (r) => r.name, status: statusOf, user: (r) => r.user ?? r.owner, owner: (r) => r.owner, cost: (r) => r.cost, submitted_at: (r) => r.submitted_at, created_at: (r) => r.created_at, fleet: (r) => r.fleet, price: (r) => r.price, priority: (r) => r.priority, deadline: (r) => r.deadline ?? '9' , blocks: (r) => r.blocks_busy / r.blocks_total };
   const rowsOfRuns = () => [...world.runs.values()].map((r) => r.row);
@@ -389,7 +396,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
         job.job_submissions.push({ id: s.id, submission_num: s.num, deployment_num: run.deployment?.num ?? 0, submitted_at: iso(s.submitted), last_processed_at: iso(now()), finished_at: iso(s.endedAt ?? null), inactivity_secs: null, status: s.status, status_message: s.status, termination_reason: s.reason, termination_reason_message: null, exit_status: s.exit === null ? null : Number(s.exit), error: null, job_provisioning_data: s.instance ? { hostname: s.instance.name, backend: s.instance.backend, region: s.instance.region, price: s.instance.price } : null, job_runtime_data: null, image_pull_progress: null, probes: run.shape.type === 'service' ? [{ success_streak: 200 }] : [] });
         jobs.set(key, job);
       }
-      return { id: run.id, project_name: run.row.project, user: run.row.user, fleet: run.row.fleet ? { id: world.fleets.find((f) => f.name === run.row.fleet)?.id ?? '', name: run.row.fleet } : null, submitted_at: run.row.submitted_at, last_processed_at: iso(now()), status: run.row.status, status_message: run.row.message ?? run.row.status, termination_reason: run.row.termination_reason, run_spec: { run_name: run.row.name, configuration_text: run.text, configuration_path: `${run.shape.base}.yml`, configuration: { type: run.row.type, name: run.row.name, resources: run.wants } }, jobs: [...jobs.values()], latest_job_submission: null, cost: run.row.cost, service: run.shape.type === 'service' ? { url: `https://${run.row.name}.svc.example.org`, model: run.model ? { name: run.model, type: 'chat' } : null } : null, deployment_num: run.deployment?.num ?? 0, error: null, deleted: false, next_triggered_at: null, reason: run.row.reason, row: { ...run.row }, as_of: world.asOf(), deployment: run.deployment, scaling: run.shape.type === 'service' ? [{ group: '0', desired: run.replicas, message: 'measured 9.4 requests a second for each replica, target 12' }] : [] };
+      return { id: run.id, project_name: run.row.project, user: run.row.user, fleet: run.row.fleet ? { id: world.fleets.find((f) => f.name === run.row.fleet)?.id ?? '', name: run.row.fleet } : null, submitted_at: run.row.submitted_at, last_processed_at: iso(now()), status: run.row.status, status_message: run.row.message ?? run.row.status, termination_reason: run.row.termination_reason, run_spec: { run_name: run.row.name, configuration_text: run.text, configuration_path: `${run.shape.base}.yml`, configuration: { type: run.row.type, name: run.row.name, resources: run.wants } }, jobs: [...jobs.values()], latest_job_submission: null, cost: run.row.cost, service: run.shape.type === 'service' ? { url: `https://${run.row.name}.svc.example.org`, model: run.model ? { name: run.model, type: 'chat' } : null } : null, deployment_num: run.deployment?.num ?? 0, error: null, deleted: false, next_triggered_at: null, reason: run.row.reason, row: slim(run.row), as_of: world.asOf(), deployment: run.deployment, scaling: run.shape.type === 'service' ? [{ group: '0', desired: run.replicas, message: 'measured 9.4 requests a second for each replica, target 12' }] : [] };
     },
     'runs/why': (p, b) => whyRun(findRun(p, b)),
     'runs/what_if': (p, b) => {
@@ -511,7 +518,12 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     if (drops.feed) throw new Refusal(503, 'The server is starting');
     const { send, onClose } = sse(req, res);
     send('hello', { seq: world.seq, server_version: '0.4.0-dev', ui_version: uiVersion(), now: iso(now()) });
-    const listener = (event, data) => send(event, data, data.seq);
+    const since = Number(req.headers['last-event-id'] ?? new URL(req.url, 'http://x').searchParams.get('since') ?? NaN);
+    const listener = (event, data) => send(event, data.row ? { ...data, row: slim(data.row) } : data, data.seq);
+    if (Number.isFinite(since)) {
+      if (told.length && told[0][1].seq > since + 1 && told.length > 5000) send('resync', {});
+      else for (const [event, data] of told) if (data.seq >= since) listener(event, data);
+    }
     world.listeners.add(listener);
     let last = '';
     const counts = setInterval(() => { const s = summary(false); const text = JSON.stringify(s.runs) + s.queue.length; if (text !== last) { last = text; send('counts', s); } }, 1000);

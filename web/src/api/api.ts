@@ -136,7 +136,7 @@ export type RunType = 'task' | 'service' | 'dev-environment';
 export type RunStatus =
   | 'pending' | 'submitted' | 'provisioning' | 'running' | 'terminating' | 'terminated' | 'failed' | 'done';
 
-/** One run in a list. At most 400 bytes. */
+/** One run in a list; about 400 bytes, since fields that are null may be left out. */
 export interface RunRow {
   id: Id;
   project: string;
@@ -331,15 +331,36 @@ export interface Rows<Row> {
   as_of: number;
 }
 
+/** Fields of rows that may be absent on the wire, to keep rows short; absent means null. */
+const NULLABLE: Partial<Record<Kind, readonly string[]>> = {
+  run: ['message', 'reason', 'termination_reason', 'queue_position', 'fleet', 'instance', 'gpu', 'submission_id', 'managed_job', 'started_at', 'finished_at'],
+  'managed-job': ['reason', 'market', 'placement', 'deadline', 'slack_seconds', 'progress', 'started_at', 'finished_at'],
+  instance: ['fleet', 'region', 'message', 'unreachable_since', 'gpu', 'market', 'finished_at'],
+  container: ['dispatcher', 'said', 'exit_code', 'started_at', 'finished_at'],
+};
+
+/** The row with every field that was left out set to null. */
+export function completeRow<Row>(kind: Kind, row: Row): Row {
+  const fields = row as Record<string, unknown>;
+  for (const name of NULLABLE[kind] ?? []) fields[name] ??= null;
+  return row;
+}
+
+async function askRows<Row>(path: string, kind: Kind, body: RowsRequest, o?: CallOptions): Promise<Rows<Row>> {
+  const answer = await call<Rows<Row>>(path, body, o);
+  for (const row of answer.rows) completeRow(kind, row);
+  return answer;
+}
+
 export const rows = {
   /** NEW `/api/runs/rows` */
-  runs: (body: RowsRequest, o?: CallOptions) => call<Rows<RunRow>>('/api/runs/rows', body, o),
+  runs: (body: RowsRequest, o?: CallOptions) => askRows<RunRow>('/api/runs/rows', 'run', body, o),
   /** NEW `/api/jobs/rows`: managed jobs, one row per task. */
-  jobs: (body: RowsRequest, o?: CallOptions) => call<Rows<ManagedJobRow>>('/api/jobs/rows', body, o),
+  jobs: (body: RowsRequest, o?: CallOptions) => askRows<ManagedJobRow>('/api/jobs/rows', 'managed-job', body, o),
   /** NEW `/api/instances/rows` */
-  instances: (body: RowsRequest, o?: CallOptions) => call<Rows<InstanceRow>>('/api/instances/rows', body, o),
+  instances: (body: RowsRequest, o?: CallOptions) => askRows<InstanceRow>('/api/instances/rows', 'instance', body, o),
   /** NEW `/api/containers/rows` */
-  containers: (body: RowsRequest, o?: CallOptions) => call<Rows<ContainerRow>>('/api/containers/rows', body, o),
+  containers: (body: RowsRequest, o?: CallOptions) => askRows<ContainerRow>('/api/containers/rows', 'container', body, o),
 };
 
 // ---------------------------------------------------------------------------------------------- overview, search (NEW)
@@ -775,14 +796,18 @@ export interface Offer {
 
 export const runs = {
   /** `/api/project/{p}/runs/get` */
-  get: (p: string, body: { run_name?: string; id?: Id }, o?: CallOptions) => call<Run>(`/api/project/${e(p)}/runs/get`, body, o),
+  get: async (p: string, body: { run_name?: string; id?: Id }, o?: CallOptions) => {
+    const run = await call<Run>(`/api/project/${e(p)}/runs/get`, body, o);
+    completeRow('run', run.row);
+    return run;
+  },
   /** `/api/project/{p}/runs/stop` */
   stop: (p: string, body: { runs_names: string[]; abort: boolean }) => call<null>(`/api/project/${e(p)}/runs/stop`, body, change()),
   /** `/api/project/{p}/runs/delete` */
   remove: (p: string, body: { runs_names: string[] }) => call<null>(`/api/project/${e(p)}/runs/delete`, body, change()),
   /** `/api/project/{p}/runs/apply`; `run_spec` and `current_resource` come from `configurations/plan`. */
   apply: (p: string, body: { plan: { run_spec: Document; current_resource?: Document | null }; force: boolean }) =>
-    call<Run>(`/api/project/${e(p)}/runs/apply`, body, change()),
+    call<Pick<Run, 'id' | 'project_name' | 'run_spec'>>(`/api/project/${e(p)}/runs/apply`, body, change()),
 };
 
 // ---------------------------------------------------------------------------------------------- logs

@@ -1,5 +1,5 @@
 /** The connection to the feed: one at a time, opened again when it is lost or silent. Used by worker and page alike. */
-import { changesPath, type FeedChange, type FeedGone, type FeedHello, type Summary } from '../api/api';
+import { changesPath, completeRow, type FeedChange, type FeedGone, type FeedHello, type Summary } from '../api/api';
 import { ApiError, readEvents } from '../lib/call';
 
 export type FeedMessage =
@@ -110,6 +110,7 @@ export class FeedConnection {
         break;
       case 'change': {
         const change = JSON.parse(data) as FeedChange;
+        if (change.row) completeRow(change.kind, change.row);
         this.#seq = Math.max(this.#seq ?? 0, change.seq);
         this.#changes.push(change);
         this.#later();

@@ -41,6 +41,11 @@ export function whenSessionIsLost(act: () => void): void {
   onLostSession = act;
 }
 
+/** Says that the server no longer knows the session. */
+export function sessionIsLost(): void {
+  onLostSession();
+}
+
 /** A path with a query; absent values are left out. */
 export function query(path: string, args: Record<string, string | number | boolean | null | undefined>): string {
   const parts = new URLSearchParams();
@@ -49,6 +54,17 @@ export function query(path: string, args: Record<string, string | number | boole
   }
   const text = parts.toString();
   return text ? `${path}?${text}` : path;
+}
+
+/** An address of a service, if it is one that a link may lead to. */
+export function webAddress(value: unknown): string | null {
+  if (typeof value !== 'string') return null;
+  try {
+    const { protocol } = new URL(value, location.href);
+    return protocol === 'https:' || protocol === 'http:' ? value : null;
+  } catch {
+    return null;
+  }
 }
 
 /** A key that is new with each call. `crypto.randomUUID` does not exist on plain HTTP. */

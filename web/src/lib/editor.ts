@@ -60,7 +60,7 @@ export function openEditor(host: HTMLElement, text: string, onchange: (text: str
         lineNumbers(), history(), drawSelection(), highlightActiveLine(), lintGutter(), indentUnit.of('  '), language.of(yaml()),
         syntaxHighlighting(colors), syntaxHighlighting(defaultHighlightStyle, { fallback: true }), look,
         autocompletion({ override: [(context) => complete(context, schema)], icons: false }),
-        EditorView.contentAttributes.of({ 'aria-label': 'Configuration', 'aria-multiline': 'true' }),
+        EditorView.contentAttributes.of({ 'aria-label': 'Configuration', 'aria-multiline': 'true', tabindex: '0' }),
         keymap.of([{ key: 'Mod-Enter', run: () => (onapply(), true) }, ...completionKeymap, ...defaultKeymap, ...historyKeymap, indentWithTab]),
         // Typed over a selection, the browser would write a style attribute, which the content policy forbids.
         EditorView.domEventHandlers({

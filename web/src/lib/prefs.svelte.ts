@@ -10,11 +10,10 @@ export interface Prefs {
   project: string;
   /** Columns that are hidden, by page. */
   hidden: Record<string, string[]>;
-  rail: boolean;
 }
 
 const KEY = 'windlass.prefs';
-const DEFAULTS: Prefs = { theme: 'system', density: 'cosy', keys: true, zone: 'local', project: '', hidden: {}, rail: false };
+const DEFAULTS: Prefs = { theme: 'system', density: 'cosy', keys: true, zone: 'local', project: '', hidden: {} };
 
 function load(): Prefs {
   try {

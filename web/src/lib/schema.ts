@@ -84,13 +84,15 @@ export function fieldsAt(schema: Document, text: string, line: number): Field[] 
 }
 
 export function valuesOf(schema: Document, text: string, line: number, name: string): string[] {
-  const node = properties(schema, nodeAt(schema, text, line)).get(name);
-  if (!node) return [];
   const found = new Set<string>();
-  for (const option of alternatives(schema, node)) {
-    if (typeof option.const === 'string') found.add(option.const);
-    if (Array.isArray(option.enum)) for (const value of option.enum) if (typeof value === 'string') found.add(value);
-    if (option.type === 'boolean') found.add('true').add('false');
+  for (const place of alternatives(schema, nodeAt(schema, text, line))) {
+    const node = isNode(place.properties) ? place.properties[name] : undefined;
+    if (!isNode(node)) continue;
+    for (const option of alternatives(schema, node)) {
+      if (typeof option.const === 'string') found.add(option.const);
+      if (Array.isArray(option.enum)) for (const value of option.enum) if (typeof value === 'string') found.add(value);
+      if (option.type === 'boolean') found.add('true').add('false');
+    }
   }
   return [...found];
 }

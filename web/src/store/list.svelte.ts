@@ -6,7 +6,7 @@
 import type { FeedChange, FeedGone, Kind, Rows, RowsRequest } from '../api/api';
 import type { CallOptions } from '../lib/call';
 import { matches } from '../text/filter';
-import { onChanges, type LiveTable } from './store.svelte';
+import { holdRows, onChanges, type LiveTable } from './store.svelte';
 
 const PAGE = 200;
 const NEXT_PAGE = 500;
@@ -34,7 +34,12 @@ export class RowList<Row extends { id: string }> {
     readonly kind: Kind,
     readonly ask: (body: RowsRequest, options?: CallOptions) => Promise<Rows<Row>>,
   ) {
-    this.#stop = onChanges((changes, gone) => this.#changed(changes, gone));
+    const stop = onChanges((changes, gone) => this.#changed(changes, gone));
+    const release = holdRows(() => this.#known);
+    this.#stop = () => {
+      stop();
+      release();
+    };
   }
 
   /** Asks for the beginning of a list. */

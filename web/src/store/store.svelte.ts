@@ -2,6 +2,7 @@
 import type { ContainerRow, FeedChange, FeedGone, InstanceRow, Kind, ManagedJobRow, RunRow, Summary } from '../api/api';
 import { FeedConnection, type FeedMessage, type FeedState } from '../feed/connection';
 import feedUrl from '../feed/feed.worker?sharedworker&url';
+import { sessionIsLost } from '../lib/call';
 import { time } from '../lib/clock.svelte';
 import { workerUrl } from '../lib/trusted';
 import { Table } from './table';
@@ -65,6 +66,22 @@ export function takeSummary(next: Summary): void {
   summary = { ...(summary ?? {}), ...next };
 }
 
+const RUNS_MAX = 20_000;
+/** Ids that lists show: the rest may go, so that a tab of many hours stays small. */
+const inUse = new Set<() => Iterable<string>>();
+
+export function holdRows(ids: () => Iterable<string>): () => void {
+  inUse.add(ids);
+  return () => inUse.delete(ids);
+}
+
+function prune(): void {
+  if (runs.table.rows.size <= RUNS_MAX) return;
+  const keep = new Set<string>();
+  for (const ids of inUse) for (const id of ids()) keep.add(id);
+  runs.table.keepOnly(keep);
+}
+
 type Listener = (changes: FeedChange[], gone: FeedGone[]) => void;
 const listeners = new Set<Listener>();
 
@@ -92,6 +109,7 @@ function take(message: FeedMessage): void {
   switch (message.type) {
     case 'state':
       state = message.state;
+      if (state.status === 401) sessionIsLost();
       break;
     case 'hello':
       time.set(message.hello.now);
@@ -113,6 +131,7 @@ function take(message: FeedMessage): void {
         const table = tables[gone.kind];
         if (table?.table.remove(gone.id, gone.as_of)) touched.add(table);
       }
+      prune();
       for (const table of touched) table.version++;
       for (const listener of listeners) listener(message.changes, message.gone);
       break;

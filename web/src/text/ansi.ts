@@ -66,6 +66,7 @@ function parseSpecial(text: string, base: number): Segment[] {
   const flush = (to: number) => {
     if (to > from) segments.push({ text: text.slice(from, to), classes, at: base + from });
   };
+  const ends = new StringEnds(text);
   let i = 0;
   while (i < text.length) {
     const code = text.charCodeAt(i);
@@ -78,7 +79,7 @@ function parseSpecial(text: string, base: number): Segment[] {
       continue;
     }
     if (code === 0x1b || code === 0x9b) {
-      const sequence = readSequence(text, i);
+      const sequence = readSequence(text, i, ends);
       if (sequence) {
         flush(i);
         if (sequence.final === 'm') {
@@ -121,9 +122,30 @@ interface Sequence {
 }
 
 const SEQUENCE_MAX = 256;
+const STRING_MAX = 4096;
+
+/** Where control strings (titles, links) end; each place of the line is looked at once, whatever is asked. */
+class StringEnds {
+  #bell = -1;
+  #terminator = -1;
+
+  constructor(readonly text: string) {}
+
+  /** Offset after the end of a string that begins at `from`; infinite when it has none. */
+  after(from: number): number {
+    if (this.#bell < from) this.#bell = this.#find('\x07', from);
+    if (this.#terminator < from) this.#terminator = this.#find('\x1b\\', from);
+    return Math.min(this.#bell + 1, this.#terminator + 2);
+  }
+
+  #find(what: string, from: number): number {
+    const at = this.text.indexOf(what, from);
+    return at < 0 ? Infinity : at;
+  }
+}
 
 /** The escape sequence at `start`; null when it is cut off or none. */
-function readSequence(text: string, start: number): Sequence | null {
+function readSequence(text: string, start: number, ends: StringEnds): Sequence | null {
   let i = start + 1;
   let kind = '[';
   if (text.charCodeAt(start) === 0x1b) {
@@ -142,14 +164,8 @@ function readSequence(text: string, start: number): Sequence | null {
     return null;
   }
   if (kind === ']' || kind === 'P' || kind === '_' || kind === '^') {
-    const limit = Math.min(text.length, i + 4096);
-    while (i < limit) {
-      const code = text.charCodeAt(i);
-      if (code === 0x07) return { end: i + 1, final: '', parameters: '' };
-      if (code === 0x1b && text[i + 1] === '\\') return { end: i + 2, final: '', parameters: '' };
-      i++;
-    }
-    return null;
+    const end = ends.after(i);
+    return end - i <= STRING_MAX ? { end, final: '', parameters: '' } : null;
   }
   if (kind >= '(' && kind <= '/') return { end: Math.min(i + 1, text.length), final: '', parameters: '' };
   if (kind >= '0' && kind <= '~') return { end: i, final: '', parameters: '' };

@@ -99,8 +99,7 @@ test('changes reach every tab of a browser through one connection', async () => 
   const other = await view.page.context().newPage();
   await other.goto(`${live.url}runs?q=user%3Aada`);
   await other.waitForSelector('[role="row"]');
-  const before = live.world.listeners.size;
-  assert.ok(before <= 1 + 0 || before <= 2, `connections: ${before}`);
+  assert.equal(live.world.listeners.size, 2, 'the server itself and one connection for both tabs');
   const name = `fresh-${Date.now()}`;
   const began = Date.now();
   live.world.submit(live.world.SHAPES[8], { name, user: 'ada' });
@@ -301,22 +300,28 @@ test('10,000 rows scroll without long frames', async () => {
     const observer = new PerformanceObserver((list) => long.push(...list.getEntries().map((entry) => entry.duration)));
     observer.observe({ entryTypes: ['longtask'] });
     box.scrollTop = 0;
-    const frames = [];
-    let last = performance.now();
-    for (let n = 0; n < 240; n++) {
-      box.scrollTop += 1400;
-      await new Promise(requestAnimationFrame);
-      const now = performance.now();
-      frames.push(now - last);
-      last = now;
-    }
+    const measure = async (step) => {
+      const frames = [];
+      let last = performance.now();
+      for (let n = 0; n < 240; n++) {
+        if (step) box.scrollTop += step;
+        await new Promise(requestAnimationFrame);
+        const now = performance.now();
+        frames.push(now - last);
+        last = now;
+      }
+      frames.sort((a, b) => a - b);
+      return { p50: frames[120], p95: frames[228] };
+    };
+    // What frames take on this machine when nothing moves.
+    const still = await measure(0);
+    const moved = await measure(480);
     observer.disconnect();
-    frames.sort((a, b) => a - b);
-    return { p50: frames[120], p95: frames[228], long: long.length, nodes: document.querySelectorAll('.viewport .row').length };
+    return { still, ...moved, long: long.length, nodes: document.querySelectorAll('.viewport .row').length };
   });
-  console.log(`      frames: p50 ${result.p50.toFixed(1)} ms, p95 ${result.p95.toFixed(1)} ms, ${result.long} long tasks, ${result.nodes} rows in the page`);
+  console.log(`      frames: p50 ${result.p50.toFixed(1)} ms, p95 ${result.p95.toFixed(1)} ms (standing still ${result.still.p95.toFixed(1)} ms), ${result.long} long tasks, ${result.nodes} rows in the page`);
   assert.ok(result.nodes < 80);
-  assert.ok(result.p95 < 60, `p95 ${result.p95}`);
+  assert.ok(result.p95 < result.still.p95 + 50, `p95 ${result.p95}, standing still ${result.still.p95}`);
   await clean(view);
   await view.close();
 });
@@ -350,6 +355,7 @@ test('a lost feed is said, and mended without doubling', async () => {
   server.world.submit(server.world.SHAPES[8], { name: 'while-away', user: 'ada' });
   await fetch(new URL('/dev/restore-feed', server.url));
   await view.page.getByText('Trying again').waitFor({ state: 'detached', timeout: 30_000 });
+  await view.page.locator('.fresh').waitFor();
   await view.page.goto(`${server.url}runs?q=while-away`);
   await view.page.getByRole('link', { name: 'while-away' }).waitFor();
   assert.equal(await view.page.getByRole('link', { name: 'while-away' }).count(), 1);

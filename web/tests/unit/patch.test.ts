@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 import { fieldsAt, pathTo, valuesOf } from '../../src/lib/schema';
 import { applyPatch } from '../../src/text/patch';
@@ -49,6 +50,15 @@ describe('completion', () => {
     expect(fieldsAt(schema, 'type: task\nresources:\n  gpu:\n    ', 4).map((field) => field.name)).toEqual(['count', 'name']);
     expect(valuesOf(schema, 'type: task\nresources:\n  spot: ', 3, 'spot')).toEqual(['auto', 'spot']);
     expect(valuesOf(schema, 'type: ', 1, 'type')).toEqual(['task', 'service']);
+  });
+});
+
+describe('completion from the schema of the repository', () => {
+  const schema = JSON.parse(readFileSync(new URL('../../../schema/windlass.schema.json', import.meta.url), 'utf8')) as Record<string, unknown>;
+  it('knows types, fields and resources', () => {
+    expect(valuesOf(schema, 'type: ', 1, 'type')).toEqual(expect.arrayContaining(['task', 'service', 'dev-environment', 'fleet']));
+    expect(fieldsAt(schema, 'type: task\n', 2).map((field) => field.name)).toEqual(expect.arrayContaining(['commands', 'image', 'resources']));
+    expect(fieldsAt(schema, 'type: task\nresources:\n  ', 3).map((field) => field.name)).toEqual(expect.arrayContaining(['cpu', 'memory', 'gpu']));
   });
 });
 

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { EventParser, query, type StreamEvent } from '../../src/lib/call';
+import { EventParser, query, webAddress, type StreamEvent } from '../../src/lib/call';
 import { bytes, count, money, shellWord, short } from '../../src/text/format';
 import { duration, fineDuration, readDuration, shortDuration } from '../../src/text/time';
 
@@ -49,5 +49,16 @@ describe('event streams', () => {
         { event: 'change', id: '7', data: 'one\ntwo' },
       ]);
     }
+  });
+});
+
+describe('addresses of services', () => {
+  it('are only those of the web', () => {
+    (globalThis as { location?: unknown }).location = { href: 'http://localhost/ui/' };
+    expect(webAddress('https://a.example/')).toBe('https://a.example/');
+    expect(webAddress('/proxy/services/p/r/')).toBe('/proxy/services/p/r/');
+    expect(webAddress('javascript:alert(1)')).toBeNull();
+    expect(webAddress('data:text/html,x')).toBeNull();
+    expect(webAddress(7)).toBeNull();
   });
 });
