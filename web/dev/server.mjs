@@ -24,7 +24,7 @@ const SECURITY = {
   'Content-Security-Policy': POLICY, 'X-Content-Type-Options': 'nosniff', 'Referrer-Policy': 'no-referrer',
   'Cross-Origin-Opener-Policy': 'same-origin', 'Cross-Origin-Resource-Policy': 'same-origin',
 };
-const TYPES = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript; charset=utf-8', '.css': 'text/css; charset=utf-8', '.svg': 'image/svg+xml', '.json': 'application/json' };
+const TYPES = { '.html': 'text/html; charset=utf-8', '.js': 'text/javascript; charset=utf-8', '.css': 'text/css; charset=utf-8', '.svg': 'image/svg+xml', '.json': 'application/json', '.txt': 'text/plain; charset=utf-8' };
 
 export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, runs = 10_000, empty = false, loggedIn = false } = {}) {
   const world = makeWorld({ frozen, runs, empty });
@@ -609,7 +609,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     res.end(body);
   }
   function asset(req, res, path) {
-    const name = path.startsWith('/ui/assets/') ? path.slice(4) : 'index.html';
+    const name = path.startsWith('/ui/assets/') || path === '/ui/licenses.txt' ? path.slice(4) : 'index.html';
     const file = join(DIST, normalize(name));
     if (!file.startsWith(DIST) || !existsSync(file)) { res.writeHead(404, SECURITY); return res.end('not found'); }
     const bytes = readFileSync(file);

@@ -554,6 +554,15 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
     Object.assign(big.row, { status: 'running', fleet: 'cpu-pool', instance: 'cpu-pool-02', ready: 1, started_at: iso(bs.startedAt), cost: 4.41, price: 0.48 });
     big.forever = true;
 
+    // A log that wants to do harm: markup, every control character, direction marks, and one line of 10 MB.
+    const evil = makeRun(SHAPES[8], { name: 'hostile-log', user: 'ken', submitted: START - 26 * HOUR });
+    const es = submission(evil, { from: evil.submitted });
+    const controls = Array.from({ length: 256 }, (_, n) => `${String.fromCharCode(n)}${n}`).join('').replaceAll('\n', '');
+    es.phases = [{ phase: 'queue', from: evil.submitted, to: evil.submitted + 500 }, { phase: 'run', from: evil.submitted + 500, to: evil.submitted + 9000 }];
+    Object.assign(es, { instance: byName('local-0'), status: 'done', startedAt: evil.submitted + 500, endedAt: evil.submitted + 9000, exit: 0, reason: 'all_jobs_done' });
+    es.log = new Log({ seed: 2, startedAt: evil.submitted + 500, endedAt: evil.submitted + 9000, linesPerSecond: 1, fixedLines: 0, head: `<img src=x onerror=alert(1)><script>alert(1)</script>\n<svg onload=alert(1)>\n${controls}\n\u202eabc\u2066def\u200b\n\x1b]8;;javascript:alert(1)\x1b\\click\x1b]8;;\x1b\\\n\x1b[2J\x1b[H\x1b]0;title\x07cleared?\n\x1b]${'\x1b]'.repeat(4000)}\n${'x'.repeat(10_000_000)}\nafter the long line\n` });
+    Object.assign(evil.row, { status: 'done', fleet: 'local', instance: 'local-0', started_at: iso(es.startedAt), finished_at: iso(es.endedAt) });
+
     // Those that wait.
     for (const name of ['train-tts', 'train-ocr']) submit(SHAPES[0], { name, user: 'grace', at: START - 47 * MINUTE, wants: { gpu: 'H100', gpus: 8, cpus: 96, memory: 512 }, quiet: true });
     submit(SHAPES[0], { name: 'train-llama-405b', user: 'ada', at: START - 41 * MINUTE, wants: { gpu: 'H100', gpus: 8, cpus: 96, memory: 512, gpuMemory: 80 }, quiet: true });

@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url';
 import { brotliCompressSync, constants, gzipSync } from 'node:zlib';
 
 const DIST = fileURLToPath(new URL('../dist', import.meta.url));
-const TYPES = { html: 'text/html; charset=utf-8', js: 'text/javascript; charset=utf-8', css: 'text/css; charset=utf-8', svg: 'image/svg+xml' };
+const TYPES = { html: 'text/html; charset=utf-8', js: 'text/javascript; charset=utf-8', css: 'text/css; charset=utf-8', svg: 'image/svg+xml', txt: 'text/plain; charset=utf-8' };
 
 function files(dir) {
   return readdirSync(dir).flatMap((name) => {
@@ -15,6 +15,23 @@ function files(dir) {
   });
 }
 
+/** Licences of what is bundled: the dependencies, and what Svelte brings into the page. */
+function licenses() {
+  const root = fileURLToPath(new URL('..', import.meta.url));
+  const lock = JSON.parse(readFileSync(join(root, 'package-lock.json'), 'utf8'));
+  const runtime = ['node_modules/svelte', 'node_modules/esm-env', 'node_modules/clsx'];
+  const parts = [];
+  for (const path of Object.keys(lock.packages).sort()) {
+    const entry = lock.packages[path];
+    if (path === '' || (entry.dev && !runtime.includes(path))) continue;
+    const folder = join(root, path);
+    const file = readdirSync(folder).find((name) => /^licen[cs]e/i.test(name));
+    const text = file ? readFileSync(join(folder, file), 'utf8').replaceAll('\r\n', '\n').trim() : `Licence: ${entry.license}`;
+    parts.push(`${path.replace(/^.*node_modules\//, '')} ${entry.version}\n\n${text}\n`);
+  }
+  return `The web UI of windlass contains parts of these packages.\n\n${parts.join(`\n${'-'.repeat(78)}\n\n`)}`;
+}
+writeFileSync(join(DIST, 'licenses.txt'), licenses());
 rmSync(join(DIST, '.vite'), { recursive: true, force: true });
 const assets = files(DIST).filter((path) => !/\.(gz|br|rs)$/.test(path)).sort();
 const rows = [];

@@ -379,6 +379,24 @@ test('hostile names and logs are only text', async () => {
   server.close();
 });
 
+test('a hostile log is only text', async () => {
+  const view = await openPage(browser, { url: frozen.url });
+  await view.open('/runs/sandbox/hostile-log?tab=logs&o=0');
+  await view.page.locator('[role="log"] .row', { hasText: 'onerror' }).waitFor();
+  const found = await view.page.evaluate(() => {
+    const box = document.querySelector('[role="log"]');
+    return { names: [...new Set([...box.querySelectorAll('*')].map((node) => node.localName))].sort(), text: box.textContent };
+  });
+  assert.deepEqual(found.names, ['button', 'div', 'span']);
+  assert.ok(found.text.includes('<U+202E>abc'), 'direction marks are shown');
+  assert.ok(found.text.includes('cleared?') && !found.text.includes('title'), 'screens are not cleared, titles not set');
+  assert.ok(!found.text.includes('javascript:'), 'links of terminals are not made');
+  await view.page.keyboard.press('G');
+  await view.page.locator('[role="log"] .row', { hasText: 'after the long line' }).waitFor();
+  await clean(view);
+  await view.close();
+});
+
 test('the terminal answers what is typed', async () => {
   const view = await openPage(browser, { url: frozen.url });
   await view.open(PAGES.terminal);
