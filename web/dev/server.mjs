@@ -217,7 +217,7 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
         let log = gone.get(s.id);
         if (!log) {
           const image = run.wants.gpus ? 'pytorch/pytorch:2.9.0-cuda12.8' : 'python:3.12-slim';
-          log = new Log({ seed: run.seed, startedAt: s.startedAt, endedAt: s.endedAt ?? null, linesPerSecond: 1.7, head: `\x1b[2m== windlass\x1b[0m container of image \x1b[36m${image}\x1b[0m\n$ torchrun train.py\n`, tail: s.fails ? `\x1b[31mTraceback (most recent call last):\x1b[0m\n  File "/work/train.py", line 164, in fit\n    loss.backward()\n\x1b[1;31mtorch.OutOfMemoryError\x1b[0m: CUDA out of memory. Tried to allocate 2.50 GiB on GPU 3\n` : '\x1b[32mdone\x1b[0m\n' });
+          log = new Log({ seed: run.seed, startedAt: s.startedAt, endedAt: s.endedAt ?? null, linesPerSecond: 1.7, head: `\x1b[2m== windlass\x1b[0m container of image \x1b[36m${image}\x1b[0m\n$ torchrun train.py\n`, tail: s.fails ? `\x1b[31mTraceback (most recent call last):\x1b[0m\n  File "/app/train.py", line 164, in fit\n    loss.backward()\n\x1b[1;31mtorch.OutOfMemoryError\x1b[0m: CUDA out of memory. Tried to allocate 2.50 GiB on GPU 3\n` : '\x1b[32mdone\x1b[0m\n' });
           gone.set(s.id, log);
         }
         return log;
@@ -685,11 +685,11 @@ export function startServer({ port = 8087, host = '127.0.0.1', frozen = false, r
     const accept = createHash('sha1').update(`${req.headers['sec-websocket-key']}258EAFA5-E914-47DA-95CA-C5AB0DC85B11`).digest('base64');
     socket.write(`HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: ${accept}\r\nSec-WebSocket-Protocol: windlass.terminal.v1\r\n\r\n`);
     const frame = (bytes, op = 2) => { const b = Buffer.from(bytes); socket.write(Buffer.concat([b.length < 126 ? Buffer.from([0x80 | op, b.length]) : Buffer.from([0x80 | op, 126, b.length >> 8, b.length & 255]), b])); };
-    const prompt = () => frame('\x1b[1;32mroot@train\x1b[0m:\x1b[1;34m/work\x1b[0m# ');
+    const prompt = () => frame('\x1b[1;32mroot@train\x1b[0m:\x1b[1;34m/app\x1b[0m# ');
     frame('\x1b[2m== windlass: shell of job 0 on h100-02, opened by ada\x1b[0m\r\n');
     prompt();
     let line = '', buffer = Buffer.alloc(0);
-    const answers = { 'nvidia-smi -L': 'GPU 0: NVIDIA H100 80GB HBM3\r\nGPU 1: NVIDIA H100 80GB HBM3', ls: '\x1b[34mckpt\x1b[0m  \x1b[34mdata\x1b[0m  requirements.txt  train.py', pwd: '/work', whoami: 'root' };
+    const answers = { 'nvidia-smi -L': 'GPU 0: NVIDIA H100 80GB HBM3\r\nGPU 1: NVIDIA H100 80GB HBM3', ls: '\x1b[34mckpt\x1b[0m  \x1b[34mdata\x1b[0m  requirements.txt  train.py', pwd: '/app', whoami: 'root' };
     socket.on('error', () => {});
     socket.on('data', (data) => {
       buffer = Buffer.concat([buffer, data]);

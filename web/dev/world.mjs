@@ -228,7 +228,7 @@ export function makeWorld({ seed = 7, runs: wantedRuns = 10_000, frozen = false,
   }
 
   const HEAD = (image) => `\x1b[2m== windlass\x1b[0m container of image \x1b[36m${image}\x1b[0m\n\x1b[2m== windlass\x1b[0m repo research/train at 8c1f2e7, 3 files changed\n$ pip install -r requirements.txt\nCollecting torch==2.9.0 (from -r requirements.txt (line 1))\n  Downloading 12%\r  Downloading 57%\r  Downloading 100%\nSuccessfully installed \x1b[32mtorch-2.9.0 transformers-4.61 datasets-4.4\x1b[0m\n$ torchrun --nproc-per-node=8 train.py --resume\n\x1b[1mresuming from /ckpt/step-000120000\x1b[0m\n`;
-  const TAIL = `\x1b[31mTraceback (most recent call last):\x1b[0m\n  File "/work/train.py", line 218, in <module>\n    trainer.fit(model)\n  File "/work/train.py", line 164, in fit\n    loss.backward()\n\x1b[1;31mtorch.OutOfMemoryError\x1b[0m: CUDA out of memory. Tried to allocate 2.50 GiB on GPU 3\n`;
+  const TAIL = `\x1b[31mTraceback (most recent call last):\x1b[0m\n  File "/app/train.py", line 218, in <module>\n    trainer.fit(model)\n  File "/app/train.py", line 164, in fit\n    loss.backward()\n\x1b[1;31mtorch.OutOfMemoryError\x1b[0m: CUDA out of memory. Tried to allocate 2.50 GiB on GPU 3\n`;
 
   let serial = 1000;
   function makeRun(shape, { name, user, submitted, wants = shape.wants, replicas = 1 }) {

@@ -346,7 +346,7 @@ export function completeRow<Row>(kind: Kind, row: Row): Row {
   return row;
 }
 
-async function askRows<Row>(path: string, kind: Kind, body: RowsRequest, o?: CallOptions): Promise<Rows<Row>> {
+async function fetchRows<Row>(path: string, kind: Kind, body: RowsRequest, o?: CallOptions): Promise<Rows<Row>> {
   const answer = await call<Rows<Row>>(path, body, o);
   for (const row of answer.rows) completeRow(kind, row);
   return answer;
@@ -354,13 +354,13 @@ async function askRows<Row>(path: string, kind: Kind, body: RowsRequest, o?: Cal
 
 export const rows = {
   /** NEW `/api/runs/rows` */
-  runs: (body: RowsRequest, o?: CallOptions) => askRows<RunRow>('/api/runs/rows', 'run', body, o),
+  runs: (body: RowsRequest, o?: CallOptions) => fetchRows<RunRow>('/api/runs/rows', 'run', body, o),
   /** NEW `/api/jobs/rows`: managed jobs, one row per task. */
-  jobs: (body: RowsRequest, o?: CallOptions) => askRows<ManagedJobRow>('/api/jobs/rows', 'managed-job', body, o),
+  jobs: (body: RowsRequest, o?: CallOptions) => fetchRows<ManagedJobRow>('/api/jobs/rows', 'managed-job', body, o),
   /** NEW `/api/instances/rows` */
-  instances: (body: RowsRequest, o?: CallOptions) => askRows<InstanceRow>('/api/instances/rows', 'instance', body, o),
+  instances: (body: RowsRequest, o?: CallOptions) => fetchRows<InstanceRow>('/api/instances/rows', 'instance', body, o),
   /** NEW `/api/containers/rows` */
-  containers: (body: RowsRequest, o?: CallOptions) => askRows<ContainerRow>('/api/containers/rows', 'container', body, o),
+  containers: (body: RowsRequest, o?: CallOptions) => fetchRows<ContainerRow>('/api/containers/rows', 'container', body, o),
 };
 
 // ---------------------------------------------------------------------------------------------- overview, search (NEW)
@@ -470,7 +470,7 @@ export interface Cure {
 }
 
 /** Somebody in front in the queue. Names are null where the caller may not see them. */
-export interface InFront {
+export interface RunInFront {
   position: number;
   project: string | null;
   run: string | null;
@@ -485,7 +485,7 @@ export interface WhyJob {
   status: string;
   /** Jobs in front of it; null when it does not wait for an instance. */
   position: number | null;
-  in_front: InFront[];
+  in_front: RunInFront[];
   /** Nearest miss first. */
   refusals: Refusal[];
   /** Places that are not listed. */

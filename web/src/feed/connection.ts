@@ -68,8 +68,8 @@ export class FeedConnection {
       try {
         await readEvents(
           changesPath(this.#seq),
-          { signal: abort.signal, ...(this.#seq === null ? {} : { lastEventId: String(this.#seq) }), onBytes: () => this.#heard(), onOpen: () => this.#open() },
-          (event) => this.#take(event.event, event.data),
+          { signal: abort.signal, ...(this.#seq === null ? {} : { lastEventId: String(this.#seq) }), onBytes: () => this.#touch(), onOpen: () => this.#open() },
+          (event) => this.#dispatch(event.event, event.data),
         );
       } catch (error) {
         if (error instanceof ApiError) {
@@ -90,10 +90,10 @@ export class FeedConnection {
   #open(): void {
     this.#pause = 0;
     this.#connected = true;
-    this.#heard(true);
+    this.#touch(true);
   }
 
-  #heard(now = false): void {
+  #touch(now = false): void {
     this.#heardAt = Date.now();
     if (now || this.#heardAt - this.#reportedAt > 2000) {
       this.#reportedAt = this.#heardAt;
@@ -101,7 +101,7 @@ export class FeedConnection {
     }
   }
 
-  #take(event: string, data: string): void {
+  #dispatch(event: string, data: string): void {
     switch (event) {
       case 'hello':
         this.hello = JSON.parse(data) as FeedHello;
@@ -113,14 +113,14 @@ export class FeedConnection {
         if (change.row) completeRow(change.kind, change.row);
         this.#seq = Math.max(this.#seq ?? 0, change.seq);
         this.#changes.push(change);
-        this.#later();
+        this.#flushSoon();
         break;
       }
       case 'gone': {
         const gone = JSON.parse(data) as FeedGone;
         this.#seq = Math.max(this.#seq ?? 0, gone.seq);
         this.#gone.push(gone);
-        this.#later();
+        this.#flushSoon();
         break;
       }
       case 'counts':
@@ -132,7 +132,7 @@ export class FeedConnection {
     }
   }
 
-  #later(): void {
+  #flushSoon(): void {
     this.#timer ??= setTimeout(() => {
       this.#timer = null;
       const changes = this.#changes;

@@ -1,9 +1,9 @@
 /** Things that are done to runs and jobs, asked about first. */
 import { jobs, runs, type RunRow } from '../api/api';
 import { count, shellWord } from '../text/format';
-import { ask } from './confirm.svelte';
+import { confirm } from './confirm.svelte';
 import { isFinal } from './status';
-import { say, sayRefused } from './toast.svelte';
+import { notify, notifyRefused } from './toast.svelte';
 
 function byProject(rows: RunRow[]): Map<string, string[]> {
   const found = new Map<string, string[]>();
@@ -13,10 +13,10 @@ function byProject(rows: RunRow[]): Map<string, string[]> {
 
 export async function stopRuns(rows: RunRow[]): Promise<void> {
   const active = rows.filter((row) => !isFinal(row.status) && row.status !== 'terminating');
-  if (active.length === 0) return say('Nothing of this is active');
+  if (active.length === 0) return notify('Nothing of this is active');
   const waiting = active.filter((row) => row.status === 'submitted' || row.status === 'pending').length;
   const what = active.length === 1 ? (active[0]?.name ?? '') : count(active.length, 'run');
-  const answer = await ask({
+  const answer = await confirm({
     title: `Stop ${what}?`,
     says: [
       active.length === waiting ? 'It leaves the queue and does not start.' : 'Programs are asked to end and have the time of `stop_duration` to say goodbye. Logs are kept.',
@@ -31,9 +31,9 @@ export async function stopRuns(rows: RunRow[]): Promise<void> {
   for (const [project, names] of byProject(active)) {
     try {
       await runs.stop(project, { runs_names: names, abort: answer.option });
-      say(names.length === 1 ? `Stopping ${names[0]}` : `Stopping ${count(names.length, 'run')} of ${project}`);
+      notify(names.length === 1 ? `Stopping ${names[0]}` : `Stopping ${count(names.length, 'run')} of ${project}`);
     } catch (error) {
-      sayRefused(`Stopping was refused in ${project}`, error);
+      notifyRefused(`Stopping was refused in ${project}`, error);
     }
   }
 }
@@ -41,10 +41,10 @@ export async function stopRuns(rows: RunRow[]): Promise<void> {
 export async function deleteRuns(rows: RunRow[]): Promise<boolean> {
   const over = rows.filter((row) => isFinal(row.status));
   if (over.length === 0) {
-    say('Only runs that are over can be deleted', 'failed', 'Stop them first.');
+    notify('Only runs that are over can be deleted', 'failed', 'Stop them first.');
     return false;
   }
-  const answer = await ask({
+  const answer = await confirm({
     title: `Delete ${over.length === 1 ? over[0]?.name : count(over.length, 'run')}?`,
     says: ['It is no longer listed. Its events, and what it cost, stay.'],
     names: over.map((row) => `${row.project}/${row.name}`),
@@ -54,9 +54,9 @@ export async function deleteRuns(rows: RunRow[]): Promise<boolean> {
   for (const [project, names] of byProject(over)) {
     try {
       await runs.remove(project, { runs_names: names });
-      say(`Deleted ${names.length === 1 ? names[0] : count(names.length, 'run')}`);
+      notify(`Deleted ${names.length === 1 ? names[0] : count(names.length, 'run')}`);
     } catch (error) {
-      sayRefused('Deleting was refused', error);
+      notifyRefused('Deleting was refused', error);
       return false;
     }
   }
@@ -64,7 +64,7 @@ export async function deleteRuns(rows: RunRow[]): Promise<boolean> {
 }
 
 export async function cancelJobs(project: string, ids: number[]): Promise<void> {
-  const answer = await ask({
+  const answer = await confirm({
     title: ids.length === 1 ? `Cancel job ${ids[0]}?` : `Cancel ${count(ids.length, 'job')}?`,
     says: ['Its tasks are asked to end, and none of them is recovered again.'],
     names: ids.map(String),
@@ -74,8 +74,8 @@ export async function cancelJobs(project: string, ids: number[]): Promise<void> 
   if (!answer.yes) return;
   try {
     await jobs.cancel(project, { job_ids: ids });
-    say(ids.length === 1 ? `Cancelling job ${ids[0]}` : `Cancelling ${count(ids.length, 'job')}`);
+    notify(ids.length === 1 ? `Cancelling job ${ids[0]}` : `Cancelling ${count(ids.length, 'job')}`);
   } catch (error) {
-    sayRefused('Cancelling was refused', error);
+    notifyRefused('Cancelling was refused', error);
   }
 }

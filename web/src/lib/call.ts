@@ -37,12 +37,12 @@ const RETRIES = 2;
 let onLostSession: () => void = () => {};
 
 /** Sets what happens when the server no longer knows the session. */
-export function whenSessionIsLost(act: () => void): void {
+export function onSessionLost(act: () => void): void {
   onLostSession = act;
 }
 
 /** Says that the server no longer knows the session. */
-export function sessionIsLost(): void {
+export function reportSessionLost(): void {
   onLostSession();
 }
 

@@ -30,7 +30,7 @@ export const question = {
   },
 };
 
-export function ask(what: Question): Promise<{ yes: boolean; option: boolean }> {
+export function confirm(what: Question): Promise<{ yes: boolean; option: boolean }> {
   return new Promise((answer) => {
     open?.answer({ yes: false, option: false });
     open = { ...what, answer };

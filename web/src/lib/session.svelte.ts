@@ -1,7 +1,7 @@
 /** Who is logged in. */
 import { session as api, type Session } from '../api/api';
 import { closeFeed, openFeed } from '../store/store.svelte';
-import { ApiError, whenSessionIsLost } from './call';
+import { ApiError, onSessionLost } from './call';
 import { time } from './clock.svelte';
 import { prefs } from './prefs.svelte';
 
@@ -44,7 +44,7 @@ export const auth = {
   },
 };
 
-function enter(session: Session): void {
+function setSession(session: Session): void {
   current = session;
   failure = null;
   time.set(session.now);
@@ -52,15 +52,15 @@ function enter(session: Session): void {
 }
 
 /** Asks for the session of the cookie; a code in the fragment opens one first. */
-export async function begin(): Promise<void> {
-  whenSessionIsLost(() => {
+export async function restoreSession(): Promise<void> {
+  onSessionLost(() => {
     current = null;
     closeFeed();
   });
   const code = /^#code=([\w-]+)$/.exec(location.hash)?.[1];
   if (location.hash) history.replaceState(null, '', location.pathname + location.search);
   try {
-    enter(code ? await api.open({ code }) : await api.get());
+    setSession(code ? await api.open({ code }) : await api.get());
   } catch (error) {
     if (error instanceof ApiError && error.status !== 401) failure = error;
   }
@@ -68,7 +68,7 @@ export async function begin(): Promise<void> {
 }
 
 export async function login(token: string): Promise<void> {
-  enter(await api.open({ token }));
+  setSession(await api.open({ token }));
 }
 
 export async function logout(): Promise<void> {

@@ -11,7 +11,7 @@ export interface Toast {
 let next = 1;
 export const toasts = $state<Toast[]>([]);
 
-export function say(text: string, tone: Toast['tone'] = 'done', detail: string | null = null): void {
+export function notify(text: string, tone: Toast['tone'] = 'done', detail: string | null = null): void {
   const id = next++;
   toasts.push({ id, tone, text, detail });
   if (toasts.length > 4) toasts.shift();
@@ -24,12 +24,12 @@ export function dismiss(id: number): void {
 }
 
 /** Says that something was refused: message, code and fields. */
-export function sayRefused(what: string, error: unknown): void {
+export function notifyRefused(what: string, error: unknown): void {
   if (error instanceof ApiError) {
     const code = error.code && error.code !== 'error' ? ` (${error.code})` : '';
-    say(what, 'failed', `${error.message}${code}`);
+    notify(what, 'failed', `${error.message}${code}`);
   } else {
-    say(what, 'failed', error instanceof Error ? error.message : String(error));
+    notify(what, 'failed', error instanceof Error ? error.message : String(error));
   }
 }
 
@@ -38,9 +38,9 @@ export async function copy(text: string, what = 'Copied'): Promise<void> {
   try {
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
     else copyBySelection(text);
-    say(what);
+    notify(what);
   } catch {
-    say('Copying was refused by the browser', 'failed');
+    notify('Copying was refused by the browser', 'failed');
   }
 }
 

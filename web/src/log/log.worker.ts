@@ -42,7 +42,7 @@ function fromBase64(text: string): Uint8Array {
   return bytes;
 }
 
-function tell(landed: number | null = null): void {
+function postState(landed: number | null = null): void {
   if (stateTimer !== null) clearTimeout(stateTimer);
   stateTimer = null;
   post({ type: 'state', state: { start: index.start, end: index.end, first, size, lines: index.lines, attached, ended, error: failure }, shift, landed });
@@ -52,8 +52,8 @@ function tell(landed: number | null = null): void {
     newMarks = [];
   }
 }
-function tellSoon(): void {
-  stateTimer ??= setTimeout(() => tell(), STATE_MS);
+function postStateSoon(): void {
+  stateTimer ??= setTimeout(() => postState(), STATE_MS);
 }
 
 async function raw(offset: number, limit: number): Promise<Uint8Array> {
@@ -91,11 +91,11 @@ async function load(at: number | 'end', mine: number): Promise<void> {
     index.append(bytes.subarray(skip));
     shift = 0;
     if (index.end >= size) follow(mine);
-    tell(at === 'end' ? Math.max(0, index.lines - 1) : index.find(wanted));
+    postState(at === 'end' ? Math.max(0, index.lines - 1) : index.find(wanted));
   } catch (error) {
     if (mine !== generation) return;
     failure = error instanceof Error ? error.message : String(error);
-    tell();
+    postState();
   }
 }
 
@@ -124,19 +124,19 @@ function follow(mine: number): void {
             index.append(bytes);
             size = Math.max(size, index.end);
             trimStart();
-            tellSoon();
+            postStateSoon();
           } else if (event.event === 'end') {
             const end = JSON.parse(event.data) as { status: string; exit_status: number | null; termination_reason: string | null };
             ended = { status: end.status, exit_status: end.exit_status, termination_reason: end.termination_reason };
             attached = false;
-            tell();
+            postState();
           }
         });
         failure = null;
       } catch (error) {
         if (abort.signal.aborted || mine !== generation) return;
         failure = error instanceof ApiError ? error.message : 'The connection was lost; trying again.';
-        tellSoon();
+        postStateSoon();
       }
       if (!ended && !abort.signal.aborted) await new Promise((done) => setTimeout(done, 1000));
     }
@@ -163,18 +163,18 @@ async function extend(where: 'before' | 'after'): Promise<void> {
       const skip = newline >= 0 && newline + 1 < bytes.length ? newline + 1 : 0;
       shift += index.prepend(bytes.subarray(skip));
       if (index.size > KEEP && !attached) index.trimEnd(KEEP);
-      tell();
+      postState();
     } else if (where === 'after' && !attached && index.end < size) {
       const bytes = await raw(index.end, PIECE);
       if (mine !== generation) return;
       index.append(bytes);
       trimStart();
       if (index.end >= size) follow(mine);
-      tell();
+      postState();
     }
   } catch (error) {
     failure = error instanceof Error ? error.message : String(error);
-    tell();
+    postState();
   } finally {
     extending = false;
   }
@@ -222,7 +222,7 @@ onmessage = ({ data }: MessageEvent<ToWorker>) => {
       break;
     case 'seek': {
       const inside = data.at === 'end' ? attached || (ended !== null && index.end >= size) : data.at >= index.start && data.at < index.end;
-      if (inside) tell(data.at === 'end' ? Math.max(0, index.lines - 1) : index.find(data.at));
+      if (inside) postState(data.at === 'end' ? Math.max(0, index.lines - 1) : index.find(data.at));
       else void load(data.at, ++generation);
       break;
     }

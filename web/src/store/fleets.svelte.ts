@@ -11,7 +11,7 @@ export async function loadInstances(): Promise<void> {
     let cursor: string | undefined;
     for (let page = 0; page < 20; page++) {
       const answer = await rows.instances({ statuses: ['pending', 'provisioning', 'idle', 'busy', 'terminating'], sort: 'name', limit: 500, ...(cursor ? { cursor } : {}) });
-      instances.take(answer.rows, (row) => row.id, answer.as_of);
+      instances.applyRows(answer.rows, (row) => row.id, answer.as_of);
       if (answer.next === null) break;
       cursor = answer.next;
     }

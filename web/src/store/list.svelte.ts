@@ -32,7 +32,7 @@ export class RowList<Row extends { id: string }> {
   constructor(
     readonly table: LiveTable<Row>,
     readonly kind: Kind,
-    readonly ask: (body: RowsRequest, options?: CallOptions) => Promise<Rows<Row>>,
+    readonly fetchRows: (body: RowsRequest, options?: CallOptions) => Promise<Rows<Row>>,
   ) {
     const stop = onChanges((changes, gone) => this.#changed(changes, gone));
     const release = holdRows(() => this.#known);
@@ -49,9 +49,9 @@ export class RowList<Row extends { id: string }> {
     this.#request = request;
     this.loading = true;
     try {
-      const answer = await this.ask({ ...request, limit: PAGE }, { signal: abort.signal });
+      const answer = await this.fetchRows({ ...request, limit: PAGE }, { signal: abort.signal });
       if (abort.signal.aborted) return;
-      this.table.take(answer.rows, (row) => row.id, answer.as_of);
+      this.table.applyRows(answer.rows, (row) => row.id, answer.as_of);
       this.#known = new Set(answer.rows.map((row) => row.id));
       this.order = answer.rows.map((row) => row.id);
       this.#next = answer.next;
@@ -75,9 +75,9 @@ export class RowList<Row extends { id: string }> {
     this.#paging = (async () => {
       while (this.#next !== null && this.order.length <= index && this.order.length < ROWS_MAX && !abort?.signal.aborted) {
         try {
-          const answer = await this.ask({ ...this.#request, cursor: this.#next, limit: NEXT_PAGE }, abort ? { signal: abort.signal } : {});
+          const answer = await this.fetchRows({ ...this.#request, cursor: this.#next, limit: NEXT_PAGE }, abort ? { signal: abort.signal } : {});
           if (abort?.signal.aborted) return;
-          this.table.take(answer.rows, (row) => row.id, answer.as_of);
+          this.table.applyRows(answer.rows, (row) => row.id, answer.as_of);
           const added = answer.rows.map((row) => row.id).filter((id) => !this.#known.has(id));
           for (const id of added) this.#known.add(id);
           this.order = this.order.concat(added);
@@ -134,7 +134,7 @@ export class RowList<Row extends { id: string }> {
     this.#countTimer ??= setTimeout(async () => {
       this.#countTimer = null;
       try {
-        const answer = await this.ask({ ...this.#request, limit: 0 }, this.#abort ? { signal: this.#abort.signal } : {});
+        const answer = await this.fetchRows({ ...this.#request, limit: 0 }, this.#abort ? { signal: this.#abort.signal } : {});
         this.counts = answer.counts;
         this.more = answer.more;
       } catch {

@@ -2,7 +2,7 @@
 import type { ContainerRow, FeedChange, FeedGone, InstanceRow, Kind, ManagedJobRow, RunRow, Summary } from '../api/api';
 import { FeedConnection, type FeedMessage, type FeedState } from '../feed/connection';
 import feedUrl from '../feed/feed.worker?sharedworker&url';
-import { sessionIsLost } from '../lib/call';
+import { reportSessionLost } from '../lib/call';
 import { time } from '../lib/clock.svelte';
 import { workerUrl } from '../lib/trusted';
 import { Table } from './table';
@@ -19,7 +19,7 @@ export class LiveTable<Row> {
   }
 
   /** Rows of a list answer. */
-  take(rows: Row[], id: (row: Row) => string, asOf: number): void {
+  applyRows(rows: Row[], id: (row: Row) => string, asOf: number): void {
     let changed = false;
     for (const row of rows) changed = this.table.put(id(row), row, asOf) || changed;
     if (changed) this.version++;
@@ -61,7 +61,7 @@ export const feed = {
   },
 };
 
-export function takeSummary(next: Summary): void {
+export function applySummary(next: Summary): void {
   if (summary && summary.as_of > next.as_of) return;
   summary = { ...(summary ?? {}), ...next };
 }
@@ -105,18 +105,18 @@ export function onKinds(kinds: Kind[], act: () => void, ms = 500, wanted: (chang
   };
 }
 
-function take(message: FeedMessage): void {
+function applyMessage(message: FeedMessage): void {
   switch (message.type) {
     case 'state':
       state = message.state;
-      if (state.status === 401) sessionIsLost();
+      if (state.status === 401) reportSessionLost();
       break;
     case 'hello':
       time.set(message.hello.now);
       uiVersion = message.hello.ui_version;
       break;
     case 'counts':
-      takeSummary(message.summary);
+      applySummary(message.summary);
       break;
     case 'resync':
       resyncs++;
@@ -146,14 +146,14 @@ export function openFeed(): void {
   if (leave) return;
   if (typeof SharedWorker === 'function') {
     const worker = new SharedWorker(workerUrl(feedUrl), { type: 'module', name: 'windlass-feed' });
-    worker.port.onmessage = ({ data }: MessageEvent<FeedMessage>) => take(data);
+    worker.port.onmessage = ({ data }: MessageEvent<FeedMessage>) => applyMessage(data);
     worker.port.start();
     leave = () => {
       worker.port.postMessage('leave');
       worker.port.close();
     };
   } else {
-    const connection = new FeedConnection(take);
+    const connection = new FeedConnection(applyMessage);
     connection.start();
     leave = () => connection.stop();
   }
