@@ -239,7 +239,7 @@ test('a log is followed until it is scrolled, and nothing is cleared', async () 
   await view.close();
 });
 
-test('any place of a log of 0.9 GB is on the screen within 100 ms', async () => {
+test('any place of a log of 0.9 GB is soon on the screen', async () => {
   const view = await openPage(browser, { url: frozen.url });
   await view.open(PAGES['logs-big']);
   await view.page.getByRole('log').locator('.row').first().waitFor();
