@@ -1,0 +1,1 @@
+function e(e){let t=()=>{e.scrollWidth>e.clientWidth+1?e.tabIndex=0:e.removeAttribute(`tabindex`)},n=new ResizeObserver(t);return n.observe(e),e.firstElementChild&&n.observe(e.firstElementChild),t(),{destroy:()=>n.disconnect()}}export{e as t};
