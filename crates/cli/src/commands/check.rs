@@ -115,7 +115,7 @@ struct Valid {
 
 /// The verdict on one file.
 enum Checked {
-    Valid { dialect: Dialect, source: String, valid: Valid },
+    Valid { dialect: Dialect, source: String, valid: Box<Valid> },
     Invalid { dialect: Dialect, source: String, problems: Vec<Diagnosis> },
     Unreadable { problem: String },
 }
@@ -162,7 +162,7 @@ fn check(file: &Path, args: &Args, images: Option<&Images>) -> Checked {
         Dialect::Skypilot => task_file(&source, args),
     };
     match read {
-        Ok(valid) => Checked::Valid { dialect, source, valid },
+        Ok(valid) => Checked::Valid { dialect, source, valid: Box::new(valid) },
         Err(problems) => Checked::Invalid { dialect, source, problems },
     }
 }
@@ -246,7 +246,7 @@ fn tell(file: &str, checked: &Checked) {
     };
     match checked {
         Checked::Valid { source, valid, .. } => {
-            let Valid { described, unset, warnings, refusals, image, .. } = valid;
+            let Valid { described, unset, warnings, refusals, image, .. } = &**valid;
             let verdict = if refusals.is_empty() { "" } else { ", which cannot be launched here" };
             output::say(&output::printable(&format!("{file}: valid {described}{verdict}")));
             if !unset.is_empty() {
@@ -281,7 +281,7 @@ fn tell(file: &str, checked: &Checked) {
 fn document(file: &str, checked: &Checked) -> Value {
     match checked {
         Checked::Valid { dialect, valid, .. } => {
-            let Valid { kind, unset, warnings, refusals, image, .. } = valid;
+            let Valid { kind, unset, warnings, refusals, image, .. } = &**valid;
             let mut document = json!({
                 "file": file, "valid": true, "dialect": dialect.as_str(), "type": kind, "problems": refusals,
                 "unset": unset,
