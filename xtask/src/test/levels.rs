@@ -154,6 +154,11 @@ fn tests(context: &mut Context) -> Result<Outcome> {
     if context.options.scope != Scope::Fast {
         command.env(engine::VARIABLE, engine(context)?).envs(venv::for_tests(context.workspace)?);
     }
+    if context.options.scope == Scope::Nightly {
+        let seed = sim::seed_of_today().to_string();
+        out::talk(&format!("cases of property tests: PROPTEST_RNG_SEED={seed} repeats them"));
+        command.env("PROPTEST_RNG_SEED", seed);
+    }
     // Nextest keeps its reports below the workspace, wherever cargo puts what it builds.
     let report =
         context.workspace.root.join("target/nextest").join(profile(context.options.scope)).join("junit.xml");
