@@ -17,10 +17,7 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
-use windlass_api::agent::{
-    events::What,
-    shim::{ProcessMode, ProcessesInfo},
-};
+use windlass_api::agent::{events::What, shim::ProcessMode};
 
 use super::{
     api::{self, Shim},
@@ -386,7 +383,7 @@ async fn open_hollow(
         events,
         growth,
         gpus: gpu::Inventory::default(),
-        processes: ProcessesInfo {
+        processes: windlass_api::agent::shim::ProcessesInfo {
             mode: ProcessMode::Own,
             confined_by: Some(windlass_api::agent::shim::ConfinedBy::Users),
             problem: None,
