@@ -158,7 +158,7 @@ pub(crate) fn start_once(home: &Home, wishes: Wishes) -> Result<(Login, bool), P
             .code(Code::NoToken)
             .why("it was started by hand, so its token is not known here")
             .hint(format!(
-                "`windlass login --url {} --token TOKEN`, with the token it showed at its first start",
+                "`windlass login --url {} --token TOKEN`, with the token in `first-admin-token` of its data directory",
                 running.url
             )));
     }
