@@ -552,18 +552,7 @@ mod tests {
             said: chosen.said.clone(),
             engine_away: chosen.engine_away.clone(),
         };
-        let info = HostInfo {
-            gpu_vendor: "none".into(),
-            gpu_name: String::new(),
-            gpu_memory: 0,
-            gpu_count: 0,
-            gpu_compute_capability: None,
-            addresses: Vec::new(),
-            disk_size: 0,
-            cpus: 1,
-            memory: 0,
-            processes: None,
-        };
+        let info = HostInfo { gpu_vendor: "none".into(), cpus: 1, ..HostInfo::default() };
         Machine {
             id: hostname(),
             reach: None,

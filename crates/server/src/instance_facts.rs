@@ -177,18 +177,7 @@ mod tests {
     use super::*;
 
     fn news(processes: Option<ProcessesInfo>, engine: Option<&str>) -> HostNews {
-        let info = HostInfo {
-            gpu_vendor: "none".into(),
-            gpu_name: String::new(),
-            gpu_memory: 0,
-            gpu_count: 0,
-            gpu_compute_capability: None,
-            addresses: Vec::new(),
-            disk_size: 0,
-            cpus: 1,
-            memory: 0,
-            processes,
-        };
+        let info = HostInfo { gpu_vendor: "none".into(), cpus: 1, processes, ..HostInfo::default() };
         let health = InstanceHealth { engine: engine.map(str::to_owned), ..InstanceHealth::default() };
         HostNews { version: "1.0.0".into(), info, health }
     }

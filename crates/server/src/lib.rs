@@ -23,6 +23,7 @@ pub mod machines;
 pub mod market;
 pub mod metrics;
 mod newcomers;
+mod open_counts;
 pub mod pace;
 pub mod pass_error;
 pub mod pipelines;

@@ -225,7 +225,7 @@ pub struct Terminate {
 }
 
 /// What the host has. Written to `host_info.json` as well.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostInfo {
     /// `nvidia`, `amd`, `intel`, `tenstorrent` or `none`.
     pub gpu_vendor: String,

@@ -34,13 +34,14 @@ on_both! {
     values_of_secrets_are_hidden_from_readers_wherever_they_are_cut
 }
 
-struct Scene {
-    server: TestServer,
-    log: Log,
+/// A server with a run and its log.
+pub(crate) struct Scene {
+    pub(crate) server: TestServer,
+    pub(crate) log: Log,
 }
 
 impl Scene {
-    async fn new(ground: &Ground) -> Self {
+    pub(crate) async fn new(ground: &Ground) -> Self {
         let server = ground.start().await;
         let run = json!({ "run_name": "train-1", "configuration": { "type": "task", "commands": ["true"] } });
         let plan = json!({ "plan": { "run_spec": run }, "force": false });
@@ -51,7 +52,7 @@ impl Scene {
         Self { server, log }
     }
 
-    fn asked(&self) -> StreamRequest {
+    pub(crate) fn asked(&self) -> StreamRequest {
         StreamRequest {
             run_name: "train-1".into(),
             job_submission_id: self.log.submission.0,
@@ -62,7 +63,7 @@ impl Scene {
         }
     }
 
-    async fn stream_as(&self, token: &str, asked: &StreamRequest) -> LogStream {
+    pub(crate) async fn stream_as(&self, token: &str, asked: &StreamRequest) -> LogStream {
         let client = Client::new(&format!("http://{}", self.server.authority), Some(token)).unwrap();
         client.stream_logs("main", asked).await.unwrap()
     }

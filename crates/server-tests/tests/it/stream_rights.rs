@@ -8,20 +8,14 @@ use tokio::{
     net::TcpStream,
     time::{Instant, timeout_at},
 };
-use windlass_api::{
-    client::Client,
-    log_stream::{LogStream, News},
-    logs::StreamRequest,
-};
-use windlass_model::id::SubmissionId;
-use windlass_server::{
-    db::{Unit, jobs},
-    logs::{Log, Store as _, Stream},
-    params,
-};
+use windlass_api::log_stream::{LogStream, News};
+use windlass_server::{db::Unit, logs::Store as _, params};
 use windlass_testkit::wait::WITHIN;
 
-use crate::http::{Ground, TestServer, on_both};
+use crate::{
+    http::{Ground, on_both},
+    log_stream::Scene,
+};
 
 on_both! {
     every_stream_ends_within_five_seconds_of_what_its_rights_rest_on
@@ -30,23 +24,7 @@ on_both! {
 
 const SOON: Duration = Duration::from_secs(5);
 
-struct Scene {
-    server: TestServer,
-    log: Log,
-}
-
 impl Scene {
-    async fn new(ground: &Ground) -> Self {
-        let server = ground.start().await;
-        let run = json!({ "run_name": "train-1", "configuration": { "type": "task", "commands": ["true"] } });
-        let plan = json!({ "plan": { "run_spec": run }, "force": false });
-        let run = server.admin("/api/project/main/runs/apply", plan).await;
-        let submission = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
-        let job = jobs::find(server.app.db(), SubmissionId(submission)).await.unwrap().unwrap();
-        let log = Log { project: job.project_id, run: job.run_id, submission: job.id, stream: Stream::Job };
-        Self { server, log }
-    }
-
     /// A member's token.
     async fn member(&self, name: &str) -> String {
         let token = self.server.user(name).await;
@@ -55,16 +33,7 @@ impl Scene {
     }
 
     async fn logs(&self, token: &str) -> LogStream {
-        let asked = StreamRequest {
-            run_name: "train-1".into(),
-            job_submission_id: self.log.submission.0,
-            offset: 0,
-            start_time: None,
-            follow: true,
-            diagnose: false,
-        };
-        let client = Client::new(&format!("http://{}", self.server.authority), Some(token)).unwrap();
-        client.stream_logs("main", &asked).await.unwrap()
+        self.stream_as(token, &self.asked()).await
     }
 
     /// Events of the queue.

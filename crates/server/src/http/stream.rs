@@ -2,7 +2,7 @@
 //!
 //! A caller who lost their rights is cut off, and a server that stops does not wait for the end.
 
-use std::{collections::HashMap, future::Future, sync::LazyLock};
+use std::future::Future;
 
 use axum::{
     body::Body,
@@ -12,7 +12,6 @@ use axum::{
 };
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use windlass_api::agent::PORT_PROTOCOL;
 use windlass_model::id::UserId;
@@ -21,13 +20,14 @@ use crate::{
     agents::Port,
     app::App,
     error::{Error, Result},
+    open_counts::{OpenCounts, Opened},
     stream_rights::Registered,
 };
 
 /// Streams open at once in this process.
 static PLACES: Semaphore = Semaphore::const_new(2048);
 /// How many each user has, of streams and of answers that last.
-static OPEN: LazyLock<Mutex<HashMap<UserId, usize>>> = LazyLock::new(Mutex::default);
+static OPEN: OpenCounts<UserId> = OpenCounts::new();
 
 /// The caller's end of the stream, if they asked for one.
 pub(super) fn wanted(request: &mut Request) -> Result<OnUpgrade> {
@@ -39,41 +39,23 @@ pub(super) fn wanted(request: &mut Request) -> Result<OnUpgrade> {
 
 /// A stream of a user that is open, or an answer that lasts, until it is dropped.
 pub(super) struct Place {
-    user: UserId,
-    shared: Option<SemaphorePermit<'static>>,
+    _opened: Opened<UserId>,
+    _shared: Option<SemaphorePermit<'static>>,
 }
 
 impl Place {
     /// A place for a stream, if this server and this user have one left.
     pub(super) fn for_stream(app: &App, user: UserId) -> Result<Self> {
-        let mut place = Self::for_answer(app, user)?;
+        let place = Self::for_answer(app, user)?;
         let shared = PLACES.try_acquire().map_err(|_| Error::Busy { msg: "Too many streams are open" })?;
-        place.shared = Some(shared);
-        Ok(place)
+        Ok(Self { _shared: Some(shared), ..place })
     }
 
     /// The same for an answer, which takes no more than its connection.
     pub(super) fn for_answer(app: &App, user: UserId) -> Result<Self> {
         let limit = app.settings().limits.streams;
-        let mut open = OPEN.lock();
-        let count = open.entry(user).or_default();
-        if *count >= limit {
-            return Err(Error::Streams { limit });
-        }
-        *count += 1;
-        Ok(Self { user, shared: None })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut open = OPEN.lock();
-        if let Some(count) = open.get_mut(&self.user) {
-            *count -= 1;
-            if *count == 0 {
-                open.remove(&self.user);
-            }
-        }
+        let opened = OPEN.open(user, limit).ok_or(Error::Streams { limit })?;
+        Ok(Self { _opened: opened, _shared: None })
     }
 }
 

@@ -3,11 +3,7 @@
 //! A connection reads the log from where it stands, woken by commits of this process and, for those of others, by
 //! the clock. So nothing is kept for a slow reader: it simply reads later.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::LazyLock,
-    time::Duration,
-};
+use std::{collections::VecDeque, time::Duration};
 
 use axum::{
     body::Body,
@@ -17,7 +13,6 @@ use axum::{
 };
 use futures_util::{SinkExt as _, StreamExt as _};
 use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
@@ -33,6 +28,7 @@ use super::call;
 use crate::{
     app::App,
     db::queue_list::{Asked, Condition, Kind, Sight},
+    open_counts::{OpenCounts, Opened},
     services::queue::{Asker, Error, Result, auth, records},
     stream_rights::{Ground, StreamRights},
 };
@@ -43,7 +39,7 @@ static DISPATCHER_PLACES: Semaphore = Semaphore::const_new(256);
 /// Connections of one user, and of one dispatcher's token.
 const EACH_MAX: usize = 64;
 /// How many each has.
-static EACH: LazyLock<Mutex<HashMap<String, usize>>> = LazyLock::new(Mutex::default);
+static EACH: OpenCounts<String> = OpenCounts::new();
 /// Commits of other replicas are seen after this time at the latest.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -112,7 +108,7 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
 
 /// One connection of somebody, until it ends.
 struct Place {
-    whose: String,
+    _opened: Opened<String>,
     _permit: SemaphorePermit<'static>,
 }
 
@@ -125,27 +121,10 @@ impl Place {
             }
         };
         let permit = places.try_acquire().map_err(|_| Error::Busy)?;
-        let mut each = EACH.lock();
-        let count = each.entry(whose.clone()).or_default();
-        if *count >= EACH_MAX {
-            return Err(Error::TooMany(format!(
-                "you have {EACH_MAX} connections already, and may have no more"
-            )));
-        }
-        *count += 1;
-        Ok(Self { whose, _permit: permit })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut each = EACH.lock();
-        if let Some(count) = each.get_mut(&self.whose) {
-            *count -= 1;
-            if *count == 0 {
-                each.remove(&self.whose);
-            }
-        }
+        let refused =
+            || Error::TooMany(format!("you have {EACH_MAX} connections already, and may have no more"));
+        let opened = EACH.open(whose, EACH_MAX).ok_or_else(refused)?;
+        Ok(Self { _opened: opened, _permit: permit })
     }
 }
 
