@@ -27,9 +27,15 @@ async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_h
         .collect()
         .await;
     let (one, two) = (&queue.dispatcher().await, &queue.dispatcher().await);
-    // Both go through the whole queue in the same order, as dispatchers do.
-    let race = |token| {
-        stream::iter(&made)
+    // Both go through the whole queue from its head. With equal orders the faster one could win all of it; so the
+    // second swaps neighbouring blocks, and each is ahead of the other in every second block.
+    let swapped: Vec<String> = made
+        .chunks(2 * AT_ONCE)
+        .flat_map(|pair| pair.iter().skip(AT_ONCE).chain(pair.iter().take(AT_ONCE)))
+        .cloned()
+        .collect();
+    let race = |token, order: Vec<String>| {
+        stream::iter(order)
             .map(move |uuid| async move {
                 let path = format!("containers/{uuid}/lock");
                 let (status, answer) = queue.call(token, "POST", &path, Value::Null).await;
@@ -38,7 +44,7 @@ async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_h
             .buffered(AT_ONCE)
             .collect::<Vec<_>>()
     };
-    let (first, second) = join(race(one), race(two)).await;
+    let (first, second) = join(race(one, made), race(two, swapped)).await;
     let mut winners: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (token, answers) in [(one, &first), (two, &second)] {
         let holder = token.split('/').nth(1).unwrap();

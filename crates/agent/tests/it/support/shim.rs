@@ -152,6 +152,8 @@ impl Shim {
         let mut shim = Self { setup, scratch, child: None, compat, image, instance };
         if let Some(user) = shim.setup.user {
             fs::create_dir(shim.home()).unwrap();
+            // The directory of the build need not be open to other users.
+            fs::copy(agent(), shim.program()).unwrap();
             for path in [shim.scratch.path(), &shim.home()] {
                 std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
             }
@@ -166,7 +168,7 @@ impl Shim {
     /// Writes an enrolment as the server would, with the binary's own subcommand.
     #[track_caller]
     pub(crate) fn enrol(&self, home: &Path, credentials: &[&str]) {
-        let mut command = Command::new(agent());
+        let mut command = Command::new(self.program());
         command.args(["shim", "enrol", "--home"]).arg(home);
         command.args(["--instance", &self.instance.to_string(), "--server-key", &server_key()]);
         for credential in credentials {
@@ -174,6 +176,11 @@ impl Shim {
         }
         self.become_user(&mut command);
         assert!(command.status().unwrap().success());
+    }
+
+    /// The binary under test, where the shim's user may read it.
+    fn program(&self) -> PathBuf {
+        if self.setup.user.is_some() { self.scratch.path().join("agent") } else { agent().to_owned() }
     }
 
     fn become_user(&self, command: &mut Command) {
@@ -185,7 +192,7 @@ impl Shim {
 
     /// The command line, as [`Shim::start`] runs it.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(agent());
+        let mut command = Command::new(self.program());
         command.args(["shim", "--runtime", self.setup.runtime, "--log", "debug"]);
         command.arg("--home").arg(self.home());
         command.arg("--policy").arg(self.scratch.path().join("policy.yml"));
