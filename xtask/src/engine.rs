@@ -7,7 +7,7 @@ use std::{
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +18,11 @@ use crate::{
 };
 
 const READY_WITHIN: Duration = Duration::from_secs(60);
+/// `docker network ls` takes milliseconds, also on a loaded machine.
+const HANGS_AFTER: &str = "30";
+const STACKS_WITHIN: Duration = Duration::from_secs(10);
+/// Functions that lock each other out in Docker before 20.10.27 (moby issue 46661): no container starts from then on.
+const DEADLOCK: [&str; 2] = ["processEndpointDelete", "getSvcRecords"];
 /// How tests and benchmarks learn where the engine listens.
 pub(crate) const VARIABLE: &str = "WINDLASS_TEST_DOCKER";
 
@@ -31,6 +36,10 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn start() -> Result<Self> {
+        Self::start_with(&[])
+    }
+
+    fn start_with(options: &[&str]) -> Result<Self> {
         ensure!(setup::is_root()?, "a container engine needs root: run this command as root");
         let home = Scratch::new("engine")?;
         let at = |name: &str| home.path().join(name);
@@ -50,10 +59,46 @@ impl Engine {
         dockerd.arg("--host").arg(format!("unix://{}", socket.display()));
         // The default bridge belongs to the machine's own engine, if it has one.
         dockerd.args(["--bridge", "none", "--default-address-pool", "base=10.209.0.0/16,size=24"]);
+        // Debian's Docker 20.10.24 can deadlock between containers that start and others that end at the same time.
+        // Both sides hold their locks for less than a microsecond: on one thread they practically never meet.
+        dockerd.env("GOMAXPROCS", "1").args(options);
         let mut dockerd = Guarded::spawn(quiet(&mut dockerd, &at("dockerd.log"))?, "TERM")?;
         process::wait_until(&mut dockerd, READY_WITHIN, "dockerd listens", || answers(&socket))
             .with_context(|| format!("dockerd said: {}", last_lines(&at("dockerd.log"))))?;
         Ok(Self { socket, _dockerd: dockerd, _containerd: containerd, home })
+    }
+
+    /// Explains an engine that no longer answers: a reason for failed tests that is none of theirs.
+    pub(crate) fn hang(&self) -> Option<String> {
+        let host = format!("unix://{}", self.socket.display());
+        if process::answers("timeout", &[HANGS_AFTER, "docker", "--host", &host, "network", "ls"]) {
+            return None;
+        }
+        let stacks = self.stacks().unwrap_or_default();
+        let known = DEADLOCK.iter().all(|name| stacks.contains(name));
+        let why = if known { "the known deadlock of Docker before 20.10.27" } else { "an unknown reason" };
+        Some(format!("the container engine does not answer: {why}\n{stacks}"))
+    }
+
+    /// The stacks of all goroutines, which dockerd writes when asked by a signal.
+    fn stacks(&self) -> Option<String> {
+        let pid = std::fs::read_to_string(self.home.path().join("docker.pid")).ok()?;
+        let began = Instant::now();
+        process::read(Command::new("kill").args(["-USR1", pid.trim()])).ok()?;
+        let mut before = String::new();
+        while began.elapsed() < STACKS_WITHIN {
+            std::thread::sleep(Duration::from_millis(200));
+            let files = std::fs::read_dir(self.home.path().join("exec")).ok()?.flatten();
+            let mut files = files.filter(|file| file.file_name().to_string_lossy().starts_with("goroutine"));
+            let stacks =
+                files.next().and_then(|file| std::fs::read_to_string(file.path()).ok()).unwrap_or_default();
+            // The file is complete when it has stopped growing.
+            if !stacks.is_empty() && stacks == before {
+                return Some(stacks);
+            }
+            before = stacks;
+        }
+        None
     }
 }
 
@@ -111,8 +156,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_private_docker_engine_answers_and_leaves_nothing_behind() {
-        let engine = Engine::start().unwrap();
+    fn a_private_docker_engine_answers_shows_its_stacks_and_leaves_nothing_behind() {
+        // Two engines that set up one firewall at the same time fail: the other tests' engine has it.
+        let engine = Engine::start_with(&["--iptables=false", "--ip6tables=false"]).unwrap();
+        assert_eq!(engine.hang(), None);
+        assert!(engine.stacks().unwrap().contains("goroutine 1 "));
         let (socket, home) = (engine.socket.clone(), engine.home.path().to_owned());
         assert!(answers(&socket));
         drop(engine);

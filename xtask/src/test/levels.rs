@@ -174,6 +174,9 @@ fn tests(context: &mut Context) -> Result<Outcome> {
     };
     let repeat: Vec<String> = tests.iter().filter(|test| test.failed).map(TestResult::repeat).collect();
     let (all, failed) = (tests.len(), repeat.len());
+    if let Some(hang) = context.engine.as_ref().filter(|_| failed > 0).and_then(Engine::hang) {
+        out::talk(&hang);
+    }
     Ok(Outcome {
         summary: format!("{all} tests, {failed} failed"),
         failure: ran.err().map(|error| format!("{failed} of {all} tests failed: {error:#}")),
