@@ -22,6 +22,7 @@ mod sbom;
 mod setup;
 mod sim;
 mod test;
+mod texts;
 mod tidy;
 mod venv;
 mod workspace;
@@ -59,6 +60,7 @@ usage: cargo xtask COMMAND
   record                     draw the first five minutes anew, from a run in a terminal
   release                    both binaries, optimised and stripped, with their symbols beside them, in target/dist
   deny                       known weaknesses of what is linked in, and cargo-deny where it is installed
+  texts [WORD]               every text that users or operators can see, with its place; only those with WORD
   sbom                       the crates both binaries are made of, as CycloneDX JSON";
 
 fn main() -> ExitCode {
@@ -94,6 +96,7 @@ fn run() -> Result<ExitCode> {
         Some("release") => args.finish().and_then(|()| release::run(&workspace)),
         Some("record") => args.finish().and_then(|()| record::run(&workspace)),
         Some("deny") => args.finish().and_then(|()| tidy::advisories::deny(&workspace)),
+        Some("texts") => texts::run(&workspace, args),
         Some("sbom") => args.finish().and_then(|()| sbom::run(&workspace)),
         Some("help") => {
             out::say(HELP);
