@@ -1,0 +1,117 @@
+//! The words that names, doc comments and texts avoid (CONTRIBUTING.md, "Names and English").
+
+use anyhow::Result;
+
+use super::Problems;
+use crate::{
+    texts::{self, Kind, Text},
+    workspace::Workspace,
+};
+
+/// Names of types that are participles, question words or metaphors: they do not say what the thing is.
+const NAMES: &[&str] = &[
+    "Asked", "Asker", "Asking", "Because", "Bell", "Bench", "Beside", "Blown", "Books", "Cast", "Chorus", "Chosen", "Crank", "Crew", "Deaf", "Dice",
+    "Door", "Ear", "Errand", "Eye", "Fastened", "Fate", "Fenced", "Foreign", "Found", "Given", "Glance", "Grave", "Graves", "Ground", "Hands",
+    "Happened", "Happening", "Has", "Heard", "Held", "Hollow", "How", "Kept", "Known", "Lasting", "Learned", "Lent", "Life", "Look", "Looked", "Made",
+    "Maker", "Manner", "Moved", "Named", "Nobody", "Nowhere", "Passage", "Patience", "Place", "Played", "Premises", "Pulled", "Reach", "Road",
+    "Said", "Seated", "Seen", "Shelf", "Shown", "Sits", "Stage", "Standing", "Storm", "Story", "Stranger", "Stray", "Stretch", "Sung", "Surroundings",
+    "Taken", "Tally", "Told", "Traveller", "Tries", "Trouble", "Turn", "Unfit", "Unmade", "Unsound", "Usable", "Verdict", "Visit", "Voice", "Voices",
+    "Wanted", "Wants", "Watched", "Way", "Weather", "What", "Why", "Wish", "Word", "Words", "World",
+];
+
+/// Phrases of an English that readers stumble over, with what to write.
+const PHRASES: &[(&str, &str)] = &[
+    ("nobody", "name the actor, or use the passive"),
+    ("somebody", "name the actor: the user, the caller, another process"),
+    ("everybody", "name the group"),
+    ("whoever", "name the actor"),
+    ("what became of", "the state of, the result of"),
+    ("of its own", "its own, a separate"),
+    ("of their own", "their own, separate"),
+    ("of our own", "our own"),
+    ("of one's own", "a private"),
+    ("is told", "receives, is notified"),
+    ("are told", "receive, are notified"),
+    ("is heard of", "reports"),
+    ("for ever", "forever, without limit"),
+    ("anew", "again"),
+    ("astray", "orphaned, misrouted"),
+    ("in vain", "without success"),
+    ("to be had", "available"),
+    ("mend", "fix"),
+    ("mended", "fixed"),
+    ("say goodbye", "exit cleanly"),
+    ("content with", "accepts"),
+    ("hearsay", "report"),
+];
+
+/// Words with which a doc comment does not begin: it names the thing, or says what the function does.
+const OPENINGS: &[&str] =
+    &["What", "How", "Whether", "Who", "Whom", "Whose", "Why", "Where", "Which", "That", "So", "And", "But"];
+
+pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
+    Ok(problems(&texts::product(workspace)?))
+}
+
+fn problems(texts: &[Text]) -> Problems {
+    let mut problems = Vec::new();
+    let mut before: Option<&Text> = None;
+    for text in texts {
+        let place = format!("{}:{}", text.path, text.line);
+        if text.kind == Kind::Name {
+            if NAMES.contains(&text.text.as_str()) {
+                problems.push(format!("{place}: `{}` does not name the thing", text.text));
+            }
+            continue;
+        }
+        for (phrase, instead) in PHRASES.iter().filter(|(phrase, _)| contains(&text.text, phrase)) {
+            problems.push(format!("{place}: \"{phrase}\" in a {}: write {instead}", text.kind));
+        }
+        let continues = before.is_some_and(|before| {
+            before.kind == text.kind && before.path == text.path && before.line + 1 == text.line
+        });
+        let opening = text.text.split_whitespace().next().unwrap_or_default();
+        if text.kind == Kind::Doc && !continues && OPENINGS.contains(&opening) {
+            problems.push(format!("{place}: a doc comment that begins with \"{opening}\": begin with a noun or a verb"));
+        }
+        before = Some(text);
+    }
+    problems
+}
+
+/// Whether the phrase appears as whole words, in whatever case.
+fn contains(text: &str, phrase: &str) -> bool {
+    let text = text.to_lowercase();
+    let is_letter = |char: Option<char>| char.is_some_and(|char| char.is_alphanumeric() || char == '_');
+    text.match_indices(phrase).any(|(at, found)| {
+        let (before, after) = (text.get(..at).unwrap_or_default(), text.get(at + found.len()..).unwrap_or_default());
+        !is_letter(before.chars().next_back()) && !is_letter(after.chars().next())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_phrases_and_openings_are_found() {
+        let source = "
+            /// What somebody wants.
+            struct Asked;
+            /// A request, which
+            /// somebodies may repeat.
+            struct Request;
+            fn f() { say(\"nobody answers\"); }
+        ";
+        let found = problems(&texts::of_source("a.rs", source).unwrap());
+        assert_eq!(
+            found,
+            [
+                "a.rs:2: \"somebody\" in a doc: write name the actor: the user, the caller, another process",
+                "a.rs:2: a doc comment that begins with \"What\": begin with a noun or a verb",
+                "a.rs:3: `Asked` does not name the thing",
+                "a.rs:7: \"nobody\" in a message: write name the actor, or use the passive",
+            ]
+        );
+    }
+}
