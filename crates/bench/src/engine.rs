@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use uuid::Uuid;
-use windlass_engine::{Applied, DbTime, Engine, Hints, Lease, Pipeline, Queue, Settings};
+use windlass_engine::{ApplyOutcome, DbTime, Engine, Hints, Lease, Pipeline, Queue, Settings};
 use windlass_server::db::{Change, DatabaseUrl, Db, DbError, Unit, Val, Written};
 
 use windlass_testkit::temp_dir;
@@ -145,14 +145,14 @@ impl Pipeline for Noop {
     async fn act(&self, _: &Lease, (): &(), (): &mut ()) -> Result<(), DbError> {
         Ok(())
     }
-    async fn apply(&self, lease: &Lease, (): (), (): ()) -> Result<Applied, DbError> {
+    async fn apply(&self, lease: &Lease, (): (), (): ()) -> Result<ApplyOutcome, DbError> {
         if !self.writes {
-            return Ok(Applied::Unchanged { due_in: None });
+            return Ok(ApplyOutcome::Unchanged { due_in: None });
         }
-        let unit = Unit::apply("fleets", lease.held(), None, vec![("status_message", "seen".into())]);
+        let unit = Unit::apply("fleets", lease.key(), None, vec![("status_message", "seen".into())]);
         Ok(match self.db.write(unit).await? {
-            Written::Done { .. } => Applied::Written { due_in_us: Some(0), wake: vec![] },
-            Written::Stale { .. } => Applied::LeaseLost,
+            Written::Done { .. } => ApplyOutcome::Written { due_in_us: Some(0), wake: vec![] },
+            Written::Stale { .. } => ApplyOutcome::LeaseLost,
         })
     }
 }

@@ -5,7 +5,7 @@ use std::future::Future;
 use uuid::Uuid;
 
 use crate::{
-    pipeline::Applied,
+    pipeline::ApplyOutcome,
     store::{Lease, Queue},
 };
 
@@ -23,5 +23,5 @@ pub trait BatchPipeline: Send + Sync + 'static {
     fn process(
         &self,
         leases: Vec<Lease>,
-    ) -> impl Future<Output = Result<Vec<(Uuid, Applied)>, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Vec<(Uuid, ApplyOutcome)>, Self::Error>> + Send;
 }

@@ -11,7 +11,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use uuid::Uuid;
 
 pub use crate::memory::Row;
-use crate::store::{Claim, DbTime, Held, Lease, LeaseStore, Queue};
+use crate::store::{Claim, DbTime, LeaseKey, Lease, LeaseStore, Queue};
 
 pub use locks::*;
 pub use related::*;
@@ -46,7 +46,7 @@ pub trait Harness: Send + Sync + Sized + 'static {
     fn now(&self) -> impl Future<Output = DbTime> + Send;
 
     /// As if `by` had passed: moves `lock_expires_at` and `due_at` of every row of the table into the past.
-    fn pass(&self, table: &'static str, by: Duration) -> impl Future<Output = ()> + Send;
+    fn advance_time(&self, table: &'static str, by: Duration) -> impl Future<Output = ()> + Send;
 }
 
 /// Defines one test per case of the suite for a [`Harness`](crate::conformance::Harness).
@@ -101,7 +101,7 @@ macro_rules! lease_conformance {
 }
 
 pub(crate) const PIPELINE: &str = "conformance";
-pub(crate) const STRANGER: &str = "stranger";
+pub(crate) const OTHER_PIPELINE: &str = "stranger";
 
 /// The queue of the pipeline under test.
 pub(crate) fn queue<H: Harness>() -> Queue {
@@ -109,8 +109,8 @@ pub(crate) fn queue<H: Harness>() -> Queue {
 }
 
 /// The same rows, claimed by a pipeline of another name.
-pub(crate) fn strangers_queue<H: Harness>() -> Queue {
-    Queue { pipeline: STRANGER, ..queue::<H>() }
+pub(crate) fn other_pipeline_queue<H: Harness>() -> Queue {
+    Queue { pipeline: OTHER_PIPELINE, ..queue::<H>() }
 }
 
 /// Ids that order like their numbers and are proper version 4 ids.
@@ -126,11 +126,11 @@ pub(crate) fn expect<T, E: std::fmt::Debug>(answer: Result<T, E>) -> T {
 }
 
 /// A row of the main table that may be claimed, processed last `age_s` ago.
-pub(crate) async fn put<H: Harness>(harness: &H, number: u64, age_s: i64) -> Uuid {
-    put_with(harness, number, age_s, |_| {}).await
+pub(crate) async fn insert_row<H: Harness>(harness: &H, number: u64, age_s: i64) -> Uuid {
+    insert_row_with(harness, number, age_s, |_| {}).await
 }
 
-pub(crate) async fn put_with<H: Harness>(
+pub(crate) async fn insert_row_with<H: Harness>(
     harness: &H,
     number: u64,
     age_s: i64,
@@ -156,10 +156,10 @@ pub(crate) fn ids(leases: &[Lease]) -> Vec<Uuid> {
     leases.iter().map(|lease| lease.id).collect()
 }
 
-pub(crate) fn held(leases: &[Lease]) -> Vec<Held> {
-    leases.iter().map(Lease::held).collect()
+pub(crate) fn lease_keys(leases: &[Lease]) -> Vec<LeaseKey> {
+    leases.iter().map(Lease::key).collect()
 }
 
-pub(crate) fn us(duration: Duration) -> i64 {
+pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }

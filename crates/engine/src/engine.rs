@@ -11,16 +11,16 @@ use tokio::{
 
 use crate::{
     batch::BatchPipeline,
-    crank::Crank,
-    fetch::{Fetcher, Stop},
+    runtime::PipelineRuntime,
+    fetch::{Fetcher, StopSignal},
     finish, heartbeat,
     hint::Hints,
-    line::Line,
+    work_queue::WorkQueue,
     pipeline::Pipeline,
     settings::Settings,
-    status::{Meter, Monitor, Snapshot},
+    status::{PipelineMeter, Monitor, Snapshot},
     store::{LeaseStore, Queue},
-    worker::{self, Bench},
+    worker::{self, WorkerContext},
 };
 
 /// The pipelines of one replica.
@@ -30,15 +30,15 @@ use crate::{
 pub struct Engine<S> {
     store: Arc<S>,
     hints: Hints,
-    meters: Vec<Arc<Meter>>,
+    meters: Vec<Arc<PipelineMeter>>,
     stop: watch::Sender<Option<Instant>>,
-    aborts: Aborts,
+    aborts: AbortHandles,
     pipelines: JoinSet<()>,
 }
 
 /// Every task of the engine, so that they end at once and not one after the other.
 #[derive(Clone, Default)]
-struct Aborts(Arc<Mutex<Vec<AbortHandle>>>);
+struct AbortHandles(Arc<Mutex<Vec<AbortHandle>>>);
 
 impl<S: LeaseStore> Engine<S> {
     pub fn new(store: Arc<S>, hints: Hints) -> Self {
@@ -47,7 +47,7 @@ impl<S: LeaseStore> Engine<S> {
             hints,
             meters: Vec::new(),
             stop: watch::Sender::new(None),
-            aborts: Aborts::default(),
+            aborts: AbortHandles::default(),
             pipelines: JoinSet::new(),
         }
     }
@@ -87,13 +87,13 @@ impl<S: LeaseStore> Engine<S> {
         while self.pipelines.join_next().await.is_some() {}
     }
 
-    fn supervise(&mut self, queue: Queue, settings: Settings, work: impl Work<S>) {
-        debug_assert!(settings.is_sound(), "a lease must outlive its renewal: {settings:?}");
-        let meter = Arc::new(Meter::new(queue.pipeline));
+    fn supervise(&mut self, queue: Queue, settings: Settings, work: impl WorkerFn<S>) {
+        debug_assert!(settings.is_valid(), "a lease must outlive its renewal: {settings:?}");
+        let meter = Arc::new(PipelineMeter::new(queue.pipeline));
         self.meters.push(meter.clone());
-        let crank = Arc::new(Crank::new(self.store.clone(), queue, settings, self.hints.clone(), meter));
+        let crank = Arc::new(PipelineRuntime::new(self.store.clone(), queue, settings, self.hints.clone(), meter));
         let aborts = self.aborts.clone();
-        self.aborts.adopt(self.pipelines.spawn(supervise(crank, work, self.stop.subscribe(), aborts)));
+        self.aborts.add(self.pipelines.spawn(supervise(crank, work, self.stop.subscribe(), aborts)));
     }
 }
 
@@ -105,35 +105,35 @@ impl<S> Drop for Engine<S> {
     }
 }
 
-impl Aborts {
-    fn adopt(&self, task: AbortHandle) {
+impl AbortHandles {
+    fn add(&self, task: AbortHandle) {
         let mut tasks = self.0.lock();
         tasks.retain(|task| !task.is_finished());
         tasks.push(task);
     }
 }
 
-type Working = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+type WorkerFuture = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What a worker of the pipeline does with its bench.
-trait Work<S>: Fn(Bench<S>) -> Working + Send + Sync + 'static {}
+trait WorkerFn<S>: Fn(WorkerContext<S>) -> WorkerFuture + Send + Sync + 'static {}
 
-impl<S, F: Fn(Bench<S>) -> Working + Send + Sync + 'static> Work<S> for F {}
+impl<S, F: Fn(WorkerContext<S>) -> WorkerFuture + Send + Sync + 'static> WorkerFn<S> for F {}
 
 /// The tasks of one pipeline. Dropping them aborts them.
-struct Tasks {
-    line: Arc<Line>,
+struct PipelineTasks {
+    queue: Arc<WorkQueue>,
     fetcher: JoinSet<()>,
     workers: JoinSet<()>,
     finisher: JoinSet<()>,
     heartbeater: JoinSet<()>,
 }
 
-impl Tasks {
-    fn start<S: LeaseStore>(crank: &Arc<Crank<S>>, work: &impl Work<S>, stop: Stop, aborts: &Aborts) -> Self {
-        let line = crank.new_line();
+impl PipelineTasks {
+    fn start<S: LeaseStore>(crank: &Arc<PipelineRuntime<S>>, work: &impl WorkerFn<S>, stop: StopSignal, aborts: &AbortHandles) -> Self {
+        let line = crank.new_work_queue();
         let mut tasks = Self {
-            line: line.clone(),
+            queue: line.clone(),
             fetcher: JoinSet::new(),
             workers: JoinSet::new(),
             finisher: JoinSet::new(),
@@ -141,19 +141,19 @@ impl Tasks {
         };
         // Workers wait for the finisher only when it is a full batch behind.
         let (out, inbox) = mpsc::channel(crank.settings.finish_max.max(1));
-        aborts.adopt(tasks.finisher.spawn(finish::run(crank.clone(), inbox)));
-        aborts.adopt(tasks.heartbeater.spawn(heartbeat::run(crank.clone())));
+        aborts.add(tasks.finisher.spawn(finish::run(crank.clone(), inbox)));
+        aborts.add(tasks.heartbeater.spawn(heartbeat::run(crank.clone())));
         for _ in 0..crank.settings.workers.max(1) {
-            let bench = Bench { crank: crank.clone(), line: line.clone(), out: out.clone() };
-            aborts.adopt(tasks.workers.spawn(work(bench)));
+            let bench = WorkerContext { runtime: crank.clone(), queue: line.clone(), finishes: out.clone() };
+            aborts.add(tasks.workers.spawn(work(bench)));
         }
         let hints = crank.hints.subscribe(crank.queue.pipeline);
-        aborts.adopt(tasks.fetcher.spawn(Fetcher::new(crank.clone(), line, hints, stop).run()));
+        aborts.add(tasks.fetcher.spawn(Fetcher::new(crank.clone(), line, hints, stop).run()));
         tasks
     }
 
     /// Waits for a task that ends; none should. Answers which and how.
-    async fn crash(&mut self) -> (&'static str, String) {
+    async fn next_exit(&mut self) -> (&'static str, String) {
         let (which, ended) = tokio::select! {
             biased;
             ended = self.fetcher.join_next() => ("fetcher", ended),
@@ -169,58 +169,58 @@ impl Tasks {
     }
 
     /// Waits until the tasks are really gone: their rows may only be given back after that.
-    async fn end(mut self) {
+    async fn shut_down(mut self) {
         for tasks in [&mut self.fetcher, &mut self.workers, &mut self.finisher, &mut self.heartbeater] {
             tasks.shutdown().await;
         }
     }
 }
 
-async fn supervise<S: LeaseStore>(crank: Arc<Crank<S>>, work: impl Work<S>, mut stop: Stop, aborts: Aborts) {
+async fn supervise<S: LeaseStore>(crank: Arc<PipelineRuntime<S>>, work: impl WorkerFn<S>, mut stop: StopSignal, aborts: AbortHandles) {
     loop {
-        let mut tasks = Tasks::start(&crank, &work, stop.clone(), &aborts);
+        let mut tasks = PipelineTasks::start(&crank, &work, stop.clone(), &aborts);
         let (which, how) = tokio::select! {
             biased;
-            deadline = stopped(&mut stop) => return wind_down(&crank, tasks, deadline).await,
-            crashed = tasks.crash() => crashed,
+            deadline = wait_for_stop(&mut stop) => return stop_gracefully(&crank, tasks, deadline).await,
+            crashed = tasks.next_exit() => crashed,
         };
         // A task that ended by the order to stop did not crash.
         let ordered = *stop.borrow();
         if let Some(deadline) = ordered {
-            return wind_down(&crank, tasks, deadline).await;
+            return stop_gracefully(&crank, tasks, deadline).await;
         }
         tracing::error!(pipeline = crank.queue.pipeline, task = which, error = how, "pipeline crashed");
         crank.meter.restarts.add(1);
-        tasks.end().await;
+        tasks.shut_down().await;
         crank.hand_back(crank.meter.leases.take_all()).await;
         tokio::select! {
             biased;
-            _ = stopped(&mut stop) => return,
+            _ = wait_for_stop(&mut stop) => return,
             () = sleep(crank.settings.restart_delay) => {}
         }
     }
 }
 
 /// Waits for the order to stop; the deadline it came with. Nobody left to give it counts as one.
-async fn stopped(stop: &mut Stop) -> Instant {
+async fn wait_for_stop(stop: &mut StopSignal) -> Instant {
     match stop.wait_for(Option::is_some).await {
         Ok(deadline) => deadline.unwrap_or_else(Instant::now),
         Err(_) => Instant::now(),
     }
 }
 
-async fn wind_down<S: LeaseStore>(crank: &Crank<S>, mut tasks: Tasks, deadline: Instant) {
+async fn stop_gracefully<S: LeaseStore>(crank: &PipelineRuntime<S>, mut tasks: PipelineTasks, deadline: Instant) {
     // No worker takes another row, whatever the fetcher still brings.
-    tasks.line.close();
-    crank.hand_back(tasks.line.drain()).await;
+    tasks.queue.close();
+    crank.hand_back(tasks.queue.drain()).await;
     // It may be in the middle of a claim; that is waited for and handed back too.
     let _ = timeout_at(deadline, tasks.fetcher.join_next()).await;
     tasks.fetcher.shutdown().await;
-    crank.hand_back(tasks.line.drain()).await;
+    crank.hand_back(tasks.queue.drain()).await;
     let _ = timeout_at(deadline, async { while tasks.workers.join_next().await.is_some() {} }).await;
     tasks.workers.shutdown().await;
     // With the workers gone the finisher has no more senders: it does what it has and ends.
     let _ = timeout(crank.settings.lease_margin, tasks.finisher.join_next()).await;
-    tasks.end().await;
+    tasks.shut_down().await;
     crank.hand_back(crank.meter.leases.take_all()).await;
 }

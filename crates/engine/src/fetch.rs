@@ -12,10 +12,10 @@ use tokio::{
 };
 
 use crate::{
-    crank::Crank,
+    runtime::PipelineRuntime,
     hint::Subscription,
-    line::Line,
-    settings::{Jitter, step_of},
+    work_queue::WorkQueue,
+    settings::{Jitter, delay_at},
     store::{Claim, LeaseStore},
 };
 
@@ -23,28 +23,28 @@ use crate::{
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 
 /// `Some` once the pipeline is to stop: the moment by which it must have.
-pub(crate) type Stop = watch::Receiver<Option<Instant>>;
+pub(crate) type StopSignal = watch::Receiver<Option<Instant>>;
 
 pub(crate) struct Fetcher<S> {
-    crank: Arc<Crank<S>>,
-    line: Arc<Line>,
+    runtime: Arc<PipelineRuntime<S>>,
+    queue: Arc<WorkQueue>,
     hints: Subscription,
-    stop: Stop,
+    stop: StopSignal,
     jitter: Jitter,
     /// Empty fetches in a row.
-    empty: usize,
+    empty_fetches: usize,
 }
 
 /// Why the fetcher goes on.
-enum Woken {
-    ToFetch,
-    ToStop,
+enum WakeReason {
+    Fetch,
+    Stop,
 }
 
 impl<S: LeaseStore> Fetcher<S> {
-    pub(crate) fn new(crank: Arc<Crank<S>>, line: Arc<Line>, hints: Subscription, stop: Stop) -> Self {
-        let jitter = Jitter::new(crank.settings.jitter_seed, crank.queue.pipeline);
-        Self { crank, line, hints, stop, jitter, empty: 0 }
+    pub(crate) fn new(runtime: Arc<PipelineRuntime<S>>, queue: Arc<WorkQueue>, hints: Subscription, stop: StopSignal) -> Self {
+        let jitter = Jitter::new(runtime.settings.jitter_seed, runtime.queue.pipeline);
+        Self { runtime, queue, hints, stop, jitter, empty_fetches: 0 }
     }
 
     /// Runs until it is told to stop. A claim that is on its way then is waited for: nobody else would
@@ -54,11 +54,11 @@ impl<S: LeaseStore> Fetcher<S> {
             tokio::select! {
                 biased;
                 _ = self.stop.wait_for(Option::is_some) => return,
-                () = self.line.low() => {}
+                () = self.queue.wait_below_min() => {}
             }
             let pause = self.fetch().await;
             if let Some(pause) = pause
-                && matches!(self.pause(pause).await, Woken::ToStop)
+                && matches!(self.pause(pause).await, WakeReason::Stop)
             {
                 return;
             }
@@ -67,24 +67,24 @@ impl<S: LeaseStore> Fetcher<S> {
 
     /// One claim. Answers how long to pause, if at all.
     async fn fetch(&mut self) -> Option<Duration> {
-        let (crank, settings) = (&self.crank, &self.crank.settings);
-        let room = settings.queue_len_max.saturating_sub(self.line.len());
+        let (crank, settings) = (&self.runtime, &self.runtime.settings);
+        let room = settings.queue_len_max.saturating_sub(self.queue.len());
         let limit = room.min(settings.claim_max);
         // Whatever was hinted or became due until now, this claim sees; what comes later stays noted.
         self.hints.take();
-        let known_due = crank.agenda.take();
+        let known_due = crank.due_timer.take();
         crank.meter.fetches.add(1);
-        let answer = crank.in_time(crank.store.claim(&crank.queue, limit, settings.lease_ttl)).await;
+        let answer = crank.with_timeout(crank.store.claim(&crank.queue, limit, settings.lease_ttl)).await;
         let Some(Claim { leases, next_due_in }) = answer else {
             if let Some(due_at) = known_due {
-                crank.agenda.tell(due_at);
+                crank.due_timer.schedule(due_at);
             }
             // A hint cannot mend the store, so it is left for the fetch after the pause.
             let delay = self.next_idle_delay();
             return Some(delay);
         };
         if let Some(due_in) = next_due_in {
-            crank.agenda.tell(Instant::now() + due_in);
+            crank.due_timer.schedule(Instant::now() + due_in);
         }
         if leases.is_empty() {
             crank.meter.fetches_empty.add(1);
@@ -94,44 +94,44 @@ impl<S: LeaseStore> Fetcher<S> {
         let took_all = leases.len() < limit;
         let is_only_put_back = {
             let now = Instant::now();
-            let mut put_back = crank.put_back.lock();
+            let mut put_back = crank.returned_rows.lock();
             put_back.retain(|_, until| *until > now);
             leases.iter().all(|lease| put_back.contains_key(&lease.id))
         };
-        let lease_use = settings.lease_use();
-        self.line.push(leases.into_iter().map(|lease| crank.meter.leases.track(lease, lease_use)).collect());
-        self.empty = 0;
+        let lease_use = settings.lease_validity();
+        self.queue.push(leases.into_iter().map(|lease| crank.meter.leases.track(lease, lease_use)).collect());
+        self.empty_fetches = 0;
         if is_only_put_back {
             // Rows that were put back a moment ago and nothing else: give whoever is in their way some time.
-            return Some(self.jitter.around(self.crank.settings.related_retry_delay));
+            return Some(self.jitter.apply(self.runtime.settings.related_retry_delay));
         }
         // Nothing that is due is left; what comes now comes with a hint or with its time.
         took_all.then(|| self.next_idle_delay())
     }
 
     fn next_idle_delay(&mut self) -> Duration {
-        let delays = self.crank.settings.idle_delays;
-        let delay = self.jitter.around(step_of(delays, self.empty));
-        self.empty = self.empty.saturating_add(1);
+        let delays = self.runtime.settings.idle_delays;
+        let delay = self.jitter.apply(delay_at(delays, self.empty_fetches));
+        self.empty_fetches = self.empty_fetches.saturating_add(1);
         // The longest delay is a promise to whoever waits for a dead replica's rows: jitter only shortens it.
         delay.min(delays.last().copied().unwrap_or(delay))
     }
 
-    async fn pause(&mut self, pause: Duration) -> Woken {
+    async fn pause(&mut self, pause: Duration) -> WakeReason {
         let until = Instant::now() + pause;
         let soonest = Instant::now() + PAUSE_MIN;
         loop {
-            let due_at = self.crank.agenda.earliest().map_or(until, |at| at.max(soonest).min(until));
+            let due_at = self.runtime.due_timer.earliest().map_or(until, |at| at.max(soonest).min(until));
             tokio::select! {
                 biased;
-                _ = self.stop.wait_for(Option::is_some) => return Woken::ToStop,
-                () = self.hints.hinted() => {
+                _ = self.stop.wait_for(Option::is_some) => return WakeReason::Stop,
+                () = self.hints.wait() => {
                     // Something is going on: look closely again for a while.
-                    self.empty = 0;
-                    return Woken::ToFetch;
+                    self.empty_fetches = 0;
+                    return WakeReason::Fetch;
                 }
-                () = self.crank.agenda.sooner() => {}
-                () = sleep_until(due_at) => return Woken::ToFetch,
+                () = self.runtime.due_timer.rescheduled() => {}
+                () = sleep_until(due_at) => return WakeReason::Fetch,
             }
         }
     }

@@ -12,37 +12,37 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use crate::{crank::Crank, lease::Tracked, store::LeaseStore};
+use crate::{runtime::PipelineRuntime, lease::TrackedLease, store::LeaseStore};
 
 /// A statement that fails is tried so often; then its rows are left to expire.
-const TRIES: usize = 3;
+const ATTEMPTS_MAX: usize = 3;
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// A row to unlock and when it is due again.
-pub(crate) struct Finish {
-    row: Arc<Tracked>,
+pub(crate) struct FinishRequest {
+    row: Arc<TrackedLease>,
     due_in: Option<Duration>,
-    why: Why,
+    reason: FinishReason,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Why {
+enum FinishReason {
     Done,
-    Gone,
+    RowMissing,
     Failed,
 }
 
-impl Finish {
-    pub(crate) fn done(row: Arc<Tracked>, due_in: Option<Duration>) -> Self {
-        Self { row, due_in, why: Why::Done }
+impl FinishRequest {
+    pub(crate) fn done(row: Arc<TrackedLease>, due_in: Option<Duration>) -> Self {
+        Self { row, due_in, reason: FinishReason::Done }
     }
 
-    pub(crate) fn gone(row: Arc<Tracked>) -> Self {
-        Self { row, due_in: None, why: Why::Gone }
+    pub(crate) fn row_missing(row: Arc<TrackedLease>) -> Self {
+        Self { row, due_in: None, reason: FinishReason::RowMissing }
     }
 
-    pub(crate) fn failed(row: Arc<Tracked>, retry_in: Duration) -> Self {
-        Self { row, due_in: Some(retry_in), why: Why::Failed }
+    pub(crate) fn failed(row: Arc<TrackedLease>, retry_in: Duration) -> Self {
+        Self { row, due_in: Some(retry_in), reason: FinishReason::Failed }
     }
 
     /// Waits only when the store is far behind.
@@ -54,32 +54,32 @@ impl Finish {
 }
 
 /// Runs until every sender is gone and everything sent is finished.
-pub(crate) async fn run<S: LeaseStore>(crank: Arc<Crank<S>>, mut inbox: mpsc::Receiver<Finish>) {
+pub(crate) async fn run<S: LeaseStore>(crank: Arc<PipelineRuntime<S>>, mut inbox: mpsc::Receiver<FinishRequest>) {
     let mut batch = Vec::new();
     while inbox.recv_many(&mut batch, crank.settings.finish_max.max(1)).await > 0 {
         flush(&crank, std::mem::take(&mut batch)).await;
     }
 }
 
-async fn flush<S: LeaseStore>(crank: &Crank<S>, mut batch: Vec<Finish>) {
-    for attempt in 0..TRIES {
+async fn flush<S: LeaseStore>(crank: &PipelineRuntime<S>, mut batch: Vec<FinishRequest>) {
+    for attempt in 0..ATTEMPTS_MAX {
         if attempt > 0 {
             sleep(RETRY_DELAY).await;
         }
         let now = Instant::now();
         batch.retain(|finish| {
-            let is_over = finish.row.is_over(now);
+            let is_over = finish.row.has_ended(now);
             if is_over {
-                crank.settle_lost(&finish.row);
+                crank.handle_lost_lease(&finish.row);
             }
             !is_over
         });
         if batch.is_empty() {
             return;
         }
-        let done: Vec<_> = batch.iter().map(|finish| (finish.row.held(), finish.due_in)).collect();
-        if let Some(finished) = crank.in_time(crank.store.finish(&crank.queue, &done)).await {
-            return settle(crank, &batch, &finished.into_iter().collect());
+        let done: Vec<_> = batch.iter().map(|finish| (finish.row.key(), finish.due_in)).collect();
+        if let Some(finished) = crank.with_timeout(crank.store.finish(&crank.queue, &done)).await {
+            return record_finished(crank, &batch, &finished.into_iter().collect());
         }
     }
     for finish in &batch {
@@ -87,7 +87,7 @@ async fn flush<S: LeaseStore>(crank: &Crank<S>, mut batch: Vec<Finish>) {
     }
 }
 
-fn settle<S: LeaseStore>(crank: &Crank<S>, batch: &[Finish], finished: &BTreeSet<Uuid>) {
+fn record_finished<S: LeaseStore>(crank: &PipelineRuntime<S>, batch: &[FinishRequest], finished: &BTreeSet<Uuid>) {
     let now = Instant::now();
     let mut applied = 0;
     let mut stale = 0;
@@ -96,11 +96,11 @@ fn settle<S: LeaseStore>(crank: &Crank<S>, batch: &[Finish], finished: &BTreeSet
         crank.meter.leases.release(&finish.row);
         if !finished.contains(&finish.row.lease.id) {
             // A row that is gone cannot be finished, which is as it should be.
-            stale += usize::from(finish.why != Why::Gone);
+            stale += usize::from(finish.reason != FinishReason::RowMissing);
             continue;
         }
-        applied += usize::from(finish.why == Why::Done);
-        if finish.why == Why::Gone {
+        applied += usize::from(finish.reason == FinishReason::Done);
+        if finish.reason == FinishReason::RowMissing {
             // Nobody waits for it: it is not to wake the fetcher.
             continue;
         }
@@ -112,6 +112,6 @@ fn settle<S: LeaseStore>(crank: &Crank<S>, batch: &[Finish], finished: &BTreeSet
     }
     crank.meter.stale.add(stale);
     if let Some(due_at) = due_at {
-        crank.agenda.tell(due_at);
+        crank.due_timer.schedule(due_at);
     }
 }

@@ -8,19 +8,19 @@ use uuid::Uuid;
 use windlass_planted_bugs::{Bug, is_planted};
 
 use crate::{
-    crank::{Crank, chain},
-    lease::Tracked,
-    store::{Held, LeaseStore},
+    runtime::{PipelineRuntime, error_chain},
+    lease::TrackedLease,
+    store::{LeaseKey, LeaseStore},
 };
 
-pub(crate) async fn run<S: LeaseStore>(crank: Arc<Crank<S>>) {
+pub(crate) async fn run<S: LeaseStore>(crank: Arc<PipelineRuntime<S>>) {
     loop {
         // An idle pipeline has nothing to keep and costs nothing.
-        crank.meter.leases.some().await;
-        sleep(crank.settings.heartbeat_every).await;
+        crank.meter.leases.wait_for_any().await;
+        sleep(crank.settings.heartbeat_interval).await;
         let now = Instant::now();
-        for row in crank.meter.leases.sweep(now) {
-            crank.settle_lost(&row);
+        for row in crank.meter.leases.remove_expired(now) {
+            crank.handle_lost_lease(&row);
         }
         let old = crank.meter.leases.older_than(crank.settings.renew_after, now);
         if !old.is_empty() {
@@ -29,31 +29,31 @@ pub(crate) async fn run<S: LeaseStore>(crank: Arc<Crank<S>>) {
     }
 }
 
-async fn renew<S: LeaseStore>(crank: &Crank<S>, rows: &[Arc<Tracked>]) {
+async fn renew<S: LeaseStore>(crank: &PipelineRuntime<S>, rows: &[Arc<TrackedLease>]) {
     let settings = &crank.settings;
     // Counted from before the statement is sent: the database counts from later.
     let asked_at = Instant::now();
     if is_planted(Bug::HeartbeatStopsRenewing) {
         for row in rows {
-            row.renew(asked_at, settings.lease_use());
+            row.renew(asked_at, settings.lease_validity());
         }
         return;
     }
-    let held: Vec<Held> = rows.iter().map(|row| row.held()).collect();
+    let held: Vec<LeaseKey> = rows.iter().map(|row| row.key()).collect();
     let call = crank.store.extend(&crank.queue, &held, settings.lease_ttl);
     let said = match timeout(settings.renew_after, call).await {
         Ok(Ok(extended)) => {
             let extended: BTreeSet<Uuid> = extended.into_iter().collect();
             for row in rows {
                 if extended.contains(&row.lease.id) {
-                    row.renew(asked_at, settings.lease_use());
+                    row.renew(asked_at, settings.lease_validity());
                 } else {
-                    row.refuse();
+                    row.mark_refused();
                 }
             }
             return;
         }
-        Ok(Err(error)) => chain(&error),
+        Ok(Err(error)) => error_chain(&error),
         Err(_) => "no answer in time".to_owned(),
     };
     // Tried again at the next tick; the deadlines of the leases stand meanwhile.

@@ -15,18 +15,18 @@ use tokio::sync::Notify;
 /// The hub of one replica. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Hints {
-    hub: Arc<Mutex<Hub>>,
+    bus: Arc<Mutex<HintBus>>,
 }
 
 #[derive(Debug, Default)]
-struct Hub {
-    inward: BTreeMap<&'static str, Vec<Weak<Bell>>>,
-    outward: Vec<Weak<Outbox>>,
+struct HintBus {
+    subscribers: BTreeMap<&'static str, Vec<Weak<HintSignal>>>,
+    outboxes: Vec<Weak<Outbox>>,
 }
 
 #[derive(Debug, Default)]
-struct Bell {
-    rung: AtomicBool,
+struct HintSignal {
+    is_set: AtomicBool,
     notify: Notify,
 }
 
@@ -44,8 +44,8 @@ impl Hints {
     /// Wakes the pipeline here, and in other replicas where something listens to [`Hints::outgoing`].
     /// Call it after the commit, never before: a pipeline that looks too early sees nothing.
     pub fn hint(&self, pipeline: &'static str) {
-        self.hint_here(pipeline);
-        self.hub.lock().outward.retain(|outbox| {
+        self.hint_local(pipeline);
+        self.bus.lock().outboxes.retain(|outbox| {
             let Some(outbox) = outbox.upgrade() else { return false };
             outbox.names.lock().insert(pipeline);
             outbox.notify.notify_one();
@@ -54,11 +54,11 @@ impl Hints {
     }
 
     /// Wakes the pipeline in this replica only: for hints that came from another one.
-    pub fn hint_here(&self, pipeline: &str) {
-        if let Some(bells) = self.hub.lock().inward.get_mut(pipeline) {
+    pub fn hint_local(&self, pipeline: &str) {
+        if let Some(bells) = self.bus.lock().subscribers.get_mut(pipeline) {
             bells.retain(|bell| {
                 let Some(bell) = bell.upgrade() else { return false };
-                bell.rung.store(true, Ordering::Release);
+                bell.is_set.store(true, Ordering::Release);
                 bell.notify.notify_one();
                 true
             });
@@ -66,55 +66,55 @@ impl Hints {
     }
 
     /// Wakes all pipelines of this replica: for a listener that was cut off and cannot know what it missed.
-    pub fn hint_all_here(&self) {
-        let names: Vec<_> = self.hub.lock().inward.keys().copied().collect();
+    pub fn hint_all_local(&self) {
+        let names: Vec<_> = self.bus.lock().subscribers.keys().copied().collect();
         for name in names {
-            self.hint_here(name);
+            self.hint_local(name);
         }
     }
 
     /// Hints for one pipeline from now on.
     pub fn subscribe(&self, pipeline: &'static str) -> Subscription {
-        let bell = Arc::new(Bell::default());
-        self.hub.lock().inward.entry(pipeline).or_default().push(Arc::downgrade(&bell));
-        Subscription { bell }
+        let bell = Arc::new(HintSignal::default());
+        self.bus.lock().subscribers.entry(pipeline).or_default().push(Arc::downgrade(&bell));
+        Subscription { signal: bell }
     }
 
     /// Hints given in this replica from now on, to be carried to the others.
-    pub fn outgoing(&self) -> Outgoing {
+    pub fn outgoing(&self) -> OutgoingHints {
         let outbox = Arc::new(Outbox::default());
-        self.hub.lock().outward.push(Arc::downgrade(&outbox));
-        Outgoing { outbox }
+        self.bus.lock().outboxes.push(Arc::downgrade(&outbox));
+        OutgoingHints { outbox }
     }
 }
 
 /// One listener for one pipeline. Any number of hints that it has not looked at yet are one.
 #[derive(Debug)]
 pub struct Subscription {
-    bell: Arc<Bell>,
+    signal: Arc<HintSignal>,
 }
 
 impl Subscription {
     /// Waits for a hint that has not been taken yet.
-    pub async fn hinted(&self) {
+    pub async fn wait(&self) {
         while !self.take() {
-            self.bell.notify.notified().await;
+            self.signal.notify.notified().await;
         }
     }
 
     /// Takes a waiting hint, if there is one: what is fetched from now on will include what it meant.
     pub fn take(&self) -> bool {
-        self.bell.rung.swap(false, Ordering::AcqRel)
+        self.signal.is_set.swap(false, Ordering::AcqRel)
     }
 }
 
 /// Names to be sent to other replicas.
 #[derive(Debug)]
-pub struct Outgoing {
+pub struct OutgoingHints {
     outbox: Arc<Outbox>,
 }
 
-impl Outgoing {
+impl OutgoingHints {
     /// Waits until there is something to send; each name appears once however often it was hinted.
     pub async fn next(&mut self) -> Vec<&'static str> {
         loop {
@@ -137,13 +137,13 @@ mod tests {
     fn hints_that_nobody_looked_at_yet_are_one() {
         let hints = Hints::new();
         let runs = hints.subscribe("runs");
-        assert!(runs.hinted().now_or_never().is_none());
+        assert!(runs.wait().now_or_never().is_none());
         hints.hint("runs");
         hints.hint("runs");
         hints.hint("jobs");
-        assert!(runs.hinted().now_or_never().is_some());
-        assert!(runs.hinted().now_or_never().is_none());
-        hints.hint_all_here();
+        assert!(runs.wait().now_or_never().is_some());
+        assert!(runs.wait().now_or_never().is_none());
+        hints.hint_all_local();
         assert!(runs.take());
         assert!(!runs.take());
     }
@@ -163,7 +163,7 @@ mod tests {
     fn only_hints_given_here_go_out_and_each_name_once() {
         let hints = Hints::new();
         let mut outgoing = hints.outgoing();
-        hints.hint_here("jobs");
+        hints.hint_local("jobs");
         assert!(outgoing.next().now_or_never().is_none());
         for name in ["runs", "jobs", "runs"] {
             hints.hint(name);

@@ -24,13 +24,13 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use crate::store::{Held, Lease};
+use crate::store::{LeaseKey, Lease};
 
 /// A lease on its way through the queue, a worker and the finish.
 #[derive(Debug)]
-pub(crate) struct Tracked {
+pub(crate) struct TrackedLease {
     pub(crate) lease: Lease,
-    term: Mutex<Term>,
+    term: Mutex<LeaseTerm>,
     /// The database no longer knows the token.
     refused: AtomicBool,
     /// The guarded write is under way. From here a refusal proves nothing: our own commit causes it too.
@@ -40,18 +40,18 @@ pub(crate) struct Tracked {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Term {
+struct LeaseTerm {
     renewed_at: Instant,
     deadline: Instant,
 }
 
 /// The lease ended under the work, which was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lost;
+pub(crate) struct LeaseLost;
 
-impl Tracked {
-    pub(crate) fn held(&self) -> Held {
-        self.lease.held()
+impl TrackedLease {
+    pub(crate) fn key(&self) -> LeaseKey {
+        self.lease.key()
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -63,10 +63,10 @@ impl Tracked {
     }
 
     pub(crate) fn renew(&self, asked_at: Instant, lease_use: Duration) {
-        *self.term.lock() = Term { renewed_at: asked_at, deadline: asked_at + lease_use };
+        *self.term.lock() = LeaseTerm { renewed_at: asked_at, deadline: asked_at + lease_use };
     }
 
-    pub(crate) fn refuse(&self) {
+    pub(crate) fn mark_refused(&self) {
         self.refused.store(true, Ordering::Release);
         self.waker.wake();
     }
@@ -76,13 +76,13 @@ impl Tracked {
     }
 
     /// True for the first caller only: a loss is counted once.
-    pub(crate) fn lose(&self) -> bool {
+    pub(crate) fn mark_lost(&self) -> bool {
         let first = !self.lost.swap(true, Ordering::AcqRel);
         self.waker.wake();
         first
     }
 
-    pub(crate) fn is_over(&self, now: Instant) -> bool {
+    pub(crate) fn has_ended(&self, now: Instant) -> bool {
         self.lost.load(Ordering::Acquire)
             || (self.is_refused() && !self.applying.load(Ordering::Acquire))
             || now >= self.deadline()
@@ -92,14 +92,14 @@ impl Tracked {
 /// All leases of one pipeline, by token: a row may be held a second time before the first hold is forgotten.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
-    by_token: Mutex<BTreeMap<Uuid, Arc<Tracked>>>,
-    taken: Notify,
+    by_token: Mutex<BTreeMap<Uuid, Arc<TrackedLease>>>,
+    added: Notify,
 }
 
 impl Leases {
-    pub(crate) fn track(&self, lease: Lease, lease_use: Duration) -> Arc<Tracked> {
-        let term = Term { renewed_at: lease.asked_at, deadline: lease.asked_at + lease_use };
-        let tracked = Arc::new(Tracked {
+    pub(crate) fn track(&self, lease: Lease, lease_use: Duration) -> Arc<TrackedLease> {
+        let term = LeaseTerm { renewed_at: lease.requested_at, deadline: lease.requested_at + lease_use };
+        let tracked = Arc::new(TrackedLease {
             lease,
             term: Mutex::new(term),
             refused: AtomicBool::new(false),
@@ -108,87 +108,87 @@ impl Leases {
             waker: AtomicWaker::new(),
         });
         self.by_token.lock().insert(tracked.lease.token, tracked.clone());
-        self.taken.notify_one();
+        self.added.notify_one();
         tracked
     }
 
     /// Waits until there is one. For one waiter.
-    pub(crate) async fn some(&self) {
+    pub(crate) async fn wait_for_any(&self) {
         while self.by_token.lock().is_empty() {
-            self.taken.notified().await;
+            self.added.notified().await;
         }
     }
 
-    pub(crate) fn release(&self, tracked: &Tracked) {
+    pub(crate) fn release(&self, tracked: &TrackedLease) {
         self.by_token.lock().remove(&tracked.lease.token);
     }
 
     /// Forgets and names the leases whose deadline has passed.
-    pub(crate) fn sweep(&self, now: Instant) -> Vec<Arc<Tracked>> {
+    pub(crate) fn remove_expired(&self, now: Instant) -> Vec<Arc<TrackedLease>> {
         self.by_token.lock().extract_if(.., |_, tracked| now >= tracked.deadline()).map(|(_, t)| t).collect()
     }
 
     /// Leases that were last asked for at least `age` ago and that the database has not refused.
-    pub(crate) fn older_than(&self, age: Duration, now: Instant) -> Vec<Arc<Tracked>> {
-        let is_old = |tracked: &&Arc<Tracked>| {
+    pub(crate) fn older_than(&self, age: Duration, now: Instant) -> Vec<Arc<TrackedLease>> {
+        let is_old = |tracked: &&Arc<TrackedLease>| {
             !tracked.is_refused() && now.saturating_duration_since(tracked.term.lock().renewed_at) >= age
         };
         self.by_token.lock().values().filter(is_old).cloned().collect()
     }
 
     /// Forgets and names all of them.
-    pub(crate) fn take_all(&self) -> Vec<Arc<Tracked>> {
+    pub(crate) fn take_all(&self) -> Vec<Arc<TrackedLease>> {
         std::mem::take(&mut *self.by_token.lock()).into_values().collect()
     }
 
     /// When the longest-held lease was taken.
-    pub(crate) fn oldest(&self) -> Option<Instant> {
-        self.by_token.lock().values().map(|tracked| tracked.lease.asked_at).min()
+    pub(crate) fn oldest_requested_at(&self) -> Option<Instant> {
+        self.by_token.lock().values().map(|tracked| tracked.lease.requested_at).min()
     }
 }
 
 /// Runs the work for as long as all of its leases hold, then drops it. The leases are looked at before each
 /// poll, so that a process that was frozen does not take one more step after it thaws.
-pub(crate) async fn while_held<F: Future>(leases: &[Arc<Tracked>], work: F) -> Result<F::Output, Lost> {
-    let mut guarded = Guarded { leases, alarm: None };
+pub(crate) async fn while_held<F: Future>(leases: &[Arc<TrackedLease>], work: F) -> Result<F::Output, LeaseLost> {
+    let mut guarded = LeaseWatch { leases, timer: None };
     let mut work = pin!(work);
     std::future::poll_fn(|context| {
-        if guarded.is_over() {
-            return Poll::Ready(Err(Lost));
+        if guarded.has_ended() {
+            return Poll::Ready(Err(LeaseLost));
         }
         if let Poll::Ready(output) = work.as_mut().poll(context) {
             return Poll::Ready(Ok(output));
         }
-        guarded.poll_over(context).map(|()| Err(Lost))
+        guarded.poll_ended(context).map(|()| Err(LeaseLost))
     })
     .await
 }
 
-struct Guarded<'a> {
-    leases: &'a [Arc<Tracked>],
+struct LeaseWatch<'a> {
+    leases: &'a [Arc<TrackedLease>],
     /// Made only when the work has to wait: most passes on a fast store never need a timer.
-    alarm: Option<Pin<Box<Sleep>>>,
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Guarded<'_> {
-    fn is_over(&self) -> bool {
+impl LeaseWatch<'_> {
+    fn has_ended(&self) -> bool {
         let now = Instant::now();
-        self.leases.iter().any(|tracked| tracked.is_over(now))
+        self.leases.iter().any(|tracked| tracked.has_ended(now))
     }
 
-    fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<()> {
         for tracked in self.leases {
             tracked.waker.register(context.waker());
         }
         loop {
             // Looked at again after the waker is in place, or a refusal in between would go unnoticed.
-            if self.is_over() {
+            if self.has_ended() {
                 return Poll::Ready(());
             }
             let Some(deadline) = self.leases.iter().map(|tracked| tracked.deadline()).min() else {
                 return Poll::Pending;
             };
-            let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+            let alarm = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
             if alarm.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }

@@ -12,14 +12,14 @@
 mod batch;
 #[cfg(feature = "testing")]
 pub mod conformance;
-mod crank;
+mod runtime;
 mod engine;
 mod fetch;
 mod finish;
 mod heartbeat;
 pub mod hint;
 mod lease;
-mod line;
+mod work_queue;
 #[cfg(feature = "testing")]
 pub mod memory;
 pub mod pipeline;
@@ -33,6 +33,6 @@ pub use engine::Engine;
 pub use hint::Hints;
 #[cfg(feature = "testing")]
 pub use memory::MemoryStore;
-pub use pipeline::{Applied, Pipeline};
+pub use pipeline::{ApplyOutcome, Pipeline};
 pub use settings::Settings;
-pub use store::{Claim, DbTime, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError};
+pub use store::{Claim, DbTime, LeaseKey, Lease, LeaseStore, Queue, RelatedLockOutcome, RelatedLock, StoreError};

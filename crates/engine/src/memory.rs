@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     settings::URGENT_AFTER,
-    store::{Claim, DbTime, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError},
+    store::{Claim, DbTime, LeaseKey, Lease, LeaseStore, Queue, RelatedLockOutcome, RelatedLock, StoreError},
 };
 
 /// What the clock shows when the store is made: an ordinary day, in microseconds.
@@ -57,12 +57,12 @@ impl Row {
         self.lock_owner.as_deref().is_none_or(|held_by| held_by == owner)
     }
 
-    fn take(&mut self, taken: &Taken, owner: &str, token: Uuid) -> Lease {
+    fn lock(&mut self, taken: &LockParams, owner: &str, token: Uuid) -> Lease {
         self.lock_token = Some(token);
         self.lock_expires_at = Some(taken.now + micros(taken.ttl));
         self.lock_owner = Some(owner.to_owned());
         self.lock_epoch += 1;
-        Lease { id: self.id, token, epoch: self.lock_epoch, taken_at: taken.now, asked_at: taken.asked_at }
+        Lease { id: self.id, token, epoch: self.lock_epoch, claimed_at: taken.now, requested_at: taken.requested_at }
     }
 
     fn unlock(&mut self) {
@@ -73,9 +73,9 @@ impl Row {
 }
 
 /// The circumstances that all rows of one take share.
-struct Taken {
+struct LockParams {
     now: DbTime,
-    asked_at: Instant,
+    requested_at: Instant,
     ttl: Duration,
 }
 
@@ -130,9 +130,9 @@ impl MemoryStore {
 
     /// What a pipeline's own apply does: changes the row under its lock and unlocks it, in one step.
     /// False, and nothing changed, when it is no longer held.
-    pub fn apply(&self, table: &'static str, held: Held, change: impl FnOnce(&mut Row, DbTime)) -> bool {
+    pub fn apply(&self, table: &'static str, held: LeaseKey, change: impl FnOnce(&mut Row, DbTime)) -> bool {
         let now = self.now();
-        self.with_held(table, held, |row| {
+        self.with_locked_row(table, held, |row| {
             change(row, now);
             row.last_processed_at = now;
             row.unlock();
@@ -143,7 +143,7 @@ impl MemoryStore {
         Uuid::from_u64_pair(0x7077_696e_646c_6173, self.tokens.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn with_held(&self, table: &'static str, held: Held, change: impl FnOnce(&mut Row)) -> bool {
+    fn with_locked_row(&self, table: &'static str, held: LeaseKey, change: impl FnOnce(&mut Row)) -> bool {
         let mut tables = self.tables.lock();
         let row = tables.get_mut(table).and_then(|rows| rows.get_mut(&held.id));
         match row.filter(|row| row.lock_token == Some(held.token)) {
@@ -158,7 +158,7 @@ impl MemoryStore {
 
 impl LeaseStore for MemoryStore {
     async fn claim(&self, queue: &Queue, limit: usize, ttl: Duration) -> Result<Claim, StoreError> {
-        let taken = Taken { now: self.now(), asked_at: Instant::now(), ttl };
+        let taken = LockParams { now: self.now(), requested_at: Instant::now(), ttl };
         let mut tables = self.tables.lock();
         let Some(rows) = tables.get_mut(queue.table) else { return Ok(Claim::default()) };
         let urgent = taken.now - i64::try_from(URGENT_AFTER.as_micros()).unwrap_or(i64::MAX);
@@ -183,7 +183,7 @@ impl LeaseStore for MemoryStore {
         let take = |(_, _, id)| {
             rows.get_mut(&id).map(|row: &mut Row| {
                 row.due_at.get_or_insert(taken.now);
-                row.take(&taken, queue.pipeline, self.fresh_token())
+                row.lock(&taken, queue.pipeline, self.fresh_token())
             })
         };
         let leases = due.into_iter().filter_map(take).collect();
@@ -192,21 +192,21 @@ impl LeaseStore for MemoryStore {
         Ok(Claim { leases, next_due_in })
     }
 
-    async fn extend(&self, queue: &Queue, held: &[Held], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
+    async fn extend(&self, queue: &Queue, held: &[LeaseKey], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
         let expires_at = self.now() + micros(ttl);
         let still =
-            |held: &&Held| self.with_held(queue.table, **held, |row| row.lock_expires_at = Some(expires_at));
+            |held: &&LeaseKey| self.with_locked_row(queue.table, **held, |row| row.lock_expires_at = Some(expires_at));
         Ok(held.iter().filter(still).map(|held| held.id).collect())
     }
 
     async fn finish(
         &self,
         queue: &Queue,
-        done: &[(Held, Option<Duration>)],
+        done: &[(LeaseKey, Option<Duration>)],
     ) -> Result<Vec<Uuid>, StoreError> {
         let now = self.now();
-        let still = |(held, due_in): &&(Held, Option<Duration>)| {
-            self.with_held(queue.table, *held, |row| {
+        let still = |(held, due_in): &&(LeaseKey, Option<Duration>)| {
+            self.with_locked_row(queue.table, *held, |row| {
                 row.last_processed_at = now;
                 // Cleared while it was held: somebody poked it.
                 row.due_at = row.due_at.and(due_in.map(|due_in| now + micros(due_in)));
@@ -216,7 +216,7 @@ impl LeaseStore for MemoryStore {
         Ok(done.iter().filter(still).map(|(held, _)| held.id).collect())
     }
 
-    async fn poke(&self, table: &'static str, ids: &[Uuid]) -> Result<(), StoreError> {
+    async fn mark_due(&self, table: &'static str, ids: &[Uuid]) -> Result<(), StoreError> {
         let mut tables = self.tables.lock();
         for id in ids {
             if let Some(row) = tables.get_mut(table).and_then(|rows| rows.get_mut(id)) {
@@ -226,24 +226,24 @@ impl LeaseStore for MemoryStore {
         Ok(())
     }
 
-    async fn hand_back(&self, queue: &Queue, held: &[Held]) -> Result<(), StoreError> {
+    async fn hand_back(&self, queue: &Queue, held: &[LeaseKey]) -> Result<(), StoreError> {
         for held in held {
-            self.with_held(queue.table, *held, Row::unlock);
+            self.with_locked_row(queue.table, *held, Row::unlock);
         }
         Ok(())
     }
 
-    async fn reset(&self, queue: &Queue, held: Held) -> Result<bool, StoreError> {
+    async fn reset(&self, queue: &Queue, held: LeaseKey) -> Result<bool, StoreError> {
         let now = self.now();
-        Ok(self.with_held(queue.table, held, |row| {
+        Ok(self.with_locked_row(queue.table, held, |row| {
             row.lock_token = None;
             row.lock_expires_at = None;
             row.last_processed_at = now;
         }))
     }
 
-    async fn lock_related(&self, lock: RelatedLock<'_>) -> Result<Related, StoreError> {
-        let taken = Taken { now: self.now(), asked_at: Instant::now(), ttl: lock.ttl };
+    async fn lock_related(&self, lock: RelatedLock<'_>) -> Result<RelatedLockOutcome, StoreError> {
+        let taken = LockParams { now: self.now(), requested_at: Instant::now(), ttl: lock.ttl };
         let owner = format!("{}:{}", lock.pipeline, lock.item);
         let mut tables = self.tables.lock();
         let rows = tables.entry(lock.table).or_default();
@@ -252,8 +252,8 @@ impl LeaseStore for MemoryStore {
         };
         if lock.ids.iter().all(|id| rows.get(id).is_some_and(can_be_had)) {
             let take =
-                |id| rows.get_mut(id).map(|row: &mut Row| row.take(&taken, &owner, self.fresh_token()));
-            return Ok(Related::Locked(lock.ids.iter().filter_map(take).collect()));
+                |id| rows.get_mut(id).map(|row: &mut Row| row.lock(&taken, &owner, self.fresh_token()));
+            return Ok(RelatedLockOutcome::Locked(lock.ids.iter().filter_map(take).collect()));
         }
         if lock.reserve {
             for id in lock.ids {
@@ -262,12 +262,12 @@ impl LeaseStore for MemoryStore {
                 }
             }
         }
-        Ok(Related::Busy)
+        Ok(RelatedLockOutcome::Busy)
     }
 
-    async fn unlock_related(&self, table: &'static str, held: &[Held]) -> Result<(), StoreError> {
+    async fn unlock_related(&self, table: &'static str, held: &[LeaseKey]) -> Result<(), StoreError> {
         for held in held {
-            self.with_held(table, *held, Row::unlock);
+            self.with_locked_row(table, *held, Row::unlock);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::store::{DbTime, Lease, Queue};
 
 /// What became of an apply. Losing the lease is a value, not an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Applied {
+pub enum ApplyOutcome {
     /// Committed under the lease. `due_in_us` is when the row wants to be seen again (`None`: it does not,
     /// or another pipeline takes it from here), `wake` names the pipelines that care about what was written.
     Written { due_in_us: Option<i64>, wake: Vec<&'static str> },
@@ -55,5 +55,5 @@ pub trait Pipeline: Send + Sync + 'static {
         lease: &Lease,
         row: Self::Row,
         plan: Self::Plan,
-    ) -> impl Future<Output = Result<Applied, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<ApplyOutcome, Self::Error>> + Send;
 }

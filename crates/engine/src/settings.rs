@@ -23,7 +23,7 @@ pub const LEASE_TTL_MIN: Duration = Duration::from_secs(5);
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 /// How often the heartbeater looks at its leases. Looking is free; only those older than [`RENEW_AFTER`]
 /// cost a statement.
-pub const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Leases younger than this are not extended. Most passes take milliseconds and never see a heartbeat; a
 /// long one has (30 - 5 - 5) / 1 = 20 tries before its lease is given up.
 pub const RENEW_AFTER: Duration = Duration::from_secs(5);
@@ -54,7 +54,7 @@ pub struct Settings {
     pub finish_max: usize,
     pub lease_ttl: Duration,
     pub lease_margin: Duration,
-    pub heartbeat_every: Duration,
+    pub heartbeat_interval: Duration,
     pub renew_after: Duration,
     pub idle_delays: &'static [Duration],
     pub error_delays: &'static [Duration],
@@ -74,7 +74,7 @@ impl Settings {
             finish_max: FINISH_MAX,
             lease_ttl: LEASE_TTL,
             lease_margin: LEASE_MARGIN,
-            heartbeat_every: HEARTBEAT_EVERY,
+            heartbeat_interval: HEARTBEAT_INTERVAL,
             renew_after: RENEW_AFTER,
             idle_delays: IDLE_DELAYS,
             error_delays: ERROR_DELAYS,
@@ -91,18 +91,18 @@ impl Settings {
     }
 
     /// A lease must outlive the longest wait for its renewal, or every long pass would be dropped.
-    pub(crate) fn is_sound(&self) -> bool {
-        self.renew_after + self.heartbeat_every < self.lease_use() && !self.heartbeat_every.is_zero()
+    pub(crate) fn is_valid(&self) -> bool {
+        self.renew_after + self.heartbeat_interval < self.lease_validity() && !self.heartbeat_interval.is_zero()
     }
 
     /// How long a lease may be relied on after the moment it was asked for.
-    pub(crate) fn lease_use(&self) -> Duration {
+    pub(crate) fn lease_validity(&self) -> Duration {
         self.lease_ttl.saturating_sub(self.lease_margin)
     }
 }
 
 /// The `step`th of growing delays; the last one repeats.
-pub(crate) fn step_of(delays: &[Duration], step: usize) -> Duration {
+pub(crate) fn delay_at(delays: &[Duration], step: usize) -> Duration {
     delays.get(step).or(delays.last()).copied().unwrap_or(Duration::ZERO)
 }
 
@@ -127,7 +127,7 @@ impl Jitter {
     }
 
     /// The delay, give or take a fifth.
-    pub(crate) fn around(&mut self, delay: Duration) -> Duration {
+    pub(crate) fn apply(&mut self, delay: Duration) -> Duration {
         let percent = 80 + u32::try_from(self.next() % 41).unwrap_or(0);
         delay * percent / 100
     }
@@ -140,31 +140,31 @@ mod tests {
     #[test]
     fn jitter_stays_within_a_fifth_and_replays_with_its_seed() {
         let mut jitter = Jitter::new(7, "runs");
-        let delays: Vec<_> = (0..1000).map(|_| jitter.around(Duration::from_secs(1))).collect();
+        let delays: Vec<_> = (0..1000).map(|_| jitter.apply(Duration::from_secs(1))).collect();
         assert!(delays.iter().all(|d| (800..=1200).contains(&d.as_millis())));
         assert!(delays.iter().any(|d| d.as_millis() < 850) && delays.iter().any(|d| d.as_millis() > 1150));
         let mut again = Jitter::new(7, "runs");
-        assert!(delays.iter().all(|d| *d == again.around(Duration::from_secs(1))));
+        assert!(delays.iter().all(|d| *d == again.apply(Duration::from_secs(1))));
         let mut other = Jitter::new(7, "jobs");
-        assert!(delays.iter().any(|d| *d != other.around(Duration::from_secs(1))));
+        assert!(delays.iter().any(|d| *d != other.apply(Duration::from_secs(1))));
     }
 
     #[test]
     fn the_standard_settings_are_sound_and_shorter_leases_are_not() {
-        assert!(Settings::standard(0).is_sound());
-        assert!(!Settings { lease_ttl: Duration::from_secs(10), ..Settings::standard(0) }.is_sound());
+        assert!(Settings::standard(0).is_valid());
+        assert!(!Settings { lease_ttl: Duration::from_secs(10), ..Settings::standard(0) }.is_valid());
     }
 
     #[test]
     fn shorter_leases_are_sound_with_a_shorter_margin() {
         let standard = Settings::standard(0).with_lease(LEASE_TTL);
         assert_eq!((standard.lease_margin, standard.renew_after), (LEASE_MARGIN, RENEW_AFTER));
-        assert!(Settings::standard(0).with_lease(LEASE_TTL_MIN).is_sound());
+        assert!(Settings::standard(0).with_lease(LEASE_TTL_MIN).is_valid());
     }
 
     #[test]
     fn delays_grow_and_the_last_repeats() {
-        let steps: Vec<_> = (0..6).map(|step| step_of(IDLE_DELAYS, step).as_millis()).collect();
+        let steps: Vec<_> = (0..6).map(|step| delay_at(IDLE_DELAYS, step).as_millis()).collect();
         assert_eq!(steps, [500, 1000, 2000, 5000, 5000, 5000]);
     }
 }

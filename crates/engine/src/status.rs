@@ -11,7 +11,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{lease::Leases, line::Line};
+use crate::{lease::Leases, work_queue::WorkQueue};
 
 /// A pipeline at one moment, for `/metrics` and for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,11 +53,11 @@ pub struct Totals {
 /// Reads the status of an engine's pipelines without owning the engine.
 #[derive(Clone, Debug)]
 pub struct Monitor {
-    meters: Arc<[Arc<Meter>]>,
+    meters: Arc<[Arc<PipelineMeter>]>,
 }
 
 impl Monitor {
-    pub(crate) fn new(meters: Vec<Arc<Meter>>) -> Self {
+    pub(crate) fn new(meters: Vec<Arc<PipelineMeter>>) -> Self {
         Self { meters: meters.into() }
     }
 
@@ -68,12 +68,12 @@ impl Monitor {
 }
 
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct PipelineMeter {
     pipeline: &'static str,
     pub(crate) leases: Leases,
-    line: Mutex<Option<Arc<Line>>>,
+    queue: Mutex<Option<Arc<WorkQueue>>>,
     in_work: AtomicUsize,
-    recent: Mutex<Recent>,
+    recent: Mutex<RecentCounts>,
     pub(crate) fetches: Counter,
     pub(crate) fetches_empty: Counter,
     pub(crate) claimed: Counter,
@@ -100,14 +100,14 @@ impl Counter {
     }
 }
 
-impl Meter {
+impl PipelineMeter {
     pub(crate) fn new(pipeline: &'static str) -> Self {
         Self {
             pipeline,
             leases: Leases::default(),
-            line: Mutex::default(),
+            queue: Mutex::default(),
             in_work: AtomicUsize::new(0),
-            recent: Mutex::new(Recent::new(Instant::now())),
+            recent: Mutex::new(RecentCounts::new(Instant::now())),
             fetches: Counter::default(),
             fetches_empty: Counter::default(),
             claimed: Counter::default(),
@@ -123,14 +123,14 @@ impl Meter {
     }
 
     /// A pipeline that is started again gets a new line.
-    pub(crate) fn watch(&self, line: Arc<Line>) {
-        *self.line.lock() = Some(line);
+    pub(crate) fn set_queue(&self, line: Arc<WorkQueue>) {
+        *self.queue.lock() = Some(line);
     }
 
     /// Counts rows as in work until the answer is dropped, however the work ends.
-    pub(crate) fn in_work(&self, count: usize) -> InWork<'_> {
+    pub(crate) fn in_work(&self, count: usize) -> InWorkGuard<'_> {
         self.in_work.fetch_add(count, Ordering::Relaxed);
-        InWork { meter: self, count }
+        InWorkGuard { meter: self, count }
     }
 
     pub(crate) fn applied(&self, count: usize) {
@@ -142,9 +142,9 @@ impl Meter {
         let now = Instant::now();
         Snapshot {
             pipeline: self.pipeline,
-            queued: self.line.lock().as_ref().map_or(0, |line| line.len()),
+            queued: self.queue.lock().as_ref().map_or(0, |line| line.len()),
             in_work: self.in_work.load(Ordering::Relaxed),
-            oldest_age: self.leases.oldest().map(|since| now.saturating_duration_since(since)),
+            oldest_age: self.leases.oldest_requested_at().map(|since| now.saturating_duration_since(since)),
             applied_last_minute: self.recent.lock().sum(now),
             totals: Totals {
                 fetches: self.fetches.total(),
@@ -163,12 +163,12 @@ impl Meter {
     }
 }
 
-pub(crate) struct InWork<'a> {
-    meter: &'a Meter,
+pub(crate) struct InWorkGuard<'a> {
+    meter: &'a PipelineMeter,
     count: usize,
 }
 
-impl Drop for InWork<'_> {
+impl Drop for InWorkGuard<'_> {
     fn drop(&mut self) {
         self.meter.in_work.fetch_sub(self.count, Ordering::Relaxed);
     }
@@ -178,18 +178,18 @@ const BUCKETS: u64 = 60;
 
 /// Counts of the last sixty seconds, one bucket each.
 #[derive(Debug)]
-struct Recent {
+struct RecentCounts {
     started: Instant,
     second: u64,
     buckets: [u64; BUCKETS as usize],
 }
 
-impl Recent {
+impl RecentCounts {
     fn new(started: Instant) -> Self {
         Self { started, second: 0, buckets: [0; BUCKETS as usize] }
     }
 
-    fn turn_to(&mut self, now: Instant) {
+    fn advance_to(&mut self, now: Instant) {
         let second = now.saturating_duration_since(self.started).as_secs();
         for passed in (self.second + 1..=second).take(BUCKETS as usize) {
             self.buckets[(passed % BUCKETS) as usize] = 0;
@@ -199,12 +199,12 @@ impl Recent {
     }
 
     fn add(&mut self, now: Instant, count: u64) {
-        self.turn_to(now);
+        self.advance_to(now);
         self.buckets[(self.second % BUCKETS) as usize] += count;
     }
 
     fn sum(&mut self, now: Instant) -> u64 {
-        self.turn_to(now);
+        self.advance_to(now);
         self.buckets.iter().sum()
     }
 }
@@ -217,7 +217,7 @@ mod tests {
     fn the_rate_counts_the_last_minute_and_forgets_the_one_before() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut recent = Recent::new(start);
+        let mut recent = RecentCounts::new(start);
         recent.add(at(0), 5);
         recent.add(at(30), 7);
         assert_eq!(recent.sum(at(59)), 12);

@@ -29,26 +29,26 @@ pub struct Lease {
     /// Grows by one with every take of the row; travels with each call to an agent.
     pub epoch: i64,
     /// When the row was taken, by the database's clock.
-    pub taken_at: DbTime,
+    pub claimed_at: DbTime,
     /// The local moment just before the claim was sent: expiry counts from here, so that the holder
     /// gives up before anybody else may take over.
-    pub asked_at: Instant,
+    pub requested_at: Instant,
 }
 
 impl Lease {
     /// The database's time now, by way of the local monotonic clock.
     pub fn now(&self) -> DbTime {
-        self.taken_at + i64::try_from(self.asked_at.elapsed().as_micros()).unwrap_or(i64::MAX)
+        self.claimed_at + i64::try_from(self.requested_at.elapsed().as_micros()).unwrap_or(i64::MAX)
     }
 
-    pub fn held(&self) -> Held {
-        Held { id: self.id, token: self.token }
+    pub fn key(&self) -> LeaseKey {
+        LeaseKey { id: self.id, token: self.token }
     }
 }
 
 /// Proof of holding a row: every write of the item is guarded by both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Held {
+pub struct LeaseKey {
     pub id: Uuid,
     pub token: Uuid,
 }
@@ -80,7 +80,7 @@ pub struct RelatedLock<'a> {
 }
 
 #[derive(Clone, Debug)]
-pub enum Related {
+pub enum RelatedLockOutcome {
     /// All of them, each with its own token and epoch.
     Locked(Vec<Lease>),
     /// At least one is held by somebody else; nothing is locked.
@@ -114,7 +114,7 @@ pub trait LeaseStore: Send + Sync + 'static {
     fn extend(
         &self,
         queue: &Queue,
-        held: &[Held],
+        held: &[LeaseKey],
         ttl: Duration,
     ) -> impl Future<Output = Result<Vec<Uuid>, StoreError>> + Send;
 
@@ -123,30 +123,30 @@ pub trait LeaseStore: Send + Sync + 'static {
     fn finish(
         &self,
         queue: &Queue,
-        done: &[(Held, Option<Duration>)],
+        done: &[(LeaseKey, Option<Duration>)],
     ) -> impl Future<Output = Result<Vec<Uuid>, StoreError>> + Send;
 
     /// Gives rows back untouched (graceful stop): token, expiry and owner cleared, `last_processed_at` kept.
-    fn hand_back(&self, queue: &Queue, held: &[Held]) -> impl Future<Output = Result<(), StoreError>> + Send;
+    fn hand_back(&self, queue: &Queue, held: &[LeaseKey]) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// A needed related lock is busy: clear token and expiry, keep the owner, `last_processed_at` = now.
     /// False when the row was no longer held.
-    fn reset(&self, queue: &Queue, held: Held) -> impl Future<Output = Result<bool, StoreError>> + Send;
+    fn reset(&self, queue: &Queue, held: LeaseKey) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
     /// Somebody left a request on these rows: they are due at once. For a row that is held, the holder's own
     /// due time does not bury the wish; it comes round again right after the pass.
-    fn poke(&self, table: &'static str, ids: &[Uuid]) -> impl Future<Output = Result<(), StoreError>> + Send;
+    fn mark_due(&self, table: &'static str, ids: &[Uuid]) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// All of the rows or none. A row can be had when it is unlocked or expired with no owner or ours
     /// (`PIPELINE:ITEM`), and whenever its owner is ours: that lock was taken by an earlier holder of the
     /// same item. A row that does not exist cannot be had.
     fn lock_related(&self, lock: RelatedLock<'_>)
-    -> impl Future<Output = Result<Related, StoreError>> + Send;
+    -> impl Future<Output = Result<RelatedLockOutcome, StoreError>> + Send;
 
     /// Unlocks related rows that carry these tokens and clears their owner.
     fn unlock_related(
         &self,
         table: &'static str,
-        held: &[Held],
+        held: &[LeaseKey],
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 }

@@ -7,49 +7,49 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     batch::BatchPipeline,
-    crank::{Crank, chain},
-    finish::Finish,
-    lease::{Tracked, while_held},
-    line::Line,
-    pipeline::{Applied, Pipeline},
+    runtime::{PipelineRuntime, error_chain},
+    finish::FinishRequest,
+    lease::{TrackedLease, while_held},
+    work_queue::WorkQueue,
+    pipeline::{ApplyOutcome, Pipeline},
     store::LeaseStore,
 };
 
 /// What a worker works with.
-pub(crate) struct Bench<S> {
-    pub(crate) crank: Arc<Crank<S>>,
-    pub(crate) line: Arc<Line>,
-    pub(crate) out: mpsc::Sender<Finish>,
+pub(crate) struct WorkerContext<S> {
+    pub(crate) runtime: Arc<PipelineRuntime<S>>,
+    pub(crate) queue: Arc<WorkQueue>,
+    pub(crate) finishes: mpsc::Sender<FinishRequest>,
 }
 
 /// One row after another, until the line is closed.
-pub(crate) async fn run<S: LeaseStore, P: Pipeline>(bench: Bench<S>, pipeline: Arc<P>) {
-    while let Some(row) = bench.line.next().await {
-        let _in_work = bench.crank.meter.in_work(1);
+pub(crate) async fn run<S: LeaseStore, P: Pipeline>(bench: WorkerContext<S>, pipeline: Arc<P>) {
+    while let Some(row) = bench.queue.next().await {
+        let _in_work = bench.runtime.meter.in_work(1);
         process(&bench, &*pipeline, row).await;
     }
 }
 
-async fn process<S: LeaseStore, P: Pipeline>(bench: &Bench<S>, pipeline: &P, row: Arc<Tracked>) {
-    let Bench { crank, out, .. } = bench;
-    let work = AssertUnwindSafe(pass(pipeline, &row)).catch_unwind();
+async fn process<S: LeaseStore, P: Pipeline>(bench: &WorkerContext<S>, pipeline: &P, row: Arc<TrackedLease>) {
+    let WorkerContext { runtime: crank, finishes: out, .. } = bench;
+    let work = AssertUnwindSafe(run_pass(pipeline, &row)).catch_unwind();
     match while_held(std::slice::from_ref(&row), work).await {
-        Err(_) => crank.settle_lost(&row),
-        Ok(Ok(Ok(Some(applied)))) => crank.settle(row, applied, out).await,
-        Ok(Ok(Ok(None))) => crank.settle_gone(row, out).await,
+        Err(_) => crank.handle_lost_lease(&row),
+        Ok(Ok(Ok(Some(applied)))) => crank.handle_outcome(row, applied, out).await,
+        Ok(Ok(Ok(None))) => crank.handle_missing_row(row, out).await,
         Ok(Ok(Err(error))) => {
-            crank.say_failed(&row, &chain(&error));
-            crank.settle_failed(row, out).await;
+            crank.log_failure(&row, &error_chain(&error));
+            crank.handle_failure(row, out).await;
         }
         Ok(Err(panic)) => {
-            crank.say_failed(&row, &said(&*panic));
-            crank.settle_failed(row, out).await;
+            crank.log_failure(&row, &panic_message(&*panic));
+            crank.handle_failure(row, out).await;
         }
     }
 }
 
 /// The one order there is. `None`: there was no row to work on.
-async fn pass<P: Pipeline>(pipeline: &P, row: &Tracked) -> Result<Option<Applied>, P::Error> {
+async fn run_pass<P: Pipeline>(pipeline: &P, row: &TrackedLease) -> Result<Option<ApplyOutcome>, P::Error> {
     let lease = &row.lease;
     let Some(loaded) = pipeline.load(lease).await? else { return Ok(None) };
     let seen = pipeline.observe(lease, &loaded).await?;
@@ -60,33 +60,33 @@ async fn pass<P: Pipeline>(pipeline: &P, row: &Tracked) -> Result<Option<Applied
 }
 
 /// How much longer than a batch took the rest after it is, and the longest rest.
-const BATCH_REST: u32 = 3;
-const BATCH_REST_MAX: Duration = Duration::from_millis(200);
+const BATCH_PAUSE_FACTOR: u32 = 3;
+const BATCH_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// One batch after another, until the line is closed.
-pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(bench: Bench<S>, pipeline: Arc<P>) {
-    let rows_max = bench.crank.settings.claim_max;
-    while let Some(rows) = bench.line.next_many(rows_max).await {
+pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(bench: WorkerContext<S>, pipeline: Arc<P>) {
+    let rows_max = bench.runtime.settings.claim_max;
+    while let Some(rows) = bench.queue.next_many(rows_max).await {
         let began = Instant::now();
-        let in_work = bench.crank.meter.in_work(rows.len());
+        let in_work = bench.runtime.meter.in_work(rows.len());
         process_batch(&bench, &*pipeline, rows).await;
         drop(in_work);
         // What a batch costs depends little on how many rows it has. Resting for longer than it took leaves most of
         // the time to everybody else, and the rows that come meanwhile share the next one.
-        tokio::time::sleep((began.elapsed() * BATCH_REST).min(BATCH_REST_MAX)).await;
+        tokio::time::sleep((began.elapsed() * BATCH_PAUSE_FACTOR).min(BATCH_PAUSE_MAX)).await;
     }
 }
 
 async fn process_batch<S: LeaseStore, P: BatchPipeline>(
-    bench: &Bench<S>,
+    bench: &WorkerContext<S>,
     pipeline: &P,
-    mut rows: Vec<Arc<Tracked>>,
+    mut rows: Vec<Arc<TrackedLease>>,
 ) {
-    let Bench { crank, out, .. } = bench;
+    let WorkerContext { runtime: crank, finishes: out, .. } = bench;
     // One that ended in the queue must not take the others with it.
     let now = Instant::now();
-    for row in rows.extract_if(.., |row| row.is_over(now)) {
-        crank.settle_lost(&row);
+    for row in rows.extract_if(.., |row| row.has_ended(now)) {
+        crank.handle_lost_lease(&row);
     }
     if rows.is_empty() {
         return;
@@ -101,34 +101,34 @@ async fn process_batch<S: LeaseStore, P: BatchPipeline>(
             // The batch is dropped already, so those of its rows that are still ours can go to somebody
             // else at once.
             let now = Instant::now();
-            for row in rows.extract_if(.., |row| row.is_over(now)) {
-                crank.settle_lost(&row);
+            for row in rows.extract_if(.., |row| row.has_ended(now)) {
+                crank.handle_lost_lease(&row);
             }
             return crank.hand_back(rows).await;
         }
         Ok(Ok(Ok(mut outcomes))) => {
             for row in rows {
                 match outcomes.iter().position(|(id, _)| *id == row.lease.id) {
-                    Some(at) => crank.settle(row, outcomes.swap_remove(at).1, out).await,
+                    Some(at) => crank.handle_outcome(row, outcomes.swap_remove(at).1, out).await,
                     None => {
-                        crank.say_failed(&row, "the batch said nothing about the row");
-                        crank.settle_failed(row, out).await;
+                        crank.log_failure(&row, "the batch said nothing about the row");
+                        crank.handle_failure(row, out).await;
                     }
                 }
             }
             return;
         }
-        Ok(Ok(Err(error))) => chain(&error),
-        Ok(Err(panic)) => said(&*panic),
+        Ok(Ok(Err(error))) => error_chain(&error),
+        Ok(Err(panic)) => panic_message(&*panic),
     };
     // One failure, said once, for whichever row comes first.
-    crank.say_failed(&rows[0], &format!("{failed} (a batch of {})", rows.len()));
+    crank.log_failure(&rows[0], &format!("{failed} (a batch of {})", rows.len()));
     for row in rows {
-        crank.settle_failed(row, out).await;
+        crank.handle_failure(row, out).await;
     }
 }
 
-fn said(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic
         .downcast_ref::<&str>()
         .copied()

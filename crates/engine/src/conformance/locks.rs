@@ -6,17 +6,17 @@ use futures_util::future::join_all;
 use uuid::Uuid;
 
 use super::{
-    Harness, PIPELINE, STRANGER, TTL, claim, claim_one, expect, held, id, ids, put, put_with, queue,
-    strangers_queue, us,
+    Harness, PIPELINE, OTHER_PIPELINE, TTL, claim, claim_one, expect, lease_keys, id, ids, insert_row, insert_row_with, queue,
+    other_pipeline_queue, micros,
 };
-use crate::store::{Held, LeaseStore};
+use crate::store::{LeaseKey, LeaseStore};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const NONE: [Uuid; 0] = [];
 
 pub async fn a_claim_writes_token_owner_expiry_and_the_next_epoch<H: Harness>() {
     let harness = H::open().await;
-    put_with(&harness, 1, 10, |row| row.lock_epoch = 41).await;
+    insert_row_with(&harness, 1, 10, |row| row.lock_epoch = 41).await;
     let before = harness.row(H::MAIN, id(1)).await;
     let lease = claim_one(&harness).await;
     let row = harness.row(H::MAIN, id(1)).await;
@@ -24,11 +24,11 @@ pub async fn a_claim_writes_token_owner_expiry_and_the_next_epoch<H: Harness>() 
     assert_eq!(row.lock_epoch, 42);
     assert_eq!(row.lock_token, Some(lease.token));
     assert_eq!(row.lock_owner.as_deref(), Some(PIPELINE));
-    assert_eq!(row.lock_expires_at, Some(lease.taken_at + us(TTL)));
+    assert_eq!(row.lock_expires_at, Some(lease.claimed_at + micros(TTL)));
     assert_eq!(row.last_processed_at, before.last_processed_at, "taking is not processing");
     assert_eq!(row.status, before.status);
 
-    expect(harness.store().finish(&queue::<H>(), &[(lease.held(), None)]).await);
+    expect(harness.store().finish(&queue::<H>(), &[(lease.key(), None)]).await);
     let again = claim_one(&harness).await;
     assert_eq!(again.epoch, 43);
     assert_ne!(again.token, lease.token, "every take has a token of its own");
@@ -41,11 +41,11 @@ pub async fn l12_a_claim_takes_exactly_the_due_and_free_rows_of_its_statuses<H: 
     // Every combination, numbered so that the ids tell which one was wrongly taken or left.
     let mut number = 0;
     for status in [H::CLAIMED[0], H::CLAIMED[H::CLAIMED.len() - 1], H::UNCLAIMED] {
-        for due_at in [None, Some(now - us(MINUTE)), Some(now + us(MINUTE))] {
-            for expires_at in [None, Some(now - us(MINUTE)), Some(now + us(MINUTE))] {
-                for owner in [None, Some(PIPELINE), Some(STRANGER)] {
+        for due_at in [None, Some(now - micros(MINUTE)), Some(now + micros(MINUTE))] {
+            for expires_at in [None, Some(now - micros(MINUTE)), Some(now + micros(MINUTE))] {
+                for owner in [None, Some(PIPELINE), Some(OTHER_PIPELINE)] {
                     number += 1;
-                    put_with(&harness, number, 10, |row| {
+                    insert_row_with(&harness, number, 10, |row| {
                         row.status = status.to_owned();
                         row.due_at = due_at;
                         row.lock_expires_at = expires_at;
@@ -56,7 +56,7 @@ pub async fn l12_a_claim_takes_exactly_the_due_and_free_rows_of_its_statuses<H: 
                     if status != H::UNCLAIMED
                         && due_at.is_none_or(|at| at < now)
                         && expires_at.is_none_or(|at| at < now)
-                        && owner != Some(STRANGER)
+                        && owner != Some(OTHER_PIPELINE)
                     {
                         expected.push(id(number));
                     }
@@ -73,11 +73,11 @@ pub async fn l12_a_claim_takes_exactly_the_due_and_free_rows_of_its_statuses<H: 
 pub async fn l12_a_claim_takes_the_oldest_first_and_no_more_than_asked<H: Harness>() {
     let harness = H::open().await;
     for (number, age_s) in [(1, 20), (2, 50), (3, 10), (4, 40), (5, 30)] {
-        put(&harness, number, age_s).await;
+        insert_row(&harness, number, age_s).await;
     }
     // A lock that has run out does not change a row's turn.
-    let expired_at = harness.now().await - us(MINUTE);
-    put_with(&harness, 6, 45, |row| {
+    let expired_at = harness.now().await - micros(MINUTE);
+    insert_row_with(&harness, 6, 45, |row| {
         row.lock_expires_at = Some(expired_at);
         row.lock_token = Some(id(1006));
         row.lock_owner = Some(PIPELINE.to_owned());
@@ -91,11 +91,11 @@ pub async fn l12_rows_that_are_wanted_come_before_those_whose_time_has_come<H: H
     let harness = H::open().await;
     let now = harness.now().await;
     for (number, age_s, due_s_ago) in [(1, 50, 1), (2, 40, 1), (3, 30, 60), (5, 60, 5)] {
-        let due = now - us(Duration::from_secs(due_s_ago));
-        put_with(&harness, number, age_s, |row| row.due_at = Some(due)).await;
+        let due = now - micros(Duration::from_secs(due_s_ago));
+        insert_row_with(&harness, number, age_s, |row| row.due_at = Some(due)).await;
     }
     // Nobody knows when it is due: somebody wants it looked at.
-    put(&harness, 4, 10).await;
+    insert_row(&harness, 4, 10).await;
     let mut first = ids(&claim(&harness, 2).await.leases);
     first.sort_unstable();
     assert_eq!(first, [id(3), id(4)], "wanted, and due for long");
@@ -107,7 +107,7 @@ pub async fn l12_concurrent_claimers_never_get_the_same_row<H: Harness>() {
     let harness = H::open().await;
     let rows = 60;
     for number in 0..rows {
-        put(&harness, number, 10).await;
+        insert_row(&harness, number, 10).await;
     }
     let claimers = (0..6).map(|_| {
         let store = harness.store();
@@ -135,26 +135,26 @@ pub async fn l12_concurrent_claimers_never_get_the_same_row<H: Harness>() {
 
 pub async fn l3_rows_owned_by_another_pipeline_are_left_alone<H: Harness>() {
     let harness = H::open().await;
-    let past = harness.now().await - us(MINUTE);
-    put_with(&harness, 1, 30, |row| row.lock_owner = Some(STRANGER.to_owned())).await;
-    put_with(&harness, 2, 20, |row| {
-        row.lock_owner = Some(STRANGER.to_owned());
+    let past = harness.now().await - micros(MINUTE);
+    insert_row_with(&harness, 1, 30, |row| row.lock_owner = Some(OTHER_PIPELINE.to_owned())).await;
+    insert_row_with(&harness, 2, 20, |row| {
+        row.lock_owner = Some(OTHER_PIPELINE.to_owned());
         row.lock_token = Some(id(1002));
         row.lock_expires_at = Some(past);
     })
     .await;
-    put_with(&harness, 3, 10, |row| row.lock_owner = Some(PIPELINE.to_owned())).await;
+    insert_row_with(&harness, 3, 10, |row| row.lock_owner = Some(PIPELINE.to_owned())).await;
     assert_eq!(ids(&claim(&harness, 10).await.leases), [id(3)]);
-    let strangers = expect(harness.store().claim(&strangers_queue::<H>(), 10, TTL).await);
+    let strangers = expect(harness.store().claim(&other_pipeline_queue::<H>(), 10, TTL).await);
     assert_eq!(ids(&strangers.leases), [id(1), id(2)], "the owner itself recovers them");
 }
 
 pub async fn l3_a_row_locked_for_an_item_is_not_claimed_even_by_its_pipeline<H: Harness>() {
     let harness = H::open().await;
-    let past = harness.now().await - us(MINUTE);
+    let past = harness.now().await - micros(MINUTE);
     let owner = format!("{PIPELINE}:{}", id(77));
-    put_with(&harness, 1, 30, |row| row.lock_owner = Some(owner.clone())).await;
-    put_with(&harness, 2, 20, |row| {
+    insert_row_with(&harness, 1, 30, |row| row.lock_owner = Some(owner.clone())).await;
+    insert_row_with(&harness, 2, 20, |row| {
         row.lock_owner = Some(owner.clone());
         row.lock_token = Some(id(1002));
         row.lock_expires_at = Some(past);
@@ -165,12 +165,12 @@ pub async fn l3_a_row_locked_for_an_item_is_not_claimed_even_by_its_pipeline<H: 
 
 pub async fn l4_an_expired_lock_is_taken_over_by_another_replica<H: Harness>() {
     let harness = H::open().await;
-    put(&harness, 1, 10).await;
+    insert_row(&harness, 1, 10).await;
     let dead = claim_one(&harness).await;
     assert!(claim(&harness, 1).await.leases.is_empty(), "nobody takes what is still locked");
-    harness.pass(H::MAIN, TTL - MINUTE).await;
+    harness.advance_time(H::MAIN, TTL - MINUTE).await;
     assert!(claim(&harness, 1).await.leases.is_empty(), "nor shortly before it expires");
-    harness.pass(H::MAIN, MINUTE).await;
+    harness.advance_time(H::MAIN, MINUTE).await;
     let heir = claim_one(&harness).await;
     assert_eq!(heir.id, dead.id);
     assert_ne!(heir.token, dead.token);
@@ -179,9 +179,9 @@ pub async fn l4_an_expired_lock_is_taken_over_by_another_replica<H: Harness>() {
 
 pub async fn l1_a_stale_token_writes_nothing<H: Harness>() {
     let harness = H::open().await;
-    put(&harness, 1, 10).await;
-    let stale = claim_one(&harness).await.held();
-    harness.pass(H::MAIN, TTL).await;
+    insert_row(&harness, 1, 10).await;
+    let stale = claim_one(&harness).await.key();
+    harness.advance_time(H::MAIN, TTL).await;
     let heir = claim_one(&harness).await;
     let before = harness.row(H::MAIN, id(1)).await;
 
@@ -193,8 +193,8 @@ pub async fn l1_a_stale_token_writes_nothing<H: Harness>() {
     assert_eq!(harness.row(H::MAIN, id(1)).await, before);
 
     // A token is good for its own row only.
-    put(&harness, 2, 10).await;
-    let crossed = Held { id: id(2), token: heir.token };
+    insert_row(&harness, 2, 10).await;
+    let crossed = LeaseKey { id: id(2), token: heir.token };
     assert_eq!(expect(store.finish(&queue, &[(crossed, None)]).await), NONE);
     assert_eq!(harness.row(H::MAIN, id(1)).await, before);
 }
@@ -202,42 +202,42 @@ pub async fn l1_a_stale_token_writes_nothing<H: Harness>() {
 pub async fn l1_a_mixed_batch_writes_only_what_is_still_held<H: Harness>() {
     let harness = H::open().await;
     for number in 1..=3 {
-        put(&harness, number, 10).await;
+        insert_row(&harness, number, 10).await;
     }
     let leases = claim(&harness, 3).await.leases;
-    let stale = Held { id: id(2), token: id(999) };
+    let stale = LeaseKey { id: id(2), token: id(999) };
     let before = harness.row(H::MAIN, id(2)).await;
-    let batch = [(leases[0].held(), None), (stale, None), (leases[2].held(), Some(MINUTE))];
+    let batch = [(leases[0].key(), None), (stale, None), (leases[2].key(), Some(MINUTE))];
     let mut finished = expect(harness.store().finish(&queue::<H>(), &batch).await);
     finished.sort_unstable();
     assert_eq!(finished, [id(1), id(3)]);
     assert_eq!(harness.row(H::MAIN, id(2)).await, before);
-    assert!(harness.row(H::MAIN, id(1)).await.due_at.is_none_or(|at| at < leases[0].taken_at + us(MINUTE)));
+    assert!(harness.row(H::MAIN, id(1)).await.due_at.is_none_or(|at| at < leases[0].claimed_at + micros(MINUTE)));
     assert!(harness.row(H::MAIN, id(3)).await.due_at.is_some(), "each row has its own due time");
 }
 
 pub async fn l5_expiry_is_written_by_the_databases_clock<H: Harness>() {
     let harness = H::open().await;
-    put(&harness, 1, 10).await;
+    insert_row(&harness, 1, 10).await;
     let before = harness.now().await;
     let lease = claim_one(&harness).await;
     let after = harness.now().await;
-    assert!((before..=after).contains(&lease.taken_at), "{before} <= {} <= {after}", lease.taken_at);
+    assert!((before..=after).contains(&lease.claimed_at), "{before} <= {} <= {after}", lease.claimed_at);
 
     let before = harness.now().await;
-    expect(harness.store().extend(&queue::<H>(), &[lease.held()], TTL).await);
+    expect(harness.store().extend(&queue::<H>(), &[lease.key()], TTL).await);
     let after = harness.now().await;
     let expires_at = harness.row(H::MAIN, id(1)).await.lock_expires_at.unwrap_or_default();
-    assert!((before + us(TTL)..=after + us(TTL)).contains(&expires_at));
+    assert!((before + micros(TTL)..=after + micros(TTL)).contains(&expires_at));
 }
 
 pub async fn l9_extend_moves_the_expiry_and_answers_only_what_is_held<H: Harness>() {
     let harness = H::open().await;
     for number in 1..=4 {
-        put(&harness, number, 10).await;
+        insert_row(&harness, number, 10).await;
     }
     let leases = claim(&harness, 4).await.leases;
-    let all = held(&leases);
+    let all = lease_keys(&leases);
     let (store, queue) = (harness.store(), queue::<H>());
     expect(store.finish(&queue, &[(all[1], None)]).await);
     expect(store.hand_back(&queue, &[all[2]]).await);
@@ -253,33 +253,33 @@ pub async fn l9_extend_moves_the_expiry_and_answers_only_what_is_held<H: Harness
     assert_eq!(harness.row(H::MAIN, id(2)).await.lock_expires_at, None);
     assert_eq!(harness.row(H::MAIN, id(3)).await.lock_expires_at, None);
 
-    harness.pass(H::MAIN, TTL).await;
+    harness.advance_time(H::MAIN, TTL).await;
     let claimed: BTreeSet<Uuid> = ids(&claim(&harness, 10).await.leases).into_iter().collect();
     assert_eq!(claimed, BTreeSet::from([id(2), id(3)]), "what was extended is still held");
 }
 
 pub async fn l11_finish_unlocks_and_moves_last_processed_at<H: Harness>() {
     let harness = H::open().await;
-    put(&harness, 1, 10).await;
+    insert_row(&harness, 1, 10).await;
     let before = harness.row(H::MAIN, id(1)).await;
     let lease = claim_one(&harness).await;
-    assert_eq!(expect(harness.store().finish(&queue::<H>(), &[(lease.held(), None)]).await), [id(1)]);
+    assert_eq!(expect(harness.store().finish(&queue::<H>(), &[(lease.key(), None)]).await), [id(1)]);
     let row = harness.row(H::MAIN, id(1)).await;
     assert_eq!((row.lock_token, row.lock_expires_at, row.lock_owner), (None, None, None));
     assert!(row.last_processed_at > before.last_processed_at);
     assert_eq!(row.lock_epoch, lease.epoch, "the epoch is never taken back");
-    assert_eq!(expect(harness.store().finish(&queue::<H>(), &[(lease.held(), None)]).await), NONE);
+    assert_eq!(expect(harness.store().finish(&queue::<H>(), &[(lease.key(), None)]).await), NONE);
 }
 
 pub async fn l13_a_batch_of_finishes_has_one_now<H: Harness>() {
     let harness = H::open().await;
     for number in 1..=20 {
-        put(&harness, number, 10).await;
+        insert_row(&harness, number, 10).await;
     }
     let leases = claim(&harness, 20).await.leases;
-    assert!(leases.iter().all(|lease| lease.taken_at == leases[0].taken_at), "one claim, one time");
+    assert!(leases.iter().all(|lease| lease.claimed_at == leases[0].claimed_at), "one claim, one time");
     let before = harness.now().await;
-    let done: Vec<_> = held(&leases).into_iter().map(|held| (held, Some(MINUTE))).collect();
+    let done: Vec<_> = lease_keys(&leases).into_iter().map(|held| (held, Some(MINUTE))).collect();
     expect(harness.store().finish(&queue::<H>(), &done).await);
     let after = harness.now().await;
     let first = harness.row(H::MAIN, id(1)).await;
@@ -287,52 +287,52 @@ pub async fn l13_a_batch_of_finishes_has_one_now<H: Harness>() {
     for number in 1..=20 {
         let row = harness.row(H::MAIN, id(number)).await;
         assert_eq!(row.last_processed_at, first.last_processed_at);
-        assert_eq!(row.due_at, Some(first.last_processed_at + us(MINUTE)));
+        assert_eq!(row.due_at, Some(first.last_processed_at + micros(MINUTE)));
     }
 }
 
 pub async fn a_row_finished_without_a_due_time_is_due_at_once<H: Harness>() {
     let harness = H::open().await;
-    let past = harness.now().await - us(MINUTE);
-    put_with(&harness, 1, 10, |row| row.due_at = Some(past)).await;
+    let past = harness.now().await - micros(MINUTE);
+    insert_row_with(&harness, 1, 10, |row| row.due_at = Some(past)).await;
     let lease = claim_one(&harness).await;
-    expect(harness.store().finish(&queue::<H>(), &[(lease.held(), None)]).await);
+    expect(harness.store().finish(&queue::<H>(), &[(lease.key(), None)]).await);
     assert_eq!(claim_one(&harness).await.id, id(1));
 }
 
 pub async fn a_row_is_not_claimed_before_its_due_time<H: Harness>() {
     let harness = H::open().await;
-    put(&harness, 1, 10).await;
+    insert_row(&harness, 1, 10).await;
     let lease = claim_one(&harness).await;
-    expect(harness.store().finish(&queue::<H>(), &[(lease.held(), Some(2 * MINUTE))]).await);
+    expect(harness.store().finish(&queue::<H>(), &[(lease.key(), Some(2 * MINUTE))]).await);
     let early = claim(&harness, 1).await;
     assert!(early.leases.is_empty());
     let due_in = early.next_due_in.unwrap_or_default();
     assert!(due_in <= 2 * MINUTE && due_in > MINUTE, "{due_in:?}");
-    harness.pass(H::MAIN, MINUTE).await;
+    harness.advance_time(H::MAIN, MINUTE).await;
     assert!(claim(&harness, 1).await.leases.is_empty());
-    harness.pass(H::MAIN, MINUTE).await;
+    harness.advance_time(H::MAIN, MINUTE).await;
     assert_eq!(claim_one(&harness).await.id, id(1));
 }
 
 pub async fn l14_a_row_poked_while_it_is_held_is_due_again_at_once<H: Harness>() {
     let harness = H::open().await;
-    put(&harness, 1, 10).await;
+    insert_row(&harness, 1, 10).await;
     let lease = claim_one(&harness).await;
-    expect(harness.store().poke(H::MAIN, &[id(1)]).await);
+    expect(harness.store().mark_due(H::MAIN, &[id(1)]).await);
     assert!(claim(&harness, 1).await.leases.is_empty(), "it is still held");
-    expect(harness.store().finish(&queue::<H>(), &[(lease.held(), Some(MINUTE))]).await);
+    expect(harness.store().finish(&queue::<H>(), &[(lease.key(), Some(MINUTE))]).await);
     let again = claim_one(&harness).await;
-    expect(harness.store().finish(&queue::<H>(), &[(again.held(), Some(MINUTE))]).await);
+    expect(harness.store().finish(&queue::<H>(), &[(again.key(), Some(MINUTE))]).await);
     assert!(claim(&harness, 1).await.leases.is_empty(), "the wish was heard once");
 }
 
 pub async fn l14_a_row_poked_while_nobody_holds_it_is_due_at_once<H: Harness>() {
     let harness = H::open().await;
-    let later = harness.now().await + us(MINUTE);
-    put_with(&harness, 1, 10, |row| row.due_at = Some(later)).await;
+    let later = harness.now().await + micros(MINUTE);
+    insert_row_with(&harness, 1, 10, |row| row.due_at = Some(later)).await;
     assert!(claim(&harness, 1).await.leases.is_empty());
-    expect(harness.store().poke(H::MAIN, &[id(1)]).await);
+    expect(harness.store().mark_due(H::MAIN, &[id(1)]).await);
     assert_eq!(claim_one(&harness).await.id, id(1));
 }
 
@@ -340,22 +340,22 @@ pub async fn the_next_due_time_is_the_earliest_of_rows_that_could_be_claimed<H: 
     let harness = H::open().await;
     assert_eq!(claim(&harness, 1).await.next_due_in, None, "no rows, no due time");
     let now = harness.now().await;
-    let due_in = |minutes: i64| Some(now + minutes * us(MINUTE));
-    put_with(&harness, 1, 10, |row| row.due_at = due_in(4)).await;
-    put_with(&harness, 2, 10, |row| row.due_at = due_in(2)).await;
-    put_with(&harness, 3, 10, |row| row.due_at = due_in(6)).await;
+    let due_in = |minutes: i64| Some(now + minutes * micros(MINUTE));
+    insert_row_with(&harness, 1, 10, |row| row.due_at = due_in(4)).await;
+    insert_row_with(&harness, 2, 10, |row| row.due_at = due_in(2)).await;
+    insert_row_with(&harness, 3, 10, |row| row.due_at = due_in(6)).await;
     // Not of this queue, another's, and held by somebody: none of them will be ours to fetch.
-    put_with(&harness, 11, 10, |row| {
+    insert_row_with(&harness, 11, 10, |row| {
         row.due_at = due_in(1);
         row.status = H::UNCLAIMED.to_owned();
     })
     .await;
-    put_with(&harness, 12, 10, |row| {
+    insert_row_with(&harness, 12, 10, |row| {
         row.due_at = due_in(1);
-        row.lock_owner = Some(STRANGER.to_owned());
+        row.lock_owner = Some(OTHER_PIPELINE.to_owned());
     })
     .await;
-    put_with(&harness, 13, 10, |row| {
+    insert_row_with(&harness, 13, 10, |row| {
         row.due_at = due_in(1);
         row.lock_owner = Some(PIPELINE.to_owned());
         row.lock_token = Some(id(1013));
@@ -364,7 +364,7 @@ pub async fn the_next_due_time_is_the_earliest_of_rows_that_could_be_claimed<H: 
     .await;
     let earliest = claim(&harness, 1).await.next_due_in.unwrap_or_default();
     assert!(earliest <= 2 * MINUTE && earliest > MINUTE, "row 2 is next: {earliest:?}");
-    harness.pass(H::MAIN, 2 * MINUTE).await;
+    harness.advance_time(H::MAIN, 2 * MINUTE).await;
     let claim = claim(&harness, 9).await;
     assert_eq!(ids(&claim.leases), [id(2)]);
     let earliest = claim.next_due_in.unwrap_or_default();
@@ -373,12 +373,12 @@ pub async fn the_next_due_time_is_the_earliest_of_rows_that_could_be_claimed<H: 
 
 pub async fn hand_back_unlocks_and_keeps_last_processed_at<H: Harness>() {
     let harness = H::open().await;
-    let past = harness.now().await - us(MINUTE);
-    put_with(&harness, 1, 30, |row| row.due_at = Some(past)).await;
-    put(&harness, 2, 20).await;
+    let past = harness.now().await - micros(MINUTE);
+    insert_row_with(&harness, 1, 30, |row| row.due_at = Some(past)).await;
+    insert_row(&harness, 2, 20).await;
     let before = harness.row(H::MAIN, id(1)).await;
     let lease = claim_one(&harness).await;
-    expect(harness.store().hand_back(&queue::<H>(), &[lease.held()]).await);
+    expect(harness.store().hand_back(&queue::<H>(), &[lease.key()]).await);
     let row = harness.row(H::MAIN, id(1)).await;
     assert_eq!((row.lock_token, row.lock_expires_at, &row.lock_owner), (None, None, &None));
     assert_eq!(row.last_processed_at, before.last_processed_at);
@@ -389,28 +389,28 @@ pub async fn hand_back_unlocks_and_keeps_last_processed_at<H: Harness>() {
 
 pub async fn l10_reset_clears_the_lock_keeps_the_owner_and_moves_the_row_to_the_end<H: Harness>() {
     let harness = H::open().await;
-    let past = harness.now().await - us(MINUTE);
-    put_with(&harness, 1, 30, |row| row.due_at = Some(past)).await;
-    put(&harness, 2, 20).await;
+    let past = harness.now().await - micros(MINUTE);
+    insert_row_with(&harness, 1, 30, |row| row.due_at = Some(past)).await;
+    insert_row(&harness, 2, 20).await;
     let before = harness.row(H::MAIN, id(1)).await;
     let lease = claim_one(&harness).await;
-    assert!(expect(harness.store().reset(&queue::<H>(), lease.held()).await));
+    assert!(expect(harness.store().reset(&queue::<H>(), lease.key()).await));
     let row = harness.row(H::MAIN, id(1)).await;
     assert_eq!((row.lock_token, row.lock_expires_at), (None, None));
     assert_eq!(row.lock_owner.as_deref(), Some(PIPELINE));
     assert!(row.last_processed_at > before.last_processed_at);
     assert_eq!((row.due_at, &row.status, row.lock_epoch), (before.due_at, &before.status, lease.epoch));
 
-    let stranger = expect(harness.store().claim(&strangers_queue::<H>(), 9, TTL).await);
+    let stranger = expect(harness.store().claim(&other_pipeline_queue::<H>(), 9, TTL).await);
     assert_eq!(ids(&stranger.leases), [id(2)], "the owner still says whose it is");
-    expect(harness.store().hand_back(&strangers_queue::<H>(), &held(&stranger.leases)).await);
+    expect(harness.store().hand_back(&other_pipeline_queue::<H>(), &lease_keys(&stranger.leases)).await);
     assert_eq!(ids(&claim(&harness, 9).await.leases), [id(2), id(1)]);
-    assert!(!expect(harness.store().reset(&queue::<H>(), lease.held()).await), "its token is gone");
+    assert!(!expect(harness.store().reset(&queue::<H>(), lease.key()).await), "its token is gone");
 }
 
 pub async fn nothing_is_asked_of_the_store_for_nothing<H: Harness>() {
     let harness = H::open().await;
-    put(&harness, 1, 10).await;
+    insert_row(&harness, 1, 10).await;
     let (store, queue) = (harness.store(), queue::<H>());
     assert!(claim(&harness, 0).await.leases.is_empty());
     assert_eq!(expect(store.extend(&queue, &[], TTL).await), NONE);

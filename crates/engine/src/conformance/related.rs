@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, time::Duration};
 use futures_util::future::join_all;
 use uuid::Uuid;
 
-use super::{Harness, PIPELINE, Row, STRANGER, TTL, expect, held, id, ids, us};
-use crate::store::{Lease, LeaseStore, Queue, Related, RelatedLock};
+use super::{Harness, PIPELINE, Row, OTHER_PIPELINE, TTL, expect, lease_keys, id, ids, micros};
+use crate::store::{Lease, LeaseStore, Queue, RelatedLockOutcome, RelatedLock};
 
 /// The pipeline whose own rows these are.
 const CHILDREN: &str = "children";
@@ -26,23 +26,23 @@ async fn put<H: Harness>(harness: &H, numbers: impl IntoIterator<Item = u64>) {
     }
 }
 
-async fn lock<H: Harness>(harness: &H, numbers: &[u64], item: Uuid, reserve: bool) -> Related {
+async fn lock<H: Harness>(harness: &H, numbers: &[u64], item: Uuid, reserve: bool) -> RelatedLockOutcome {
     let ids: Vec<Uuid> = numbers.iter().map(|number| id(*number)).collect();
     let lock = RelatedLock { table: H::RELATED, ids: &ids, pipeline: PIPELINE, item, ttl: TTL, reserve };
     expect(harness.store().lock_related(lock).await)
 }
 
 #[track_caller]
-fn locked(answer: Related) -> Vec<Lease> {
+fn locked(answer: RelatedLockOutcome) -> Vec<Lease> {
     match answer {
-        Related::Locked(leases) => leases,
-        Related::Busy => panic!("expected the rows to be locked"),
+        RelatedLockOutcome::Locked(leases) => leases,
+        RelatedLockOutcome::Busy => panic!("expected the rows to be locked"),
     }
 }
 
 #[track_caller]
-fn busy(answer: &Related) {
-    assert!(matches!(answer, Related::Busy), "expected the rows to be busy: {answer:?}");
+fn busy(answer: &RelatedLockOutcome) {
+    assert!(matches!(answer, RelatedLockOutcome::Busy), "expected the rows to be busy: {answer:?}");
 }
 
 async fn claim_children<H: Harness>(harness: &H, limit: usize) -> Vec<Lease> {
@@ -66,7 +66,7 @@ pub async fn l10_a_busy_related_row_locks_nothing<H: Harness>() {
     busy(&lock(&harness, &[1, 2, 3], id(100), false).await);
     assert_eq!(rows(&harness, 1..=3).await, before);
 
-    expect(harness.store().finish(&children::<H>(), &[(child[0].held(), None)]).await);
+    expect(harness.store().finish(&children::<H>(), &[(child[0].key(), None)]).await);
     assert_eq!(locked(lock(&harness, &[1, 2, 3], id(100), false).await).len(), 3, "the retry gets them");
 }
 
@@ -83,8 +83,8 @@ pub async fn l12_a_related_lock_takes_all_rows_and_keeps_their_pipeline_off<H: H
         assert_eq!(row.lock_token, Some(lease.token));
         assert_eq!(row.lock_owner, Some(owner(id(100))));
         assert_eq!((row.lock_epoch, lease.epoch), (1, 1));
-        assert!((before..=after).contains(&lease.taken_at));
-        assert_eq!(row.lock_expires_at, Some(lease.taken_at + us(TTL)));
+        assert!((before..=after).contains(&lease.claimed_at));
+        assert_eq!(row.lock_expires_at, Some(lease.claimed_at + micros(TTL)));
     }
     assert_eq!(ids(&claim_children(&harness, 9).await), [id(4)]);
 }
@@ -102,7 +102,7 @@ pub async fn l3_an_expired_related_lock_is_left_to_its_item<H: Harness>() {
     let harness = H::open().await;
     put(&harness, 1..=1).await;
     let first = locked(lock(&harness, &[1], id(100), false).await);
-    harness.pass(H::RELATED, TTL * 2).await;
+    harness.advance_time(H::RELATED, TTL * 2).await;
     // The item's main lock may have been extended all along, so expiry alone says nothing here.
     busy(&lock(&harness, &[1], id(200), false).await);
     assert!(claim_children(&harness, 9).await.is_empty());
@@ -126,7 +126,7 @@ pub async fn l6_reserving_marks_what_is_free_and_nothing_else<H: Harness>() {
     locked(lock(&harness, &[2], id(200), false).await);
     let mut reserved_by_stranger = harness.row(H::RELATED, id(3)).await;
     reserved_by_stranger.id = id(6);
-    reserved_by_stranger.lock_owner = Some(STRANGER.to_owned());
+    reserved_by_stranger.lock_owner = Some(OTHER_PIPELINE.to_owned());
     harness.insert(H::RELATED, reserved_by_stranger).await;
     let before = rows(&harness, 1..=6).await;
 
@@ -147,19 +147,19 @@ pub async fn l6_a_parent_that_reserves_gets_all_its_children_in_the_end<H: Harne
     // The children's pipeline is always at work on two of them, and takes more whenever it has put one down.
     let mut at_work = claim_children(&harness, 2).await;
     for _ in 0..4 {
-        if let Related::Locked(leases) = lock(&harness, &[1, 2, 3, 4], id(100), true).await {
+        if let RelatedLockOutcome::Locked(leases) = lock(&harness, &[1, 2, 3, 4], id(100), true).await {
             assert_eq!(leases.len(), 4);
             return;
         }
         let done = at_work.remove(0);
-        expect(harness.store().finish(&children::<H>(), &[(done.held(), None)]).await);
+        expect(harness.store().finish(&children::<H>(), &[(done.key(), None)]).await);
         if at_work.is_empty() {
             // Only the last one was left to them, and the parent asks before they come round again.
             continue;
         }
         let more = claim_children(&harness, 2).await;
         assert!(more.iter().all(|lease| lease.id == done.id), "they let go of what is reserved");
-        expect(harness.store().hand_back(&children::<H>(), &held(&more)).await);
+        expect(harness.store().hand_back(&children::<H>(), &lease_keys(&more)).await);
     }
     panic!("the parent starved");
 }
@@ -172,7 +172,7 @@ pub async fn l6_reserved_rows_stay_out_of_reach_of_another_parent<H: Harness>() 
     busy(&lock(&harness, &[2], id(200), false).await);
     busy(&lock(&harness, &[2], id(200), true).await);
     assert_eq!(harness.row(H::RELATED, id(2)).await.lock_owner, Some(owner(id(100))));
-    expect(harness.store().hand_back(&children::<H>(), &held(&child)).await);
+    expect(harness.store().hand_back(&children::<H>(), &lease_keys(&child)).await);
     assert_eq!(locked(lock(&harness, &[1, 2], id(100), true).await).len(), 2);
 }
 
@@ -194,7 +194,7 @@ pub async fn l1_unlocking_related_rows_with_stale_tokens_does_nothing<H: Harness
     let stale = locked(lock(&harness, &[1, 2], id(100), false).await);
     locked(lock(&harness, &[1, 2], id(100), false).await);
     let before = rows(&harness, 1..=2).await;
-    expect(harness.store().unlock_related(H::RELATED, &held(&stale)).await);
+    expect(harness.store().unlock_related(H::RELATED, &lease_keys(&stale)).await);
     assert_eq!(rows(&harness, 1..=2).await, before);
 }
 
@@ -202,7 +202,7 @@ pub async fn l11_unlocking_related_rows_clears_lock_and_owner<H: Harness>() {
     let harness = H::open().await;
     put(&harness, 1..=3).await;
     let leases = locked(lock(&harness, &[1, 2, 3], id(100), false).await);
-    expect(harness.store().unlock_related(H::RELATED, &held(&leases[..2])).await);
+    expect(harness.store().unlock_related(H::RELATED, &lease_keys(&leases[..2])).await);
     for row in rows(&harness, 1..=2).await {
         assert_eq!((row.lock_token, row.lock_expires_at, &row.lock_owner), (None, None, &None));
         assert_eq!(row.lock_epoch, 1);
@@ -224,7 +224,7 @@ pub async fn l12_concurrent_items_never_share_a_related_row<H: Harness>() {
                 ttl: Duration::from_secs(60),
                 reserve: false,
             };
-            matches!(expect(store.lock_related(lock).await), Related::Locked(_))
+            matches!(expect(store.lock_related(lock).await), RelatedLockOutcome::Locked(_))
         })
     });
     let winners = join_all(items).await.into_iter().filter(|won| matches!(won, Ok(true))).count();

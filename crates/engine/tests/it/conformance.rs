@@ -39,7 +39,7 @@ impl Harness for Memory {
         self.0.now()
     }
 
-    async fn pass(&self, table: &'static str, by: Duration) {
+    async fn advance_time(&self, table: &'static str, by: Duration) {
         let by = i64::try_from(by.as_micros()).unwrap();
         for mut row in self.0.rows(table) {
             row.lock_expires_at = row.lock_expires_at.map(|at| at - by);

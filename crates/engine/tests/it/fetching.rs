@@ -7,9 +7,9 @@ use std::{
 };
 
 use tokio::time::{Instant, sleep};
-use windlass_engine::{Applied, Engine, Hints, Settings};
+use windlass_engine::{ApplyOutcome, Engine, Hints, Settings};
 
-use crate::toy::{Lab, QUEUE, TABLE, What, id, millis, secs, standard};
+use crate::support::{TestEnv, QUEUE, TABLE, PassEvent, id, millis, secs, standard_settings};
 
 fn gaps(times: &[Instant]) -> Vec<Duration> {
     times.windows(2).map(|pair| pair[1] - pair[0]).collect()
@@ -21,63 +21,63 @@ fn is_about(gap: Duration, delay: Duration) -> bool {
 
 #[tokio::test(start_paused = true)]
 async fn a_hint_wakes_the_fetcher_at_once() {
-    let lab = Lab::new(0);
-    let way = lab.way();
-    let _engine = lab.start(&way, lab.toy(&way), standard());
+    let lab = TestEnv::new(0);
+    let way = lab.new_store();
+    let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
     sleep(secs(100)).await;
-    lab.put(1);
+    lab.insert(1);
     lab.hints.hint(QUEUE.pipeline);
-    let took = lab.until(secs(1), "done", |lab| lab.done() == 1).await;
+    let took = lab.wait_until(secs(1), "done", |lab| lab.done_count() == 1).await;
     assert!(took <= millis(5), "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn l7_a_lost_hint_costs_latency_only() {
-    let lab = Lab::new(0);
-    let way = lab.way();
-    let _engine = lab.start(&way, lab.toy(&way), standard());
+    let lab = TestEnv::new(0);
+    let way = lab.new_store();
+    let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
     sleep(secs(100)).await;
-    lab.put(1);
-    lab.until(secs(5) + millis(10), "done", |lab| lab.done() == 1).await;
+    lab.insert(1);
+    lab.wait_until(secs(5) + millis(10), "done", |lab| lab.done_count() == 1).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn l7_doubled_hints_change_nothing() {
-    let lab = Lab::new(0);
-    let way = lab.way();
-    let _engine = lab.start(&way, lab.toy(&way), standard());
+    let lab = TestEnv::new(0);
+    let way = lab.new_store();
+    let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
     sleep(secs(100)).await;
     let before = way.claimed_at.lock().len();
-    lab.put(1);
+    lab.insert(1);
     for _ in 0..1000 {
         lab.hints.hint(QUEUE.pipeline);
     }
-    lab.until(secs(1), "done", |lab| lab.done() == 1).await;
+    lab.wait_until(secs(1), "done", |lab| lab.done_count() == 1).await;
     sleep(millis(100)).await;
-    assert_eq!(lab.journal.count(What::Started), 1);
+    assert_eq!(lab.journal.count(PassEvent::Started), 1);
     assert!(way.claimed_at.lock().len() - before <= 3, "a thousand hints are one");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_hint_during_a_claim_is_not_forgotten() {
-    let lab = Lab::new(0);
-    let way = lab.way();
-    let _engine = lab.start(&way, lab.toy(&way), standard());
+    let lab = TestEnv::new(0);
+    let way = lab.new_store();
+    let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
     // The first claim is on its way: it has been sent, and will find nothing.
     sleep(Duration::from_micros(50)).await;
     let claims = way.claimed_at.lock().len();
     assert_eq!(claims, 1);
     lab.hints.hint(QUEUE.pipeline);
-    lab.put(1);
-    let took = lab.until(secs(1), "done", |lab| lab.done() == 1).await;
+    lab.insert(1);
+    let took = lab.wait_until(secs(1), "done", |lab| lab.done_count() == 1).await;
     assert!(took <= millis(5), "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn empty_fetches_back_off_and_a_full_one_starts_over() {
-    let lab = Lab::new(0);
-    let way = lab.way();
-    let engine = lab.start(&way, lab.toy(&way), standard());
+    let lab = TestEnv::new(0);
+    let way = lab.new_store();
+    let engine = lab.start(&way, lab.pipeline(&way), standard_settings());
     sleep(secs(40)).await;
     let seen = gaps(&way.claimed_at.lock());
     for (step, gap) in seen.iter().enumerate() {
@@ -90,8 +90,8 @@ async fn empty_fetches_back_off_and_a_full_one_starts_over() {
     let totals = engine.status()[0].totals;
     assert_eq!(totals.fetches, totals.fetches_empty);
 
-    lab.put(1);
-    lab.until(secs(6), "done", |lab| lab.done() == 1).await;
+    lab.insert(1);
+    lab.wait_until(secs(6), "done", |lab| lab.done_count() == 1).await;
     way.claimed_at.lock().clear();
     sleep(secs(5)).await;
     let seen = gaps(&way.claimed_at.lock());
@@ -100,17 +100,17 @@ async fn empty_fetches_back_off_and_a_full_one_starts_over() {
 
 #[tokio::test(start_paused = true)]
 async fn the_fetcher_wakes_when_a_row_is_due() {
-    let lab = Lab::new(1);
-    let way = lab.way();
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
     let due_in = millis(37_250);
-    let toy = lab.toy(&way).applying(move |store, lease| {
+    let toy = lab.pipeline(&way).with_apply(move |store, lease| {
         let due_in_us = i64::try_from(due_in.as_micros()).unwrap();
-        assert!(store.apply(TABLE, lease.held(), |row, now| row.due_at = Some(now + due_in_us)));
-        Applied::Written { due_in_us: Some(due_in_us), wake: Vec::new() }
+        assert!(store.apply(TABLE, lease.key(), |row, now| row.due_at = Some(now + due_in_us)));
+        ApplyOutcome::Written { due_in_us: Some(due_in_us), wake: Vec::new() }
     });
-    let _engine = lab.start(&way, toy, standard());
+    let _engine = lab.start(&way, toy, standard_settings());
     sleep(secs(200)).await;
-    let visits = gaps(&lab.journal.times(What::Started, id(0)));
+    let visits = gaps(&lab.journal.times(PassEvent::Started, id(0)));
     assert_eq!(visits.len(), 5);
     for gap in visits {
         assert!(gap >= due_in && gap <= due_in + millis(5), "{gap:?}");
@@ -119,44 +119,44 @@ async fn the_fetcher_wakes_when_a_row_is_due() {
 
 #[tokio::test(start_paused = true)]
 async fn a_row_inserted_with_a_due_time_is_fetched_when_it_comes() {
-    let lab = Lab::new(1);
+    let lab = TestEnv::new(1);
     let mut row = lab.row(0);
     row.due_at = Some(lab.store.now() + 3_210_000);
     lab.store.put(TABLE, row);
-    let way = lab.way();
-    let _engine = lab.start(&way, lab.toy(&way), standard());
-    let took = lab.until(secs(10), "done", |lab| lab.done() == 1).await;
+    let way = lab.new_store();
+    let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
+    let took = lab.wait_until(secs(10), "done", |lab| lab.done_count() == 1).await;
     assert!(took >= millis(3_209) && took <= millis(3_215), "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_written_row_wakes_the_pipelines_it_names() {
-    let lab = Lab::new(1);
-    let way = lab.way();
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
     let others = lab.hints.subscribe("others");
     let mut outgoing = lab.hints.outgoing();
-    let toy = lab.toy(&way).applying(|store, lease| {
-        crate::toy::done(store, lease);
-        Applied::Written { due_in_us: None, wake: vec!["others"] }
+    let toy = lab.pipeline(&way).with_apply(|store, lease| {
+        crate::support::mark_done(store, lease);
+        ApplyOutcome::Written { due_in_us: None, wake: vec!["others"] }
     });
-    let _engine = lab.start(&way, toy, standard());
-    others.hinted().await;
+    let _engine = lab.start(&way, toy, standard_settings());
+    others.wait().await;
     assert_eq!(outgoing.next().await, ["others"]);
-    assert_eq!(lab.done(), 1);
+    assert_eq!(lab.done_count(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_queue_never_holds_more_than_its_bound() {
-    let lab = Lab::new(500);
-    let way = lab.way();
-    let settings = Settings { workers: 3, queue_len_max: 10, queue_len_min: 4, claim_max: 8, ..standard() };
-    let toy = lab.toy(&way).acting(|_| async {
+    let lab = TestEnv::new(500);
+    let way = lab.new_store();
+    let settings = Settings { workers: 3, queue_len_max: 10, queue_len_min: 4, claim_max: 8, ..standard_settings() };
+    let toy = lab.pipeline(&way).with_act(|_| async {
         sleep(millis(100)).await;
         Ok(())
     });
     let engine = lab.start(&way, toy, settings);
     let mut queued_max = 0;
-    while lab.done() < 500 {
+    while lab.done_count() < 500 {
         let status = &engine.status()[0];
         assert!(status.queued <= 10, "{status:?}");
         assert!(status.in_work <= 3, "{status:?}");
@@ -172,31 +172,31 @@ async fn the_queue_never_holds_more_than_its_bound() {
 
 #[tokio::test(start_paused = true)]
 async fn rows_wait_in_the_database_while_the_queue_is_full() {
-    let lab = Lab::new(100);
-    let way = lab.way();
-    let settings = Settings { workers: 2, queue_len_max: 10, queue_len_min: 99, claim_max: 50, ..standard() };
-    let toy = lab.toy(&way).acting(|_| pending());
+    let lab = TestEnv::new(100);
+    let way = lab.new_store();
+    let settings = Settings { workers: 2, queue_len_max: 10, queue_len_min: 99, claim_max: 50, ..standard_settings() };
+    let toy = lab.pipeline(&way).with_act(|_| pending());
     let _engine = lab.start(&way, toy, settings);
     sleep(secs(60)).await;
-    assert!(lab.held() <= 12, "{}", lab.held());
-    assert!(lab.held() >= 7);
+    assert!(lab.locked_count() <= 12, "{}", lab.locked_count());
+    assert!(lab.locked_count() >= 7);
 }
 
 #[tokio::test(start_paused = true)]
 async fn two_replicas_drain_ten_thousand_rows_each_once() {
-    let lab = Lab::new(10_000);
-    let (one, two) = (lab.way(), lab.way());
+    let lab = TestEnv::new(10_000);
+    let (one, two) = (lab.new_store(), lab.new_store());
     let mut engines = Vec::new();
     for (way, seed) in [(&one, 1), (&two, 2)] {
         let mut engine = Engine::new(way.clone(), Hints::new());
-        engine.spawn(lab.toy(way), Settings::standard(seed));
+        engine.spawn(lab.pipeline(way), Settings::standard(seed));
         engines.push(engine);
     }
-    lab.until(secs(60), "all done", |lab| lab.done() == 10_000).await;
+    lab.wait_until(secs(60), "all done", |lab| lab.done_count() == 10_000).await;
     let mut visits = BTreeMap::new();
     for entry in lab.journal.entries() {
         assert_eq!(entry.epoch, 1);
-        if entry.what == What::Ended {
+        if entry.event == PassEvent::Ended {
             *visits.entry(entry.id).or_insert(0) += 1;
         }
     }
@@ -206,30 +206,30 @@ async fn two_replicas_drain_ten_thousand_rows_each_once() {
     assert_eq!(totals.iter().map(|totals| totals.claimed).sum::<u64>(), 10_000);
     assert_eq!(totals.iter().map(|totals| totals.applied).sum::<u64>(), 10_000);
     assert!(totals.iter().all(|totals| totals.applied > 1000), "both took part: {totals:?}");
-    assert_eq!(lab.held(), 0);
+    assert_eq!(lab.locked_count(), 0);
 }
 
 /// On real threads and real time: what virtual time on one thread cannot show.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn replicas_on_many_threads_process_each_row_once() {
-    let lab = Lab::new(1_000);
-    let ways = [lab.way(), lab.way(), lab.way()];
+    let lab = TestEnv::new(1_000);
+    let ways = [lab.new_store(), lab.new_store(), lab.new_store()];
     let mut engines = Vec::new();
     for (way, seed) in ways.iter().zip(0..) {
         let mut engine = Engine::new(way.clone(), lab.hints.clone());
         let settings = Settings { queue_len_max: 32, queue_len_min: 16, ..Settings::standard(seed) };
-        let toy = lab.toy(way).applying(|store, lease| {
+        let toy = lab.pipeline(way).with_apply(|store, lease| {
             if lease.epoch == 1 {
-                Applied::Unchanged { due_in: None }
+                ApplyOutcome::Unchanged { due_in: None }
             } else {
-                crate::toy::done(store, lease)
+                crate::support::mark_done(store, lease)
             }
         });
         engine.spawn(toy, settings);
         engines.push(engine);
     }
-    lab.until(secs(60), "all done", |lab| lab.done() == 1_000).await;
-    assert_eq!(lab.journal.count(What::Ended), 2_000);
+    lab.wait_until(secs(60), "all done", |lab| lab.done_count() == 1_000).await;
+    assert_eq!(lab.journal.count(PassEvent::Ended), 2_000);
     for engine in engines {
         engine.stop(secs(5)).await;
     }
@@ -238,14 +238,14 @@ async fn replicas_on_many_threads_process_each_row_once() {
 
 #[tokio::test(start_paused = true)]
 async fn rows_with_nothing_to_write_are_finished_in_groups() {
-    let lab = Lab::new(2000);
-    let way = lab.way();
-    let toy = lab.toy(&way).applying(|_, _| Applied::Unchanged { due_in: Some(secs(1000)) });
-    let engine = lab.start(&way, toy, standard());
-    lab.until(secs(60), "all seen", |_| engine.status()[0].totals.applied == 2000).await;
+    let lab = TestEnv::new(2000);
+    let way = lab.new_store();
+    let toy = lab.pipeline(&way).with_apply(|_, _| ApplyOutcome::Unchanged { due_in: Some(secs(1000)) });
+    let engine = lab.start(&way, toy, standard_settings());
+    lab.wait_until(secs(60), "all seen", |_| engine.status()[0].totals.applied == 2000).await;
     let finishes = way.finishes.load(std::sync::atomic::Ordering::SeqCst);
     assert!(finishes <= 2000 / 15, "{finishes} statements for 2000 rows");
-    assert_eq!(lab.held(), 0);
+    assert_eq!(lab.locked_count(), 0);
     assert!(lab.store.rows(TABLE).iter().all(|row| row.due_at.is_some()));
     assert_eq!(engine.status()[0].applied_last_minute, 2000);
 }

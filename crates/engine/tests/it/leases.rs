@@ -13,25 +13,25 @@ use tokio::{
     sync::Notify,
     time::{Instant, advance, sleep},
 };
-use windlass_engine::{Held, Lease, LeaseStore, MemoryStore, memory::Row};
+use windlass_engine::{LeaseKey, Lease, LeaseStore, MemoryStore, memory::Row};
 use windlass_testkit::rng::Rng;
 
-use crate::toy::{Fickle, Lab, Oops, QUEUE, TABLE, What, id, millis, secs, standard};
+use crate::support::{FaultyStore, TestEnv, TestError, QUEUE, TABLE, PassEvent, id, millis, secs, standard_settings};
 
-async fn an_hour(_: Lease) -> Result<(), Oops> {
+async fn act_one_hour(_: Lease) -> Result<(), TestError> {
     sleep(secs(3600)).await;
     Ok(())
 }
 
 #[tokio::test(start_paused = true)]
 async fn l9_a_heartbeat_keeps_long_work() {
-    let lab = Lab::new(3);
-    let (one, two) = (lab.way(), lab.way());
-    let engine = lab.start(&one, lab.toy(&one).acting(an_hour), standard());
+    let lab = TestEnv::new(3);
+    let (one, two) = (lab.new_store(), lab.new_store());
+    let engine = lab.start(&one, lab.pipeline(&one).with_act(act_one_hour), standard_settings());
     sleep(millis(10)).await;
-    let _second = lab.start(&two, lab.toy(&two), standard());
-    lab.until(secs(4000), "done", |lab| lab.done() == 3).await;
-    assert_eq!(lab.journal.count(What::Started), 3, "nobody else got hold of them");
+    let _second = lab.start(&two, lab.pipeline(&two), standard_settings());
+    lab.wait_until(secs(4000), "done", |lab| lab.done_count() == 3).await;
+    assert_eq!(lab.journal.count(PassEvent::Started), 3, "nobody else got hold of them");
     assert!((0..3).all(|number| lab.row(number).lock_epoch == 1));
     let extends = one.extends.load(SeqCst);
     assert!((600..=760).contains(&extends), "all three in one call every 5 s or so: {extends}");
@@ -40,46 +40,46 @@ async fn l9_a_heartbeat_keeps_long_work() {
 
 #[tokio::test(start_paused = true)]
 async fn l9_rows_waiting_in_the_queue_are_kept_too() {
-    let lab = Lab::new(2);
-    let (one, two) = (lab.way(), lab.way());
-    let settings = windlass_engine::Settings { workers: 1, ..standard() };
-    let toy = lab.toy(&one).acting(|_| async {
+    let lab = TestEnv::new(2);
+    let (one, two) = (lab.new_store(), lab.new_store());
+    let settings = windlass_engine::Settings { workers: 1, ..standard_settings() };
+    let toy = lab.pipeline(&one).with_act(|_| async {
         sleep(secs(100)).await;
         Ok(())
     });
     let _engine = lab.start(&one, toy, settings);
     sleep(millis(10)).await;
-    let _second = lab.start(&two, lab.toy(&two), standard());
-    lab.until(secs(300), "done", |lab| lab.done() == 2).await;
+    let _second = lab.start(&two, lab.pipeline(&two), standard_settings());
+    lab.wait_until(secs(300), "done", |lab| lab.done_count() == 2).await;
     assert!((0..2).all(|number| lab.row(number).lock_epoch == 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn short_work_costs_no_heartbeat() {
-    let lab = Lab::new(50);
-    let way = lab.way();
-    let toy = lab.toy(&way).acting(|_| async {
+    let lab = TestEnv::new(50);
+    let way = lab.new_store();
+    let toy = lab.pipeline(&way).with_act(|_| async {
         sleep(secs(1)).await;
         Ok(())
     });
-    let _engine = lab.start(&way, toy, standard());
-    lab.until(secs(60), "done", |lab| lab.done() == 50).await;
+    let _engine = lab.start(&way, toy, standard_settings());
+    lab.wait_until(secs(60), "done", |lab| lab.done_count() == 50).await;
     assert_eq!(way.extends.load(SeqCst), 0);
 }
 
 /// The first replica's heartbeat is broken as told; the second must find its work dropped.
-async fn drops_in_time(break_it: impl FnOnce(&Fickle)) -> (Lab, Duration) {
-    let lab = Lab::new(1);
-    let (one, two) = (lab.way(), lab.way());
-    let engine = lab.start(&one, lab.toy(&one).acting(|_| pending()), standard());
-    lab.until(secs(1), "started", |lab| lab.journal.count(What::Started) == 1).await;
+async fn measure_drop_time(break_it: impl FnOnce(&FaultyStore)) -> (TestEnv, Duration) {
+    let lab = TestEnv::new(1);
+    let (one, two) = (lab.new_store(), lab.new_store());
+    let engine = lab.start(&one, lab.pipeline(&one).with_act(|_| pending()), standard_settings());
+    lab.wait_until(secs(1), "started", |lab| lab.journal.count(PassEvent::Started) == 1).await;
     sleep(secs(2)).await;
     let since = Instant::now();
     break_it(&one);
-    let _second = lab.start(&two, lab.toy(&two), standard());
-    lab.until(secs(120), "done", |lab| lab.done() == 1).await;
-    let dropped_at = lab.journal.times(What::Dropped, id(0))[0];
-    let taken_at = lab.journal.times(What::Started, id(0))[1];
+    let _second = lab.start(&two, lab.pipeline(&two), standard_settings());
+    lab.wait_until(secs(120), "done", |lab| lab.done_count() == 1).await;
+    let dropped_at = lab.journal.times(PassEvent::Dropped, id(0))[0];
+    let taken_at = lab.journal.times(PassEvent::Started, id(0))[1];
     assert!(dropped_at < taken_at, "two holders at once for {:?}", dropped_at - taken_at);
     assert_eq!(engine.status()[0].totals.lost, 1);
     assert_eq!(engine.status()[0].in_work, 0);
@@ -88,30 +88,30 @@ async fn drops_in_time(break_it: impl FnOnce(&Fickle)) -> (Lab, Duration) {
 
 #[tokio::test(start_paused = true)]
 async fn l9_a_refused_heartbeat_drops_the_work_at_once() {
-    let (_, took) = drops_in_time(|way| way.refuses_extend.store(true, SeqCst)).await;
+    let (_, took) = measure_drop_time(|way| way.refuses_extend.store(true, SeqCst)).await;
     assert!(took <= secs(5), "the first heartbeat after it says so: {took:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn l9_a_failing_heartbeat_drops_the_work_before_the_lock_expires() {
-    let (_, took) = drops_in_time(|way| way.fails.store(true, SeqCst)).await;
+    let (_, took) = measure_drop_time(|way| way.fails.store(true, SeqCst)).await;
     assert!(took <= secs(25) && took >= secs(20), "it tries to the end, and no longer: {took:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn l9_a_hanging_heartbeat_drops_the_work_before_the_lock_expires() {
-    let (_, took) = drops_in_time(|way| way.hangs.store(true, SeqCst)).await;
+    let (_, took) = measure_drop_time(|way| way.hangs.store(true, SeqCst)).await;
     assert!(took <= secs(25) && took >= secs(20), "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn l9_a_process_that_was_frozen_takes_no_step_after_it_thaws() {
-    let lab = Lab::new(1);
-    let way = lab.way();
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
     let thaw = Arc::new(Notify::new());
     let steps = Arc::new(AtomicUsize::new(0));
     let (news, stepping) = (thaw.clone(), steps.clone());
-    let toy = lab.toy(&way).acting(move |_| {
+    let toy = lab.pipeline(&way).with_act(move |_| {
         let (news, steps) = (news.clone(), stepping.clone());
         async move {
             news.notified().await;
@@ -119,26 +119,26 @@ async fn l9_a_process_that_was_frozen_takes_no_step_after_it_thaws() {
             Ok(())
         }
     });
-    let engine = lab.start(&way, toy, standard());
-    lab.until(secs(1), "started", |lab| lab.journal.count(What::Started) == 1).await;
+    let engine = lab.start(&way, toy, standard_settings());
+    lab.wait_until(secs(1), "started", |lab| lab.journal.count(PassEvent::Started) == 1).await;
     // What the work waited for and the end of its lease are there at the same moment.
     thaw.notify_one();
     advance(secs(29)).await;
     assert_eq!(steps.load(SeqCst), 0);
-    assert_eq!((lab.journal.count(What::Dropped), lab.journal.count(What::Ended)), (1, 0));
+    assert_eq!((lab.journal.count(PassEvent::Dropped), lab.journal.count(PassEvent::Ended)), (1, 0));
     assert_eq!(engine.status()[0].totals.lost, 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_heartbeat_that_crosses_our_own_write_does_not_count_as_lost() {
-    let lab = Lab::new(1);
-    let way = lab.way();
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
     // The heartbeat comes while the write is under way, and may or may not find the row unlocked by it.
-    let mut toy = lab.toy(&way);
+    let mut toy = lab.pipeline(&way);
     toy.apply_takes = secs(8);
     way.refuses_extend.store(true, SeqCst);
-    let engine = lab.start(&way, toy, standard());
-    lab.until(secs(30), "done", |lab| lab.done() == 1).await;
+    let engine = lab.start(&way, toy, standard_settings());
+    lab.wait_until(secs(30), "done", |lab| lab.done_count() == 1).await;
     sleep(secs(2)).await;
     let totals = engine.status()[0].totals;
     assert_eq!((totals.applied, totals.lost), (1, 0));
@@ -146,16 +146,16 @@ async fn a_heartbeat_that_crosses_our_own_write_does_not_count_as_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn l4_rows_of_a_dead_replica_are_taken_over_in_time() {
-    let lab = Lab::new(20);
-    let (one, two) = (lab.way(), lab.way());
-    let first = lab.start(&one, lab.toy(&one).acting(an_hour), standard());
-    let _second = lab.start(&two, lab.toy(&two), standard());
-    lab.until(secs(1), "all taken", |lab| lab.done() + lab.held() == 20).await;
+    let lab = TestEnv::new(20);
+    let (one, two) = (lab.new_store(), lab.new_store());
+    let first = lab.start(&one, lab.pipeline(&one).with_act(act_one_hour), standard_settings());
+    let _second = lab.start(&two, lab.pipeline(&two), standard_settings());
+    lab.wait_until(secs(1), "all taken", |lab| lab.done_count() + lab.locked_count() == 20).await;
     sleep(secs(200)).await;
-    let orphans = lab.held();
+    let orphans = lab.locked_count();
     assert!(orphans > 0);
     drop(first);
-    let took = lab.until(secs(60), "done", |lab| lab.done() == 20).await;
+    let took = lab.wait_until(secs(60), "done", |lab| lab.done_count() == 20).await;
     assert!(took <= secs(30 + 5) + millis(20), "{took:?}");
     assert!(took >= secs(24), "a lock is honoured as long as it lasts: {took:?}");
 }
@@ -163,29 +163,29 @@ async fn l4_rows_of_a_dead_replica_are_taken_over_in_time() {
 #[tokio::test(start_paused = true)]
 async fn l5_a_skewed_database_clock_is_harmless() {
     for skew_s in [-86_400 * 365, -3600, 3600, 86_400 * 365] {
-        let lab = Lab::new(4);
+        let lab = TestEnv::new(4);
         lab.store.skew(skew_s * 1_000_000);
-        let (one, two) = (lab.way(), lab.way());
-        let _first = lab.start(&one, lab.toy(&one).acting(an_hour), standard());
-        let _second = lab.start(&two, lab.toy(&two).acting(an_hour), standard());
-        lab.until(secs(3700), "done", |lab| lab.done() == 4).await;
-        assert_eq!(lab.journal.count(What::Started), 4);
-        assert_eq!(lab.journal.count(What::Dropped), 0);
+        let (one, two) = (lab.new_store(), lab.new_store());
+        let _first = lab.start(&one, lab.pipeline(&one).with_act(act_one_hour), standard_settings());
+        let _second = lab.start(&two, lab.pipeline(&two).with_act(act_one_hour), standard_settings());
+        lab.wait_until(secs(3700), "done", |lab| lab.done_count() == 4).await;
+        assert_eq!(lab.journal.count(PassEvent::Started), 4);
+        assert_eq!(lab.journal.count(PassEvent::Dropped), 0);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_row_lost_to_somebody_else_is_reported_stale() {
-    let lab = Lab::new(1);
-    let way = lab.way();
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
     let store = lab.store.clone();
-    let toy = lab.toy(&way).acting(move |lease| {
+    let toy = lab.pipeline(&way).with_act(move |lease| {
         let mut row = store.row(TABLE, lease.id).unwrap();
         row.lock_token = Some(id(99));
         store.put(TABLE, row);
         async { Ok(()) }
     });
-    let engine = lab.start(&way, toy, standard());
+    let engine = lab.start(&way, toy, standard_settings());
     sleep(secs(1)).await;
     assert_eq!(engine.status()[0].totals.stale, 1);
     assert_eq!(engine.status()[0].oldest_age, None);
@@ -193,27 +193,27 @@ async fn a_row_lost_to_somebody_else_is_reported_stale() {
 }
 
 /// A lease as its holder sees it.
-struct Belief {
-    held: Held,
+struct HolderView {
+    held: LeaseKey,
     epoch: i64,
     until: Instant,
 }
 
 const TTL: Duration = Duration::from_secs(30);
-const USE: Duration = Duration::from_secs(25);
+const LEASE_VALIDITY: Duration = Duration::from_secs(25);
 
 /// One step of one holder, with time passing before the store is reached as it would on a slow line.
-async fn step(store: &MemoryStore, rng: &mut Rng, beliefs: &mut Vec<Belief>) {
+async fn step(store: &MemoryStore, rng: &mut Rng, beliefs: &mut Vec<HolderView>) {
     let asked_at = Instant::now();
     let slowness = millis(rng.below(3) * rng.below(2_000));
     match rng.below(5) {
         0 => {
             advance(slowness).await;
             let claim = store.claim(&QUEUE, 1 + rng.below(3) as usize, TTL).await.unwrap();
-            beliefs.extend(claim.leases.iter().map(|lease| Belief {
-                held: lease.held(),
+            beliefs.extend(claim.leases.iter().map(|lease| HolderView {
+                held: lease.key(),
                 epoch: lease.epoch,
-                until: asked_at + USE,
+                until: asked_at + LEASE_VALIDITY,
             }));
         }
         1 => {
@@ -222,7 +222,7 @@ async fn step(store: &MemoryStore, rng: &mut Rng, beliefs: &mut Vec<Belief>) {
             advance(slowness).await;
             let kept = store.extend(&QUEUE, &held, TTL).await.unwrap();
             beliefs.retain(|belief| kept.contains(&belief.held.id));
-            beliefs.iter_mut().for_each(|belief| belief.until = asked_at + USE);
+            beliefs.iter_mut().for_each(|belief| belief.until = asked_at + LEASE_VALIDITY);
         }
         choice if !beliefs.is_empty() => {
             let belief = beliefs.swap_remove(rng.below(beliefs.len() as u64) as usize);
@@ -246,7 +246,7 @@ async fn l9_whatever_the_interleaving_no_row_has_two_valid_holders() {
         let mut rng = Rng::new(seed);
         let store = Arc::new(MemoryStore::new());
         (0..4).for_each(|number| store.put(TABLE, Row::new(id(number), "new", store.now())));
-        let mut holders: [Vec<Belief>; 3] = Default::default();
+        let mut holders: [Vec<HolderView>; 3] = Default::default();
         for _ in 0..200 {
             let who = rng.below(3) as usize;
             step(&store, &mut rng, &mut holders[who]).await;
@@ -271,8 +271,8 @@ async fn l9_whatever_the_interleaving_no_row_has_two_valid_holders() {
 /// Nothing here needs it, but the type must say it: passes run on any thread.
 #[test]
 fn engines_can_be_stopped_from_any_thread() {
-    fn is_send<T: Send>(_: impl FnOnce(windlass_engine::Engine<Fickle>) -> T) {}
-    fn stop(engine: windlass_engine::Engine<Fickle>) -> impl Future<Output = ()> + Send {
+    fn is_send<T: Send>(_: impl FnOnce(windlass_engine::Engine<FaultyStore>) -> T) {}
+    fn stop(engine: windlass_engine::Engine<FaultyStore>) -> impl Future<Output = ()> + Send {
         engine.stop(Duration::ZERO)
     }
     is_send(stop);

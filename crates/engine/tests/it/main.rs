@@ -4,10 +4,10 @@
 
 mod batch;
 mod conformance;
-mod endings;
+mod shutdown;
 mod fetching;
 mod leases;
 mod planted_bugs;
-mod setbacks;
-mod storms;
-mod toy;
+mod failures;
+mod random_faults;
+mod support;

@@ -34,8 +34,8 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
     kit.until_due("jobs", one.0).await;
     kit.until_due("jobs", two.0).await;
     assert!(!kit.is_due("jobs", waiting.0).await, "it waits for a place, not for its host");
-    timeout(WITHIN, running.hinted()).await.unwrap();
-    timeout(WITHIN, terminating.hinted()).await.unwrap();
+    timeout(WITHIN, running.wait()).await.unwrap();
+    timeout(WITHIN, terminating.wait()).await.unwrap();
 
     for (id, hinted) in [(one, running), (two, terminating)] {
         kit.put_off("jobs", id.0).await;
@@ -43,7 +43,7 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
         let at = call(shim.instance, id, 1);
         let asked = Instant::now();
         kit.wire.submit_task(at, &task(id)).await.unwrap();
-        timeout(WITHIN, hinted.hinted()).await.unwrap();
+        timeout(WITHIN, hinted.wait()).await.unwrap();
         figure(format_args!(
             "from the call that caused an event to the pipeline's hint: {:?}",
             asked.elapsed()
@@ -59,7 +59,7 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
         let hinted = kit.app.hints().subscribe("jobs_running");
         let asked = Instant::now();
         kit.wire.submit_task(call(shim.instance, id, 1), &task(id)).await.unwrap();
-        timeout(WITHIN, hinted.hinted()).await.unwrap();
+        timeout(WITHIN, hinted.wait()).await.unwrap();
         taken.push(asked.elapsed());
     }
     taken.sort();
@@ -97,7 +97,7 @@ async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &Kit) {
     hinted.take();
     let killed = Instant::now();
     shim.kill();
-    timeout(WITHIN, hinted.hinted()).await.unwrap();
+    timeout(WITHIN, hinted.wait()).await.unwrap();
     figure(format_args!("from the kill of a shim to the instance's hint: {:?}", killed.elapsed()));
     assert!(kit.is_due("instances", shim.instance.0).await);
     assert!(kit.is_due("jobs", job.0).await, "nobody tells of it any more, so it is asked again");
@@ -107,7 +107,7 @@ async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &Kit) {
     hinted.take();
     shim.start_again();
     kit.wire.tasks(shim.instance).await.unwrap();
-    timeout(WITHIN, hinted.hinted()).await.unwrap();
+    timeout(WITHIN, hinted.wait()).await.unwrap();
     assert!(kit.is_due("instances", shim.instance.0).await);
 }
 

@@ -13,7 +13,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
 };
-use windlass_engine::{Held, LeaseStore, Queue};
+use windlass_engine::{LeaseKey, LeaseStore, Queue};
 use windlass_server::{
     db::{Db, DbError, Unit},
     params,
@@ -76,7 +76,7 @@ async fn postgres_l5_a_clock_that_is_set_moves_neither_time_nor_locks() {
     run(&test.db, &made, "one").await;
     run(&test.db, &made, "two").await;
     assert_eq!(test.db.claim(&QUEUE, 1, ttl).await.unwrap().leases.len(), 1);
-    let second = other.claim(&QUEUE, 1, ttl).await.unwrap().leases.remove(0).held();
+    let second = other.claim(&QUEUE, 1, ttl).await.unwrap().leases.remove(0).key();
     other.finish(&QUEUE, &[(second, Some(Duration::from_secs(300)))]).await.unwrap();
     let before = test.db.now().await.unwrap();
     for seconds in [600_i64, -1200, 600] {
@@ -140,7 +140,7 @@ async fn postgres_l5_times_that_were_written_by_a_wrong_clock_are_set_right() {
     let sql = "SELECT lock_expires_at - now_us() FROM runs WHERE id = $1";
     let left = test.db.query(sql, params![held.id]).await.unwrap()[0].int(0).unwrap();
     assert!((1..=60_000_000).contains(&left), "it ends as a lock does: {left} us");
-    assert_eq!(test.db.extend(&QUEUE, &[held.held()], ttl).await.unwrap(), [held.id], "nobody took it");
+    assert_eq!(test.db.extend(&QUEUE, &[held.key()], ttl).await.unwrap(), [held.id], "nobody took it");
 }
 
 fn deadlocks_found_within(time: &str) -> String {
@@ -185,8 +185,8 @@ async fn postgres_replicas_never_deadlock_over_the_same_rows() {
         run(&test.db, &made, &format!("run-{number}")).await;
     }
     let ttl = Duration::from_secs(60);
-    let held: Vec<Held> =
-        test.db.claim(&QUEUE, 40, ttl).await.unwrap().leases.iter().map(|lease| lease.held()).collect();
+    let held: Vec<LeaseKey> =
+        test.db.claim(&QUEUE, 40, ttl).await.unwrap().leases.iter().map(|lease| lease.key()).collect();
     let mut tasks = Vec::new();
     for round in 0..6_usize {
         for db in [&first, &other] {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use windlass_engine::{Held, LeaseStore, Queue};
+use windlass_engine::{LeaseKey, LeaseStore, Queue};
 use windlass_model::{
     event::{Actor, Because, Event},
     id::{RunId, SubmissionId, UserId},
@@ -206,14 +206,14 @@ async fn a_wish_to_stop_is_stored_past_a_lock_and_kept_once(db: &Db) {
     let ttl = std::time::Duration::from_secs(60);
     let early = db.claim(&queue, 1, ttl).await.unwrap();
     assert!(early.leases.is_empty(), "nothing is to be seen before a job of it moves");
-    db.poke("runs", &[id.0]).await.unwrap();
+    db.mark_due("runs", &[id.0]).await.unwrap();
     let lease = db.claim(&queue, 1, ttl).await.unwrap().leases.remove(0);
     let ask = |abort| Unit::new().and([runs::ask_stop(id, abort, made.user)]);
     let (first, _) = db.write(ask(false)).await.unwrap().done().unwrap();
     db.write(ask(true)).await.unwrap().done().unwrap();
     let run = runs::find(db, id).await.unwrap().unwrap().run;
     assert_eq!((run.stop_asked_at, run.abort_asked), (Some(Timestamp(first)), true));
-    let unit = Unit::apply("runs", lease.held(), None, vec![("finished", true.into())]);
+    let unit = Unit::apply("runs", lease.key(), None, vec![("finished", true.into())]);
     assert!(db.write(unit).await.unwrap().is_done(), "the holder still holds it");
     assert_eq!(db.write(ask(false)).await.unwrap(), Written::Stale { at: Some(0) });
 }
@@ -297,6 +297,6 @@ async fn the_newest_submissions_of_each_job_are_found(db: &Db) {
     assert_eq!(numbers(&[two], None).await, [(0, 0), (0, 1), (1, 0), (1, 1)]);
     assert_eq!(numbers(&[one, two], Some(3)).await.len(), 10);
     assert!(numbers(&[], None).await.is_empty() && numbers(&[one], Some(0)).await.is_empty());
-    let held = Held { id: one.0, token: two.0 };
+    let held = LeaseKey { id: one.0, token: two.0 };
     assert!(!db.write(Unit::guarded("jobs", held, vec![])).await.unwrap().is_done());
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use futures_util::future::join_all;
 use uuid::Uuid;
-use windlass_engine::Held;
+use windlass_engine::LeaseKey;
 use windlass_server::{
     db::{Db, DbError, Dialect, Unit, Val, Values, Written},
     params,
@@ -67,12 +67,12 @@ async fn a_unit_that_breaks_a_constraint_leaves_nothing(db: &Db) {
 }
 
 /// A run that is held with this token.
-async fn held(db: &Db, made: &Made, name: &str) -> Held {
+async fn held(db: &Db, made: &Made, name: &str) -> LeaseKey {
     let (id, token) = (db.new_id().unwrap(), db.new_id().unwrap());
     let mut values = run_values(made, id, name);
     values.push(("lock_token", token.into()));
     db.write(Unit::new().insert("runs", values)).await.unwrap().done().unwrap();
-    Held { id, token }
+    LeaseKey { id, token }
 }
 
 async fn status(db: &Db, id: Uuid) -> String {
@@ -82,7 +82,7 @@ async fn status(db: &Db, id: Uuid) -> String {
 async fn l1_a_stale_guard_keeps_nothing_of_its_unit(db: &Db) {
     let made = made(db).await;
     let good = held(db, &made, "good").await;
-    let stale = Held { token: db.new_id().unwrap(), ..good };
+    let stale = LeaseKey { token: db.new_id().unwrap(), ..good };
     let extra = db.new_id().unwrap();
     let unit = |held| {
         Unit::apply("runs", held, None, vec![("status", "running".into())])
@@ -103,7 +103,7 @@ async fn l1_a_stale_guard_keeps_nothing_of_its_unit(db: &Db) {
 async fn l1_a_guard_of_another_row_keeps_nothing(db: &Db) {
     let made = made(db).await;
     let (one, other) = (held(db, &made, "one").await, held(db, &made, "other").await);
-    let crossed = Held { id: one.id, token: other.token };
+    let crossed = LeaseKey { id: one.id, token: other.token };
     let unit = Unit::guarded("runs", crossed, vec![("status", "failed".into())]);
     assert_eq!(db.write(unit).await.unwrap(), Written::Stale { at: None });
     assert_eq!(status(db, one.id).await, "submitted");
@@ -237,7 +237,7 @@ async fn the_guilty_fail_alone_among_many(db: &Db) {
     let tasks = leases.iter().enumerate().map(|(number, good)| {
         let set = vec![("status", "running".into())];
         let unit = match number % 10 {
-            0 => Unit::apply("runs", Held { token: Uuid::nil(), ..*good }, None, set),
+            0 => Unit::apply("runs", LeaseKey { token: Uuid::nil(), ..*good }, None, set),
             5 => Unit::apply("runs", *good, None, set)
                 .insert("runs", run_values(&made, db.new_id().unwrap(), "taken")),
             7 => Unit::apply("runs", *good, None, set)
@@ -353,7 +353,7 @@ mod planted {
     async fn a_stale_write_goes_through(db: &Db) {
         let made = made(db).await;
         let good = held(db, &made, "good").await;
-        let stale = Held { token: Uuid::nil(), ..good };
+        let stale = LeaseKey { token: Uuid::nil(), ..good };
         let unit = || Unit::guarded("runs", stale, vec![("status", "running".into())]);
         assert!(!db.write(unit()).await.unwrap().is_done());
         plant(Some(Bug::ApplyWithoutTokenCheck));

@@ -76,7 +76,7 @@ pub async fn attach(
             Choice::Wait(said) => return Ok(Attach::Coming { said }),
             Choice::Never(said) => return Ok(Attach::Failed { said }),
         };
-        match rows::take(db, lease.held(), job.id, instance.id, taken).await? {
+        match rows::take(db, lease.key(), job.id, instance.id, taken).await? {
             Written::Done { .. } => holds = rows::holds(db, job.id).await?,
             // Ours no more, or somebody was faster: the next look says which.
             Written::Stale { .. } => {
@@ -217,7 +217,7 @@ async fn ask(
                 Fastened::Yes(shown) => {
                     let data = Val::json(&shown)?;
                     let Val::Text(data) = data else { continue };
-                    rows::shown_as(db, lease.held(), &attachment, &data).await?;
+                    rows::shown_as(db, lease.key(), &attachment, &data).await?;
                     shown
                 }
                 Fastened::NotYet(said) if hangs(&attachment, Timestamp(lease.now())) => {
@@ -305,7 +305,7 @@ pub async fn standing(
         if attachment.detach_asked_at.is_some()
             && is_loose(backends, volume, machine.as_ref(), forced).await?
         {
-            rows::gone(db, lease.held(), job.id, &attachment).await?;
+            rows::gone(db, lease.key(), job.id, &attachment).await?;
             continue;
         }
         left.push(ending::Volume {
@@ -356,8 +356,8 @@ pub async fn detach(
     force: bool,
 ) -> Result<Vec<ending::Volume>, PassError> {
     let written = match force {
-        false => rows::let_go(db, lease.held(), job, instance.id, volumes.to_vec()).await?,
-        true => rows::force(db, lease.held(), job, instance.id, volumes).await?,
+        false => rows::let_go(db, lease.key(), job, instance.id, volumes.to_vec()).await?,
+        true => rows::force(db, lease.key(), job, instance.id, volumes).await?,
     };
     match written {
         Written::Done { .. } => standing(db, backends, lease, job, Some(instance)).await,

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 use windlass_engine::{
-    Claim, Held, Lease, LeaseStore, Queue, Related, RelatedLock, StoreError, settings::URGENT_AFTER,
+    Claim, LeaseKey, Lease, LeaseStore, Queue, RelatedLockOutcome, RelatedLock, StoreError, settings::URGENT_AFTER,
 };
 
 use super::{Db, DbError, Dialect, Row, Store, Unit, Val, postgres::Told};
@@ -111,13 +111,13 @@ impl LeaseStore for Db {
         let mut leases = read_claim(&answers, asked_at).map_err(failed)?;
         if let (Store::Postgres(pool), Some(first)) = (&*self.store, leases.first()) {
             // It was set after the look: the next one sets it right, and what is decided meanwhile goes on without it.
-            let jump = pool.watch().jump(asked_at, Instant::now(), first.taken_at).unwrap_or(0);
-            leases.iter_mut().for_each(|lease| lease.taken_at -= jump);
+            let jump = pool.watch().jump(asked_at, Instant::now(), first.claimed_at).unwrap_or(0);
+            leases.iter_mut().for_each(|lease| lease.claimed_at -= jump);
         }
         Ok(Claim { leases, next_due_in: look.next_due_in })
     }
 
-    async fn extend(&self, queue: &Queue, held: &[Held], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
+    async fn extend(&self, queue: &Queue, held: &[LeaseKey], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
         if held.is_empty() {
             return Ok(Vec::new());
         }
@@ -130,7 +130,7 @@ impl LeaseStore for Db {
     async fn finish(
         &self,
         queue: &Queue,
-        done: &[(Held, Option<Duration>)],
+        done: &[(LeaseKey, Option<Duration>)],
     ) -> Result<Vec<Uuid>, StoreError> {
         if done.is_empty() {
             return Ok(Vec::new());
@@ -152,7 +152,7 @@ impl LeaseStore for Db {
         self.lease_ids("finish", sql, vec![ids, pairs, due.into()]).await
     }
 
-    async fn poke(&self, table: &'static str, ids: &[Uuid]) -> Result<(), StoreError> {
+    async fn mark_due(&self, table: &'static str, ids: &[Uuid]) -> Result<(), StoreError> {
         let sql = format!(
             "UPDATE {table} SET due_at = NULL WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
              RETURNING id"
@@ -160,18 +160,18 @@ impl LeaseStore for Db {
         self.lease_ids("poke", sql, vec![Val::list(ids)]).await.map(drop)
     }
 
-    async fn hand_back(&self, queue: &Queue, held: &[Held]) -> Result<(), StoreError> {
+    async fn hand_back(&self, queue: &Queue, held: &[LeaseKey]) -> Result<(), StoreError> {
         self.unlock("hand back", queue.table, held).await
     }
 
-    async fn reset(&self, queue: &Queue, held: Held) -> Result<bool, StoreError> {
+    async fn reset(&self, queue: &Queue, held: LeaseKey) -> Result<bool, StoreError> {
         let set = "lock_token = NULL, lock_expires_at = NULL, last_processed_at = now_us()";
         let (ids, pairs) = keys([held].iter());
         let sql = held_sql(self.dialect(), queue.table, set);
         Ok(!self.lease_ids("reset", sql, vec![ids, pairs]).await?.is_empty())
     }
 
-    async fn lock_related(&self, lock: RelatedLock<'_>) -> Result<Related, StoreError> {
+    async fn lock_related(&self, lock: RelatedLock<'_>) -> Result<RelatedLockOutcome, StoreError> {
         let asked_at = Instant::now();
         let owner = format!("{}:{}", lock.pipeline, lock.item);
         let ids = Val::list(lock.ids);
@@ -185,22 +185,22 @@ impl LeaseStore for Db {
         // RETURNING knows no order; the caller reads them beside its ids.
         taken.sort_by_key(|lease| lock.ids.iter().position(|id| *id == lease.id));
         if taken.len() == lock.ids.len() {
-            return Ok(Related::Locked(taken));
+            return Ok(RelatedLockOutcome::Locked(taken));
         }
         if lock.reserve {
             // Not one transaction with the attempt: whoever takes a row in between is simply not marked.
             self.lease("reserve", vec![(reserve_sql(lock.table).into(), vec![ids, owner.into()])]).await?;
         }
-        Ok(Related::Busy)
+        Ok(RelatedLockOutcome::Busy)
     }
 
-    async fn unlock_related(&self, table: &'static str, held: &[Held]) -> Result<(), StoreError> {
+    async fn unlock_related(&self, table: &'static str, held: &[LeaseKey]) -> Result<(), StoreError> {
         self.unlock("unlock related", table, held).await
     }
 }
 
 impl Db {
-    async fn unlock(&self, what: &'static str, table: &'static str, held: &[Held]) -> Result<(), StoreError> {
+    async fn unlock(&self, what: &'static str, table: &'static str, held: &[LeaseKey]) -> Result<(), StoreError> {
         if held.is_empty() {
             return Ok(());
         }
@@ -223,7 +223,7 @@ fn micros(duration: Duration) -> i64 {
 }
 
 /// The ids, which find the rows, and the pairs, which prove who holds them.
-fn keys<'a>(held: impl Iterator<Item = &'a Held> + Clone) -> (Val, Val) {
+fn keys<'a>(held: impl Iterator<Item = &'a LeaseKey> + Clone) -> (Val, Val) {
     let ids = Val::list(held.clone().map(|held| held.id));
     (ids, Val::list(held.map(|held| format!("{}:{}", held.id, held.token))))
 }
@@ -455,7 +455,7 @@ fn read_claim(answers: &[Vec<Row>], asked_at: Instant) -> Result<Vec<Lease>, DbE
 }
 
 fn read_lease(row: &Row, asked_at: Instant) -> Result<Lease, DbError> {
-    Ok(Lease { id: row.uuid(0)?, token: row.uuid(1)?, epoch: row.int(2)?, taken_at: row.int(3)?, asked_at })
+    Ok(Lease { id: row.uuid(0)?, token: row.uuid(1)?, epoch: row.int(2)?, claimed_at: row.int(3)?, requested_at: asked_at })
 }
 
 /// Changes rows that carry the right tokens; answers which.

@@ -11,7 +11,7 @@
 use std::borrow::Cow;
 
 use uuid::Uuid;
-use windlass_engine::Held;
+use windlass_engine::LeaseKey;
 
 use super::{
     error::DbError,
@@ -60,13 +60,13 @@ impl Unit {
     }
 
     /// A write under a lease that keeps the lease: the row stays locked.
-    pub fn guarded(table: &'static str, held: Held, set: Values) -> Self {
+    pub fn guarded(table: &'static str, held: LeaseKey, set: Values) -> Self {
         Self::new().guard(table, held, set)
     }
 
     /// The write that ends a pass: the row is unlocked, `last_processed_at` is the unit's time, and
     /// the row is due again after `due_in_us` (`None`: at once).
-    pub fn apply(table: &'static str, held: Held, due_in_us: Option<i64>, set: Values) -> Self {
+    pub fn apply(table: &'static str, held: LeaseKey, due_in_us: Option<i64>, set: Values) -> Self {
         let mut all = Self::unlocked(due_in_us);
         all.extend(set);
         Self::new().guard(table, held, all)
@@ -84,7 +84,7 @@ impl Unit {
     }
 
     #[must_use]
-    pub fn guard(mut self, table: &'static str, held: Held, set: Values) -> Self {
+    pub fn guard(mut self, table: &'static str, held: LeaseKey, set: Values) -> Self {
         self.guard = Some(Guard { table, id: held.id, token: held.token, set });
         self
     }

@@ -101,7 +101,7 @@ impl Tails {
             let hints = tails.0.hints.subscribe(HINT);
             let (mut pause, mut looked) = (LOOK_EVERY, None);
             loop {
-                let _ = timeout(pause, hints.hinted()).await;
+                let _ = timeout(pause, hints.wait()).await;
                 sleep(LOOK_PAUSE).await;
                 let followed = tails.0.archive.followed();
                 if followed.is_empty() {

@@ -7,7 +7,7 @@
 //! Why not  lock the instances? A fleet never changes one: it asks for an end (`termination_asked_at`), or
 //!          adds a row whose number is unique, and the pipeline of instances does the rest.
 
-use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::fleets::{self as brain, Member, Plan},
     event::{self, Event},
@@ -101,7 +101,7 @@ impl Pipeline for Fleets {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
+    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
         let due_in_us = Some(due_in(lease, next.plan.due));
         let fleet = &row.loaded.fleet;
         let mut moved = Moved {
@@ -140,12 +140,12 @@ impl Pipeline for Fleets {
         } else {
             vec![super::instances::QUEUE.pipeline]
         };
-        let written = rows::apply(&self.hands.db, lease.held(), fleet, moved, due_in_us).await;
+        let written = rows::apply(&self.hands.db, lease.key(), fleet, moved, due_in_us).await;
         match written {
-            Ok(Written::Done { .. }) => Ok(Applied::Written { due_in_us, wake }),
-            Ok(Written::Stale { .. }) => Ok(Applied::LeaseLost),
+            Ok(Written::Done { .. }) => Ok(ApplyOutcome::Written { due_in_us, wake }),
+            Ok(Written::Stale { .. }) => Ok(ApplyOutcome::LeaseLost),
             // A job's placeholder took the number in the same moment: look again.
-            Err(error) if error.is_conflict_on("instances_num_key") => Ok(Applied::RelatedBusy),
+            Err(error) if error.is_conflict_on("instances_num_key") => Ok(ApplyOutcome::RelatedBusy),
             Err(error) => Err(error.into()),
         }
     }

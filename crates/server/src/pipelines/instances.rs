@@ -18,7 +18,7 @@ use std::sync::Arc;
 use futures_util::future::try_join;
 use serde_json::Value;
 use windlass_backend::{Backend, BackendError, Backends, Found, Machine, local};
-use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::{
         instances::{self as brain, Action, DELETE_MAX, Kind, Plan, Seen},
@@ -169,7 +169,7 @@ impl Pipeline for Instances {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
+    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
         let Next { mut plan, learned } = next;
         if learned.machine.is_some() && plan.change.is_none() {
             // How to reach it is known now: the next pass does.
@@ -187,15 +187,15 @@ impl Pipeline for Instances {
         let wake = moved.wakes();
         let ends_idle = moved.only_while_idle;
         let over = moved.is_over;
-        let written = rows::apply(&self.0.db, lease.held(), &row.instance, moved, due_in_us).await?;
+        let written = rows::apply(&self.0.db, lease.key(), &row.instance, moved, due_in_us).await?;
         if over && written.is_done() {
             self.0.agents.forget(row.instance.id);
         }
         Ok(match written {
-            Written::Done { .. } => Applied::Written { due_in_us, wake },
+            Written::Done { .. } => ApplyOutcome::Written { due_in_us, wake },
             // A job came in the same moment.
-            Written::Stale { at: Some(_) } if ends_idle => Applied::RelatedBusy,
-            Written::Stale { .. } => Applied::LeaseLost,
+            Written::Stale { at: Some(_) } if ends_idle => ApplyOutcome::RelatedBusy,
+            Written::Stale { .. } => ApplyOutcome::LeaseLost,
         })
     }
 }

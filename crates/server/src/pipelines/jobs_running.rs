@@ -14,7 +14,7 @@ mod record;
 
 use std::sync::Arc;
 
-use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::{
         change::Change,
@@ -136,7 +136,7 @@ impl Pipeline for JobsRunning {
         self.tell_names(row, call, way).await
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
+    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
         let job = &row.loaded.job;
         let (changes, ending, mut set, due) = match &next {
             Next::End(ending) => {
@@ -192,7 +192,7 @@ impl Pipeline for JobsRunning {
         };
         let pokes_siblings = row.job.several;
         let moved = Moved { set: last_words(set), events, due_in_us: due, pokes_siblings, pokes_group };
-        let written = rows::apply(&self.0.db, lease.held(), job, moved).await?;
+        let written = rows::apply(&self.0.db, lease.key(), job, moved).await?;
         Ok(applied(&written, due, wake))
     }
 }

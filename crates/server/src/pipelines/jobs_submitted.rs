@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures_util::future::try_join_all;
 use uuid::Uuid;
-use windlass_engine::{Applied, BatchPipeline, Lease, Queue};
+use windlass_engine::{ApplyOutcome, BatchPipeline, Lease, Queue};
 use windlass_model::{
     config::job_spec::JobSpec,
     decide::jobs_submitted::{self as brain, Plan, Seen, Stage},
@@ -76,7 +76,7 @@ impl Replica {
     }
 }
 
-type Outcomes = Vec<(Uuid, Applied)>;
+type Outcomes = Vec<(Uuid, ApplyOutcome)>;
 
 impl BatchPipeline for JobsSubmitted {
     type Error = PassError;
@@ -86,8 +86,8 @@ impl BatchPipeline for JobsSubmitted {
     }
 
     async fn process(&self, leases: Vec<Lease>) -> Result<Outcomes, PassError> {
-        let mut outcomes: BTreeMap<Uuid, Applied> =
-            leases.iter().map(|lease| (lease.id, Applied::LeaseLost)).collect();
+        let mut outcomes: BTreeMap<Uuid, ApplyOutcome> =
+            leases.iter().map(|lease| (lease.id, ApplyOutcome::LeaseLost)).collect();
         let (jobs, runs) = placing::leased(&self.hands.db, &leases).await?;
         let leases: BTreeMap<Uuid, Lease> = leases.into_iter().map(|lease| (lease.id, lease)).collect();
         let mut waiting = Vec::new();
@@ -116,7 +116,7 @@ impl JobsSubmitted {
         &self,
         jobs: Vec<Job>,
         mut leases: BTreeMap<Uuid, Lease>,
-        outcomes: &mut BTreeMap<Uuid, Applied>,
+        outcomes: &mut BTreeMap<Uuid, ApplyOutcome>,
     ) -> Result<Vec<Vec<Replica>>, PassError> {
         let mut by_replica: BTreeMap<(RunId, i64), Vec<Job>> = BTreeMap::new();
         for job in jobs {
@@ -147,7 +147,7 @@ impl JobsSubmitted {
         &self,
         replicas: Vec<Replica>,
         runs: &BTreeMap<RunId, Run>,
-        outcomes: &mut BTreeMap<Uuid, Applied>,
+        outcomes: &mut BTreeMap<Uuid, ApplyOutcome>,
     ) -> Result<(), PassError> {
         let Some(first) = replicas.first() else { return Ok(()) };
         let now = first.leases.values().map(Lease::now).max().unwrap_or_default();
@@ -232,12 +232,12 @@ impl JobsSubmitted {
                     let moved = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
                     let Some(event) = moved.record else { continue };
                     fleet_of = Some(*fleet);
-                    seated.push(Seated { held: lease.held(), job, seat: Sits::There { seat, event } });
+                    seated.push(Seated { held: lease.key(), job, seat: Sits::There { seat, event } });
                 }
                 Plan::Assign { fleet, seat, message, .. } => {
                     fleet_of = Some(*fleet);
                     let seat = self.placeholder(lease, job, *fleet, seat, message, site)?;
-                    seated.extend(seat.map(|seat| Seated { held: lease.held(), job, seat }));
+                    seated.extend(seat.map(|seat| Seated { held: lease.key(), job, seat }));
                 }
                 Plan::End { ending, change } => {
                     let why = refusals(&placement.outcome).map(serde_json::to_string);
@@ -252,7 +252,7 @@ impl JobsSubmitted {
                     // In a long line most have nothing new to say: they go back together, in one statement.
                     let applied = if is_known {
                         let due_in = u64::try_from(due_in(lease, due)).unwrap_or_default();
-                        Applied::Unchanged { due_in: Some(Duration::from_micros(due_in)) }
+                        ApplyOutcome::Unchanged { due_in: Some(Duration::from_micros(due_in)) }
                     } else {
                         let set =
                             vec![("shortfalls", why.into()), ("status_message", message.as_str().into())];
@@ -280,7 +280,7 @@ impl JobsSubmitted {
         site: &Site<'_>,
         fleet: FleetId,
         seated: Vec<Seated<'_>>,
-    ) -> Result<Applied, PassError> {
+    ) -> Result<ApplyOutcome, PassError> {
         let makes = seated.iter().any(|one| matches!(one.seat, Sits::New { .. }));
         let room = site.inventory.fleets.iter().find(|one| one.id == fleet);
         let into = Into {
@@ -291,7 +291,7 @@ impl JobsSubmitted {
         let written = match placing::seat(&self.hands.db, &into, seated).await {
             Ok(written) => written,
             // Somebody else took the number of the new instance: look again.
-            Err(error) if error.is_conflict_on("instances_num_key") => return Ok(Applied::RelatedBusy),
+            Err(error) if error.is_conflict_on("instances_num_key") => return Ok(ApplyOutcome::RelatedBusy),
             Err(error) => return Err(error.into()),
         };
         let mut wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
@@ -299,10 +299,10 @@ impl JobsSubmitted {
             wake.push(super::instances::QUEUE.pipeline);
         }
         Ok(match written {
-            Written::Done { .. } => Applied::Written { due_in_us: None, wake },
-            Written::Stale { at: None } => Applied::LeaseLost,
+            Written::Done { .. } => ApplyOutcome::Written { due_in_us: None, wake },
+            Written::Stale { at: None } => ApplyOutcome::LeaseLost,
             // Somebody else took the blocks, the slot, or one of the nodes: look again.
-            Written::Stale { at: Some(_) } => Applied::RelatedBusy,
+            Written::Stale { at: Some(_) } => ApplyOutcome::RelatedBusy,
         })
     }
 
@@ -350,7 +350,7 @@ impl JobsSubmitted {
         lease: &Lease,
         job: &Job,
         instance: Option<&Instance>,
-    ) -> Result<Applied, PassError> {
+    ) -> Result<ApplyOutcome, PassError> {
         let since = instance.map_or(job.submitted_at, |instance| instance.created_at);
         let view = brain::Job {
             submitted_at: job.submitted_at,
@@ -373,7 +373,7 @@ impl JobsSubmitted {
                     pokes_siblings: false,
                     pokes_group: None,
                 };
-                let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
+                let written = rows::apply(&self.hands.db, lease.key(), job, moved).await?;
                 let wake = vec![super::runs::QUEUE.pipeline, super::jobs_running::QUEUE.pipeline];
                 Ok(applied(&written, None, wake))
             }
@@ -401,10 +401,10 @@ impl JobsSubmitted {
         job: &Job,
         set: Vec<(&'static str, Val)>,
         due: Timestamp,
-    ) -> Result<Applied, PassError> {
+    ) -> Result<ApplyOutcome, PassError> {
         let due_in_us = Some(due_in(lease, due));
         let moved = Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false, pokes_group: None };
-        let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
+        let written = rows::apply(&self.hands.db, lease.key(), job, moved).await?;
         Ok(applied(&written, due_in_us, vec![]))
     }
 
@@ -415,7 +415,7 @@ impl JobsSubmitted {
         ending: &job::Ending,
         event: job::Event,
         shortfalls: Option<String>,
-    ) -> Result<Applied, PassError> {
+    ) -> Result<ApplyOutcome, PassError> {
         let message = ending.said().unwrap_or("the run asked for its end");
         let why = because(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
         let moved = event::transition::<job::Job>(job.id, job.status, event, why)?;
@@ -428,7 +428,7 @@ impl JobsSubmitted {
             pokes_siblings: false,
             pokes_group: None,
         };
-        let written = rows::apply(&self.hands.db, lease.held(), job, moved).await?;
+        let written = rows::apply(&self.hands.db, lease.key(), job, moved).await?;
         Ok(applied(
             &written,
             None,

@@ -8,7 +8,7 @@
 //!          proxy, which sets it while a replica runs.
 //! Why not  free the instance before the container is known gone? The next job would share its devices.
 
-use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::jobs_terminating::{self as brain, Plan, Seen, Step, Volume},
     event, job,
@@ -132,7 +132,7 @@ impl Pipeline for JobsTerminating {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
+    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
         match next.plan {
             Plan::End(end) => self.end(lease, &row, &end).await,
             Plan::Step { step, waits_for, due } => {
@@ -152,7 +152,7 @@ impl Pipeline for JobsTerminating {
                 }
                 let moved =
                     Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false, pokes_group: None };
-                let written = rows::apply(&self.0.db, lease.held(), &row.loaded.job, moved).await?;
+                let written = rows::apply(&self.0.db, lease.key(), &row.loaded.job, moved).await?;
                 Ok(applied(&written, due_in_us, wake))
             }
         }
@@ -216,7 +216,7 @@ impl JobsTerminating {
         }
     }
 
-    async fn end(&self, lease: &Lease, row: &Row, end: &brain::End) -> Result<Applied, PassError> {
+    async fn end(&self, lease: &Lease, row: &Row, end: &brain::End) -> Result<ApplyOutcome, PassError> {
         let job = &row.loaded.job;
         let change = end.change();
         let why = because(event::Pipeline::JobTerminating, lease, change.reason, &change.message);
@@ -234,7 +234,7 @@ impl JobsTerminating {
             super::jobs_submitted::QUEUE.pipeline,
             super::instances::QUEUE.pipeline,
         ];
-        let written = rows::end(&self.0.db, lease.held(), job, end).await?;
+        let written = rows::end(&self.0.db, lease.key(), job, end).await?;
         Ok(applied(&written, None, wake))
     }
 }

@@ -15,7 +15,7 @@ mod look;
 
 use std::collections::BTreeMap;
 
-use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     config::derive::DefaultImages,
     decide::jobs_terminating::LOGS_GRACE,
@@ -172,7 +172,7 @@ impl Pipeline for ManagedJobs {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, mut next: Next) -> Result<Applied, PassError> {
+    async fn apply(&self, lease: &Lease, row: Row, mut next: Next) -> Result<ApplyOutcome, PassError> {
         let now = Timestamp(lease.now());
         let (mut stops, mut runs) = (Vec::new(), Vec::new());
         for decided in &mut next.decision.tasks {
@@ -237,7 +237,7 @@ impl ManagedJobs {
         next: Next,
         stops: Vec<StopRun>,
         runs: Vec<Unit>,
-    ) -> Result<Applied, PassError> {
+    ) -> Result<ApplyOutcome, PassError> {
         let decision = next.decision;
         let mut records = next.records;
         let mut moves = next.moves;
@@ -281,14 +281,14 @@ impl ManagedJobs {
         };
         match rows::apply(&self.hands.db, lease, &row.loaded.job, outcome).await? {
             Written::Done { .. } => {}
-            Written::Stale { at: None } => return Ok(Applied::LeaseLost),
-            Written::Stale { at: Some(_) } => return Ok(Applied::RelatedBusy),
+            Written::Stale { at: None } => return Ok(ApplyOutcome::LeaseLost),
+            Written::Stale { at: Some(_) } => return Ok(ApplyOutcome::RelatedBusy),
         }
         let granted = (frees || !decision.wants_slot.is_empty()) && self.grant().await?;
         if granted || due_in_us.is_some_and(|due| due <= 0) {
             wake.push(QUEUE.pipeline);
         }
-        Ok(Applied::Written { due_in_us, wake })
+        Ok(ApplyOutcome::Written { due_in_us, wake })
     }
 
     /// Gives free slots to those who stand in line for them. True when somebody got one.

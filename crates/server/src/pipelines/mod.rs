@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tokio::{sync::broadcast::error::RecvError, task::JoinSet};
 use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::Backends;
-use windlass_engine::{Applied, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
+use windlass_engine::{ApplyOutcome, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::{
     config::derive::DefaultImages,
     decide::managed_jobs::slots::Limits,
@@ -167,10 +167,10 @@ async fn hear(db: Db, hints: Hints) {
     let mut news = db.listen();
     loop {
         match news.recv().await {
-            Ok(pipeline) if pipeline == Db::EVERYTHING => hints.hint_all_here(),
-            Ok(pipeline) => hints.hint_here(&pipeline),
+            Ok(pipeline) if pipeline == Db::EVERYTHING => hints.hint_all_local(),
+            Ok(pipeline) => hints.hint_local(&pipeline),
             // Whatever was missed, everybody looks.
-            Err(RecvError::Lagged(_)) => hints.hint_all_here(),
+            Err(RecvError::Lagged(_)) => hints.hint_all_local(),
             Err(RecvError::Closed) => return,
         }
     }
@@ -194,10 +194,10 @@ fn due_in(lease: &Lease, due: Timestamp) -> i64 {
 }
 
 /// What an apply came to when its guard is all that can fail.
-fn applied(written: &Written, due_in_us: Option<i64>, wake: Vec<&'static str>) -> Applied {
+fn applied(written: &Written, due_in_us: Option<i64>, wake: Vec<&'static str>) -> ApplyOutcome {
     match written {
-        Written::Done { .. } => Applied::Written { due_in_us, wake },
-        Written::Stale { .. } => Applied::LeaseLost,
+        Written::Done { .. } => ApplyOutcome::Written { due_in_us, wake },
+        Written::Stale { .. } => ApplyOutcome::LeaseLost,
     }
 }
 

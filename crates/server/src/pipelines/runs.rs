@@ -16,7 +16,7 @@ use std::{
     sync::Arc,
 };
 
-use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     config::Configuration,
     decide::{
@@ -111,7 +111,7 @@ impl Pipeline for Runs {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Loaded, plan: Self::Plan) -> Result<Applied, PassError> {
+    async fn apply(&self, lease: &Lease, row: Loaded, plan: Self::Plan) -> Result<ApplyOutcome, PassError> {
         let (before, plan) = &plan;
         let due_in_us = plan.due_at.map(|at| due_in(lease, at));
         let outcome = self.outcome(lease, &row, before.as_ref(), plan, due_in_us)?;
@@ -128,11 +128,11 @@ impl Pipeline for Runs {
                 if plan.status.is_final() {
                     self.0.shapes.forget(row.run.id);
                 }
-                Ok(Applied::Written { due_in_us, wake })
+                Ok(ApplyOutcome::Written { due_in_us, wake })
             }
-            Written::Stale { at: None } => Ok(Applied::LeaseLost),
+            Written::Stale { at: None } => Ok(ApplyOutcome::LeaseLost),
             // A stop was asked while the plan was made: look again.
-            Written::Stale { at: Some(_) } => Ok(Applied::RelatedBusy),
+            Written::Stale { at: Some(_) } => Ok(ApplyOutcome::RelatedBusy),
         }
     }
 }

@@ -13,7 +13,7 @@ use windlass_backend::{
     BackendError,
     volumes::{Made, VolumeOrder, Volumes as Storage},
 };
-use windlass_engine::{Applied, DbTime, Lease, Pipeline, Queue};
+use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     config::volume::Volume as Configuration,
     decide::volumes::{self as brain, Action, Plan, Seen},
@@ -96,7 +96,7 @@ impl Pipeline for Volumes {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<Applied, PassError> {
+    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
         let (plan, volume) = (next.plan, &row.loaded.volume);
         let mut set: Values = Vec::new();
         if let Some(made) = &next.made {
@@ -133,10 +133,10 @@ impl Pipeline for Volumes {
         }
         let due_in_us = Some(due_in(lease, plan.due));
         let moved = Moved { set, event: record, due_in_us, clean_up };
-        let written = rows::apply(&self.0.db, lease.held(), volume, moved).await?;
+        let written = rows::apply(&self.0.db, lease.key(), volume, moved).await?;
         if let Written::Stale { at: Some(_) } = written {
             // A job came for it in this very moment: nobody cleans it up, and the next pass sees why.
-            return Ok(Applied::Unchanged { due_in: None });
+            return Ok(ApplyOutcome::Unchanged { due_in: None });
         }
         Ok(applied(&written, due_in_us, vec![]))
     }

@@ -96,7 +96,7 @@ impl Keeper {
         loop {
             let woken = tokio::select! {
                 () = self.woken.notified() => true,
-                _ = timeout(EVERY, hints.hinted()) => false,
+                _ = timeout(EVERY, hints.wait()) => false,
             };
             if let Err(error) = self.look().await {
                 // Whoever is known goes on answering.

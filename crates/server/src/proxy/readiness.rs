@@ -47,7 +47,7 @@ pub(super) async fn run(app: App) {
     let hints = app.hints().subscribe(JOBS_CHANGED);
     let busy = Busy { jobs: Arc::default(), places: Arc::new(Semaphore::new(AT_ONCE)) };
     loop {
-        let _ = timeout(EVERY, hints.hinted()).await;
+        let _ = timeout(EVERY, hints.wait()).await;
         // Where thousands of jobs come and go, nearly no hint is about a replica.
         sleep(PAUSE).await;
         match rows::watched(app.db()).await {

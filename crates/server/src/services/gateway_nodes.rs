@@ -78,7 +78,7 @@ pub async fn routes(app: &App, gateway: GatewayId, asked: wire::RoutesRequest) -
             return Ok(wire::Routes { version, routes: None });
         }
         tokio::select! {
-            _ = timeout(left.min(LOOK_EVERY), hints.hinted()) => {}
+            _ = timeout(left.min(LOOK_EVERY), hints.wait()) => {}
             () = app.closed() => return Ok(wire::Routes { version, routes: None }),
         }
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
-use windlass_engine::{Applied, BatchPipeline, DbTime, Engine, Lease, Pipeline, Queue, Settings};
+use windlass_engine::{ApplyOutcome, BatchPipeline, DbTime, Engine, Lease, Pipeline, Queue, Settings};
 use windlass_server::{db::Db, pipelines::Install};
 
 use crate::{invariants::Violation, net::Freeze, rng::Rng};
@@ -53,7 +53,7 @@ impl Watch {
         let mut seen = self.0.lock();
         seen.passes += 1;
         let key = (queue.table, lease.id);
-        let me = Worker { replica, epoch: lease.epoch, asked_at: lease.asked_at, freeze: freeze.clone() };
+        let me = Worker { replica, epoch: lease.epoch, asked_at: lease.requested_at, freeze: freeze.clone() };
         let jumped = seen.jumped;
         let other = seen.working.remove(&key);
         if let Some(other) = &other {
@@ -116,14 +116,14 @@ impl Eye {
     }
 
     /// Some hints never arrive.
-    fn mislay(&self, applied: Applied) -> Applied {
+    fn mislay(&self, applied: ApplyOutcome) -> ApplyOutcome {
         match applied {
-            Applied::Written { due_in_us, mut wake } => {
+            ApplyOutcome::Written { due_in_us, mut wake } => {
                 let percent = *self.hints_lost.lock();
                 wake.retain(|_| !self.rng.lock().chance(percent));
-                Applied::Written { due_in_us, wake }
+                ApplyOutcome::Written { due_in_us, wake }
             }
-            Applied::Unchanged { .. } | Applied::LeaseLost | Applied::RelatedBusy => applied,
+            ApplyOutcome::Unchanged { .. } | ApplyOutcome::LeaseLost | ApplyOutcome::RelatedBusy => applied,
         }
     }
 }
@@ -170,7 +170,7 @@ impl<P: Pipeline> Pipeline for One<P> {
         self.inner.act(lease, &row.0, plan).await
     }
 
-    async fn apply(&self, lease: &Lease, row: Self::Row, plan: P::Plan) -> Result<Applied, P::Error> {
+    async fn apply(&self, lease: &Lease, row: Self::Row, plan: P::Plan) -> Result<ApplyOutcome, P::Error> {
         let (row, working) = row;
         // From here on the guard decides who writes, and after the commit the row is anybody's.
         drop(working);
@@ -190,7 +190,7 @@ impl<P: BatchPipeline> BatchPipeline for Many<P> {
         self.inner.queue()
     }
 
-    async fn process(&self, leases: Vec<Lease>) -> Result<Vec<(Uuid, Applied)>, P::Error> {
+    async fn process(&self, leases: Vec<Lease>) -> Result<Vec<(Uuid, ApplyOutcome)>, P::Error> {
         // A batch reads and writes and calls nobody: its guards are all it has, and all it needs.
         let outcomes = self.inner.process(leases).await?;
         Ok(outcomes.into_iter().map(|(id, applied)| (id, self.eye.mislay(applied))).collect())
@@ -208,7 +208,7 @@ mod tests {
     const QUEUE: Queue = Queue { pipeline: "instances", table: "instances", statuses: &[] };
 
     fn lease(epoch: i64) -> Lease {
-        Lease { id: Uuid::nil(), token: Uuid::from_u128(1), epoch, taken_at: 0, asked_at: Instant::now() }
+        Lease { id: Uuid::nil(), token: Uuid::from_u128(1), epoch, claimed_at: 0, requested_at: Instant::now() }
     }
 
     #[tokio::test(start_paused = true)]

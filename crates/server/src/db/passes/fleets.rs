@@ -1,6 +1,6 @@
 //! What the fleet pipeline reads and writes.
 
-use windlass_engine::{Held, Lease};
+use windlass_engine::{LeaseKey, Lease};
 use windlass_model::{event::Event, id::InstanceId, instance};
 
 use super::told;
@@ -61,7 +61,7 @@ pub struct Moved {
 
 pub async fn apply(
     db: &Db,
-    held: Held,
+    held: LeaseKey,
     fleet: &Fleet,
     moved: Moved,
     due_in_us: Option<i64>,

@@ -1,7 +1,7 @@
 //! What the instance pipeline reads and writes.
 
 use uuid::Uuid;
-use windlass_engine::{Held, Lease};
+use windlass_engine::{LeaseKey, Lease};
 use windlass_model::{
     event::Event,
     id::{FleetId, SubmissionId},
@@ -79,7 +79,7 @@ pub async fn of_fleet(db: &Db, fleet: FleetId) -> Result<Option<OfFleet>, DbErro
 /// Writes which offer is asked for, before it is; the row stays locked.
 pub async fn tries(
     db: &Db,
-    held: Held,
+    held: LeaseKey,
     tries: &impl serde::Serialize,
     backend: &str,
 ) -> Result<Written, DbError> {
@@ -88,7 +88,7 @@ pub async fn tries(
 }
 
 /// Writes how far its making is; the row stays locked.
-pub async fn progress(db: &Db, held: Held, said: Option<&str>) -> Result<Written, DbError> {
+pub async fn progress(db: &Db, held: LeaseKey, said: Option<&str>) -> Result<Written, DbError> {
     db.write(Unit::guarded("instances", held, vec![("status_message", said.into())])).await
 }
 
@@ -128,7 +128,7 @@ impl Moved {
 
 pub async fn apply(
     db: &Db,
-    held: Held,
+    held: LeaseKey,
     instance: &Instance,
     moved: Moved,
     due_in_us: Option<i64>,

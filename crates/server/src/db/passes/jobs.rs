@@ -1,6 +1,6 @@
 //! What the pipelines of placed jobs read and write.
 
-use windlass_engine::{Held, Lease};
+use windlass_engine::{LeaseKey, Lease};
 use windlass_model::{event::Event, id::ManagedJobId, instance, job, time::Span};
 
 use super::told;
@@ -173,7 +173,7 @@ pub struct Moved {
     pub pokes_group: Option<ManagedJobId>,
 }
 
-pub async fn apply(db: &Db, held: Held, job: &Job, moved: Moved) -> Result<Written, DbError> {
+pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: Moved) -> Result<Written, DbError> {
     // Prepared to begin with the other nodes, which was not so before.
     let reached_gate = job.gate.is_none() && moved.set.iter().any(|(column, _)| *column == "gate");
     let mut unit = Unit::apply("jobs", held, moved.due_in_us, moved.set);
@@ -226,7 +226,7 @@ pub struct End<'a> {
     pub ending: &'a job::Ending,
 }
 
-pub async fn end(db: &Db, held: Held, job: &Job, end: End<'_>) -> Result<Written, DbError> {
+pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: End<'_>) -> Result<Written, DbError> {
     let set = vec![
         ("status", end.status.into()),
         ("finished", true.into()),

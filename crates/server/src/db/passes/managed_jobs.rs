@@ -158,7 +158,7 @@ pub struct Outcome {
 }
 
 pub async fn apply(db: &Db, lease: &Lease, job: &ManagedJob, outcome: Outcome) -> Result<Written, DbError> {
-    let mut unit = Unit::apply("managed_jobs", lease.held(), outcome.due_in_us, outcome.set);
+    let mut unit = Unit::apply("managed_jobs", lease.key(), outcome.due_in_us, outcome.set);
     for task in outcome.tasks {
         if task.takes_grant {
             unit = unit.exec(TAKE_GRANT.as_str(), params![job.id, task.task]);

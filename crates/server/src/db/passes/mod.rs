@@ -31,7 +31,7 @@ pub(super) fn statements() -> Vec<&'static str> {
     all
 }
 
-use windlass_engine::Held;
+use windlass_engine::LeaseKey;
 use windlass_model::{event::Event, id::ProjectId};
 
 use super::{
@@ -41,7 +41,7 @@ use super::{
 };
 
 /// A second row that the unit changes under its own lease, as firmly as the guard's.
-fn also_guarded(table: &'static str, held: Held, set: Values) -> Change {
+fn also_guarded(table: &'static str, held: LeaseKey, set: Values) -> Change {
     let mut params: Vec<Val> = vec![held.id.into(), held.token.into()];
     let columns: Vec<_> =
         set.iter().enumerate().map(|(n, (column, _))| assign(column, &format!("${}", n + 3))).collect();
@@ -51,7 +51,7 @@ fn also_guarded(table: &'static str, held: Held, set: Values) -> Change {
 }
 
 /// The rows of one event about one row, written under its lease.
-fn told(db: &Db, held: Held, project: ProjectId, event: &Event, name: &str) -> Result<Vec<Change>, DbError> {
+fn told(db: &Db, held: LeaseKey, project: ProjectId, event: &Event, name: &str) -> Result<Vec<Change>, DbError> {
     let targets = [Target { entity: event.entity, id: event.id, name }];
     let place = Place { project: Some(project), user: None, lock_token: Some(held.token), targets: &targets };
     events::append(db, event, &place)

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
-use windlass_engine::{Held, Lease};
+use windlass_engine::{LeaseKey, Lease};
 use windlass_model::{
     event::Event,
     id::{FleetId, InstanceId, ProjectId, RunId},
@@ -136,7 +136,7 @@ pub async fn stock(db: &Db, project: ProjectId) -> Result<Stock, DbError> {
 
 /// One node of a replica and the seat it takes.
 pub struct Seated<'a> {
-    pub held: Held,
+    pub held: LeaseKey,
     pub job: &'a Job,
     pub seat: Sits<'a>,
 }

@@ -89,7 +89,7 @@ pub async fn apply(db: &Db, lease: &Lease, run: &Run, outcome: Outcome<'_>) -> R
     if plan.fleet == Fleet::Unset {
         set.push(("fleet_id", Val::Null));
     }
-    let mut unit = Unit::apply("runs", lease.held(), outcome.due_in_us, set);
+    let mut unit = Unit::apply("runs", lease.key(), outcome.due_in_us, set);
     if !outcome.submissions.is_empty() {
         unit = unit.expect_one(UNLESS_STOPPED.as_str(), params![lease.id]);
     }

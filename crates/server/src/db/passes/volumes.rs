@@ -4,7 +4,7 @@
 //! asked. Whoever takes or ends one touches the volume's own row first, so that two of them on one volume
 //! see each other's work.
 
-use windlass_engine::{Held, Lease};
+use windlass_engine::{LeaseKey, Lease};
 use windlass_model::{
     event::Event,
     id::{InstanceId, SubmissionId, VolumeId},
@@ -86,7 +86,7 @@ pub struct Moved {
     pub clean_up: bool,
 }
 
-pub async fn apply(db: &Db, held: Held, volume: &Volume, moved: Moved) -> Result<Written, DbError> {
+pub async fn apply(db: &Db, held: LeaseKey, volume: &Volume, moved: Moved) -> Result<Written, DbError> {
     let mut unit = Unit::apply("volumes", held, moved.due_in_us, moved.set);
     if moved.clean_up {
         unit = unit.expect_one(CLEAN_UP.as_str(), params![volume.id]);
@@ -113,7 +113,7 @@ pub struct Taken {
 /// All mount points of a job, or none. Stale at a position: a volume is going, or is with another instance.
 pub async fn take(
     db: &Db,
-    held: Held,
+    held: LeaseKey,
     job: SubmissionId,
     instance: InstanceId,
     mut taken: Vec<Taken>,
@@ -131,7 +131,7 @@ pub async fn take(
 }
 
 /// The backend says how an attached volume appears on its machine.
-pub async fn shown_as(db: &Db, held: Held, at: &Attachment, data: &str) -> Result<Written, DbError> {
+pub async fn shown_as(db: &Db, held: LeaseKey, at: &Attachment, data: &str) -> Result<Written, DbError> {
     let unit = Unit::guarded("jobs", held, Vec::new());
     db.write(unit.exec(SHOWN_AS.as_str(), params![at.volume_id, at.instance_id, data])).await
 }
@@ -139,7 +139,7 @@ pub async fn shown_as(db: &Db, held: Held, at: &Attachment, data: &str) -> Resul
 /// The job no longer uses these. Each whose last user it was is to be detached, and the job waits for it.
 pub async fn let_go(
     db: &Db,
-    held: Held,
+    held: LeaseKey,
     job: &Job,
     instance: InstanceId,
     mut volumes: Vec<VolumeId>,
@@ -157,7 +157,7 @@ pub async fn let_go(
 
 pub async fn force(
     db: &Db,
-    held: Held,
+    held: LeaseKey,
     job: &Job,
     instance: InstanceId,
     volumes: &[VolumeId],
@@ -175,7 +175,7 @@ pub async fn standing(db: &Db, job: SubmissionId) -> Result<Vec<Attachment>, DbE
 }
 
 /// The backend says that it is detached.
-pub async fn gone(db: &Db, held: Held, job: SubmissionId, at: &Attachment) -> Result<Written, DbError> {
+pub async fn gone(db: &Db, held: LeaseKey, job: SubmissionId, at: &Attachment) -> Result<Written, DbError> {
     let unit = Unit::guarded("jobs", held, Vec::new())
         .exec(TOUCH.as_str(), params![at.volume_id])
         .exec(GONE.as_str(), params![at.volume_id, at.instance_id, job]);

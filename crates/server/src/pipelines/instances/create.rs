@@ -78,7 +78,7 @@ impl Instances {
             };
             if tries.offers[tries.at].backend != offer.backend {
                 let asked = Tries { at, ..tries.clone() };
-                if !rows::tries(&self.0.db, lease.held(), &asked, &offer.backend).await?.is_done() {
+                if !rows::tries(&self.0.db, lease.key(), &asked, &offer.backend).await?.is_done() {
                     return Ok(Look::of(Seen::NotAsked));
                 }
             }
@@ -183,7 +183,7 @@ impl Instances {
                     let said = backend.progress(order.instance);
                     if said.is_some() && said != told {
                         // For people only: whether it is kept or not changes nothing.
-                        let _ = rows::progress(&self.0.db, lease.held(), said.as_deref()).await;
+                        let _ = rows::progress(&self.0.db, lease.key(), said.as_deref()).await;
                         told = said;
                     }
                 }

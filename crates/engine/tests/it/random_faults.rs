@@ -4,43 +4,43 @@ use std::{collections::BTreeMap, sync::Arc, sync::atomic::Ordering::SeqCst};
 
 use tokio::time::sleep;
 use uuid::Uuid;
-use windlass_engine::{Applied, Engine, Hints, Settings};
+use windlass_engine::{ApplyOutcome, Engine, Hints, Settings};
 use windlass_testkit::rng::Rng;
 
-use crate::toy::{Entry, Fickle, Lab, Oops, QUEUE, What, done, id, millis, secs};
+use crate::support::{JournalEntry, FaultyStore, TestEnv, TestError, QUEUE, PassEvent, mark_done, id, millis, secs};
 
 const ROWS: u64 = 12;
 /// How often a row wants to be seen before it is done.
-const VISITS: i64 = 6;
+const PASSES: i64 = 6;
 
 struct Replica {
-    way: Arc<Fickle>,
+    store: Arc<FaultyStore>,
     hints: Hints,
-    engine: Engine<Fickle>,
+    engine: Engine<FaultyStore>,
 }
 
-fn start(lab: &Lab, seed: u64) -> Replica {
-    let (way, hints) = (lab.way(), Hints::new());
+fn start(lab: &TestEnv, seed: u64) -> Replica {
+    let (way, hints) = (lab.new_store(), Hints::new());
     let toy = lab
-        .toy(&way)
-        .acting(move |lease| async move {
+        .pipeline(&way)
+        .with_act(move |lease| async move {
             let mut rng = Rng::new(seed ^ lease.token.as_u64_pair().1 << 20 ^ lease.id.as_u64_pair().0);
             sleep(millis(rng.below(4) * rng.below(20_000))).await;
-            if rng.below(10) == 0 { Err(Oops("bad luck")) } else { Ok(()) }
+            if rng.below(10) == 0 { Err(TestError("bad luck")) } else { Ok(()) }
         })
-        .applying(|store, lease| match lease.epoch {
-            ..VISITS => Applied::Unchanged { due_in: Some(secs(2)) },
-            _ => done(store, lease),
+        .with_apply(|store, lease| match lease.epoch {
+            ..PASSES => ApplyOutcome::Unchanged { due_in: Some(secs(2)) },
+            _ => mark_done(store, lease),
         });
     let mut engine = Engine::new(way.clone(), hints.clone());
     let settings =
         Settings { workers: 3, queue_len_max: 4, queue_len_min: 2, claim_max: 3, ..Settings::standard(seed) };
     engine.spawn(toy, settings);
-    Replica { way, hints, engine }
+    Replica { store: way, hints, engine }
 }
 
 /// One stroke of bad luck, or good.
-async fn strike(lab: &Lab, rng: &mut Rng, replicas: &mut [Replica]) {
+async fn inject_random_fault(lab: &TestEnv, rng: &mut Rng, replicas: &mut [Replica]) {
     let number = rng.below(3) as usize;
     let is_bad = rng.below(2) == 0;
     let seed = rng.below(1 << 30);
@@ -51,20 +51,20 @@ async fn strike(lab: &Lab, rng: &mut Rng, replicas: &mut [Replica]) {
             let old = std::mem::replace(replica, start(lab, seed));
             old.engine.stop(secs(rng.below(5))).await;
         }
-        2 => replica.way.fails.store(is_bad, SeqCst),
-        3 => replica.way.hangs.store(is_bad, SeqCst),
-        4 => replica.way.refuses_extend.store(is_bad, SeqCst),
-        5 => replica.way.panics_at_claim.store(is_bad, SeqCst),
+        2 => replica.store.fails.store(is_bad, SeqCst),
+        3 => replica.store.hangs.store(is_bad, SeqCst),
+        4 => replica.store.refuses_extend.store(is_bad, SeqCst),
+        5 => replica.store.panics_at_claim.store(is_bad, SeqCst),
         _ => replica.hints.hint(QUEUE.pipeline),
     }
 }
 
 /// Nobody starts on a row that another still works on, and every take has a higher epoch.
-fn check(entries: &[Entry], seed: u64) {
+fn check_journal(entries: &[JournalEntry], seed: u64) {
     let mut open: BTreeMap<Uuid, i64> = BTreeMap::new();
     let mut epochs: BTreeMap<Uuid, i64> = BTreeMap::new();
     for entry in entries {
-        if entry.what == What::Started {
+        if entry.event == PassEvent::Started {
             assert_eq!(open.insert(entry.id, entry.epoch), None, "seed {seed}: two at work: {entry:?}");
             let last = epochs.insert(entry.id, entry.epoch);
             assert!(last.is_none_or(|last| last < entry.epoch), "seed {seed}: an epoch came back: {entry:?}");
@@ -74,34 +74,34 @@ fn check(entries: &[Entry], seed: u64) {
     }
 }
 
-async fn weather(seed: u64) -> usize {
+async fn run_seed(seed: u64) -> usize {
     let mut rng = Rng::new(seed);
-    let lab = Lab::new(ROWS);
+    let lab = TestEnv::new(ROWS);
     let mut replicas: Vec<_> = (0..3).map(|number| start(&lab, seed * 3 + number)).collect();
     for _ in 0..60 {
-        strike(&lab, &mut rng, &mut replicas).await;
+        inject_random_fault(&lab, &mut rng, &mut replicas).await;
         sleep(millis(rng.below(8_000))).await;
     }
     for replica in &replicas {
-        for fault in [&replica.way.fails, &replica.way.hangs, &replica.way.refuses_extend] {
+        for fault in [&replica.store.fails, &replica.store.hangs, &replica.store.refuses_extend] {
             fault.store(false, SeqCst);
         }
     }
-    lab.until(secs(600), "all done after the storm", |lab| lab.done() == ROWS as usize).await;
+    lab.wait_until(secs(600), "all done after the storm", |lab| lab.done_count() == ROWS as usize).await;
     for replica in replicas {
         replica.engine.stop(secs(1)).await;
     }
-    assert_eq!(lab.held(), 0, "seed {seed}");
+    assert_eq!(lab.locked_count(), 0, "seed {seed}");
     assert!((0..ROWS).all(|number| lab.store.row(QUEUE.table, id(number)).is_some()));
-    check(&lab.journal.entries(), seed);
-    lab.journal.count(What::Dropped)
+    check_journal(&lab.journal.entries(), seed);
+    lab.journal.count(PassEvent::Dropped)
 }
 
 #[tokio::test(start_paused = true)]
 async fn l9_in_any_weather_no_row_is_worked_on_twice_at_once_and_all_get_done() {
     let mut dropped = 0;
     for seed in 0..16 {
-        dropped += weather(seed).await;
+        dropped += run_seed(seed).await;
     }
     assert!(dropped > 100, "the weather was bad: {dropped} passes were cut short");
 }

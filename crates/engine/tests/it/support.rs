@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 use windlass_engine::{
-    Applied, Claim, DbTime, Engine, Held, Hints, Lease, LeaseStore, MemoryStore, Pipeline, Queue, Related,
+    ApplyOutcome, Claim, DbTime, Engine, LeaseKey, Hints, Lease, LeaseStore, MemoryStore, Pipeline, Queue, RelatedLockOutcome,
     RelatedLock, Settings, StoreError, memory::Row,
 };
 
@@ -35,7 +35,7 @@ pub(crate) fn id(number: u64) -> Uuid {
 }
 
 /// One replica's way to the common store, with faults of its own.
-pub(crate) struct Fickle {
+pub(crate) struct FaultyStore {
     pub(crate) inner: Arc<MemoryStore>,
     pub(crate) fails: AtomicBool,
     pub(crate) hangs: AtomicBool,
@@ -47,8 +47,8 @@ pub(crate) struct Fickle {
     pub(crate) claimed_at: Mutex<Vec<Instant>>,
 }
 
-impl Fickle {
-    pub(crate) fn over(inner: Arc<MemoryStore>) -> Arc<Self> {
+impl FaultyStore {
+    pub(crate) fn new(inner: Arc<MemoryStore>) -> Arc<Self> {
         Arc::new(Self {
             inner,
             fails: AtomicBool::default(),
@@ -62,35 +62,35 @@ impl Fickle {
         })
     }
 
-    async fn mood(&self) -> Result<(), StoreError> {
+    async fn inject_fault(&self) -> Result<(), StoreError> {
         if self.hangs.load(SeqCst) {
             pending::<()>().await;
         }
         // Every call takes a moment, as it does in life.
         sleep(Duration::from_micros(100)).await;
         if self.fails.load(SeqCst) {
-            return Err(StoreError::Failed { what: "reach the database", source: Box::new(Oops("down")) });
+            return Err(StoreError::Failed { what: "reach the database", source: Box::new(TestError("down")) });
         }
         Ok(())
     }
 }
 
-impl LeaseStore for Fickle {
+impl LeaseStore for FaultyStore {
     async fn claim(&self, queue: &Queue, limit: usize, ttl: Duration) -> Result<Claim, StoreError> {
         let asked_at = Instant::now();
         self.claimed_at.lock().push(asked_at);
         assert!(!self.panics_at_claim.swap(false, SeqCst), "told to panic");
         let takes = *self.claim_takes.lock();
         sleep(takes).await;
-        self.mood().await?;
+        self.inject_fault().await?;
         let mut claim = self.inner.claim(queue, limit, ttl).await?;
-        claim.leases.iter_mut().for_each(|lease| lease.asked_at = asked_at);
+        claim.leases.iter_mut().for_each(|lease| lease.requested_at = asked_at);
         Ok(claim)
     }
 
-    async fn extend(&self, queue: &Queue, held: &[Held], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
+    async fn extend(&self, queue: &Queue, held: &[LeaseKey], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
         self.extends.fetch_add(1, SeqCst);
-        self.mood().await?;
+        self.inject_fault().await?;
         if self.refuses_extend.load(SeqCst) {
             return Ok(Vec::new());
         }
@@ -100,53 +100,53 @@ impl LeaseStore for Fickle {
     async fn finish(
         &self,
         queue: &Queue,
-        done: &[(Held, Option<Duration>)],
+        done: &[(LeaseKey, Option<Duration>)],
     ) -> Result<Vec<Uuid>, StoreError> {
         self.finishes.fetch_add(1, SeqCst);
-        self.mood().await?;
+        self.inject_fault().await?;
         self.inner.finish(queue, done).await
     }
 
-    async fn poke(&self, table: &'static str, ids: &[Uuid]) -> Result<(), StoreError> {
-        self.mood().await?;
-        self.inner.poke(table, ids).await
+    async fn mark_due(&self, table: &'static str, ids: &[Uuid]) -> Result<(), StoreError> {
+        self.inject_fault().await?;
+        self.inner.mark_due(table, ids).await
     }
 
-    async fn hand_back(&self, queue: &Queue, held: &[Held]) -> Result<(), StoreError> {
-        self.mood().await?;
+    async fn hand_back(&self, queue: &Queue, held: &[LeaseKey]) -> Result<(), StoreError> {
+        self.inject_fault().await?;
         self.inner.hand_back(queue, held).await
     }
 
-    async fn reset(&self, queue: &Queue, held: Held) -> Result<bool, StoreError> {
-        self.mood().await?;
+    async fn reset(&self, queue: &Queue, held: LeaseKey) -> Result<bool, StoreError> {
+        self.inject_fault().await?;
         self.inner.reset(queue, held).await
     }
 
-    async fn lock_related(&self, lock: RelatedLock<'_>) -> Result<Related, StoreError> {
-        self.mood().await?;
+    async fn lock_related(&self, lock: RelatedLock<'_>) -> Result<RelatedLockOutcome, StoreError> {
+        self.inject_fault().await?;
         self.inner.lock_related(lock).await
     }
 
-    async fn unlock_related(&self, table: &'static str, held: &[Held]) -> Result<(), StoreError> {
-        self.mood().await?;
+    async fn unlock_related(&self, table: &'static str, held: &[LeaseKey]) -> Result<(), StoreError> {
+        self.inject_fault().await?;
         self.inner.unlock_related(table, held).await
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Oops(pub(crate) &'static str);
+pub(crate) struct TestError(pub(crate) &'static str);
 
-impl fmt::Display for Oops {
+impl fmt::Display for TestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0)
     }
 }
 
-impl std::error::Error for Oops {}
+impl std::error::Error for TestError {}
 
 /// What happened to which row when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum PassEvent {
     Started,
     /// The pass was dropped before it came to its end.
     Dropped,
@@ -154,93 +154,93 @@ pub(crate) enum What {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct JournalEntry {
     pub(crate) at: Instant,
-    pub(crate) what: What,
+    pub(crate) event: PassEvent,
     pub(crate) id: Uuid,
     pub(crate) epoch: i64,
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct Journal(Arc<Mutex<Vec<Entry>>>);
+pub(crate) struct Journal(Arc<Mutex<Vec<JournalEntry>>>);
 
 impl Journal {
-    fn note(&self, what: What, lease: &Lease) {
-        self.0.lock().push(Entry { at: Instant::now(), what, id: lease.id, epoch: lease.epoch });
+    fn record(&self, what: PassEvent, lease: &Lease) {
+        self.0.lock().push(JournalEntry { at: Instant::now(), event: what, id: lease.id, epoch: lease.epoch });
     }
 
-    pub(crate) fn entries(&self) -> Vec<Entry> {
+    pub(crate) fn entries(&self) -> Vec<JournalEntry> {
         self.0.lock().clone()
     }
 
-    pub(crate) fn times(&self, what: What, id: Uuid) -> Vec<Instant> {
-        self.0.lock().iter().filter(|e| e.what == what && e.id == id).map(|e| e.at).collect()
+    pub(crate) fn times(&self, what: PassEvent, id: Uuid) -> Vec<Instant> {
+        self.0.lock().iter().filter(|e| e.event == what && e.id == id).map(|e| e.at).collect()
     }
 
-    pub(crate) fn count(&self, what: What) -> usize {
-        self.0.lock().iter().filter(|e| e.what == what).count()
+    pub(crate) fn count(&self, what: PassEvent) -> usize {
+        self.0.lock().iter().filter(|e| e.event == what).count()
     }
 
     /// Notes the end of a visit, however it comes.
-    pub(crate) fn visit(&self, lease: &Lease) -> Visit {
-        self.note(What::Started, lease);
-        Visit { journal: self.clone(), lease: lease.clone(), is_over: false }
+    pub(crate) fn start_pass(&self, lease: &Lease) -> PassGuard {
+        self.record(PassEvent::Started, lease);
+        PassGuard { journal: self.clone(), lease: lease.clone(), has_ended: false }
     }
 }
 
-pub(crate) struct Visit {
+pub(crate) struct PassGuard {
     journal: Journal,
     lease: Lease,
-    is_over: bool,
+    has_ended: bool,
 }
 
-impl Visit {
+impl PassGuard {
     pub(crate) fn end(mut self) {
-        self.is_over = true;
-        self.journal.note(What::Ended, &self.lease);
+        self.has_ended = true;
+        self.journal.record(PassEvent::Ended, &self.lease);
     }
 }
 
-impl Drop for Visit {
+impl Drop for PassGuard {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.journal.note(What::Dropped, &self.lease);
+        if !self.has_ended {
+            self.journal.record(PassEvent::Dropped, &self.lease);
         }
     }
 }
 
-type Acting = Pin<Box<dyn Future<Output = Result<(), Oops>> + Send>>;
-type Act = Box<dyn Fn(Lease) -> Acting + Send + Sync>;
-type Apply = Box<dyn Fn(&MemoryStore, &Lease) -> Applied + Send + Sync>;
+type ActFuture = Pin<Box<dyn Future<Output = Result<(), TestError>> + Send>>;
+type ActFn = Box<dyn Fn(Lease) -> ActFuture + Send + Sync>;
+type ApplyFn = Box<dyn Fn(&MemoryStore, &Lease) -> ApplyOutcome + Send + Sync>;
 
 /// Marks its rows done, unless told otherwise.
-pub(crate) struct Toy {
+pub(crate) struct TestPipeline {
     pub(crate) queue: Queue,
-    pub(crate) store: Arc<Fickle>,
+    pub(crate) store: Arc<FaultyStore>,
     pub(crate) journal: Journal,
-    pub(crate) act: Act,
+    pub(crate) act: ActFn,
     pub(crate) apply_takes: Duration,
-    pub(crate) apply: Apply,
+    pub(crate) apply: ApplyFn,
 }
 
-impl Toy {
-    pub(crate) fn new(store: &Arc<Fickle>, journal: &Journal) -> Self {
+impl TestPipeline {
+    pub(crate) fn new(store: &Arc<FaultyStore>, journal: &Journal) -> Self {
         Self {
             queue: QUEUE,
             store: store.clone(),
             journal: journal.clone(),
             act: Box::new(|_| Box::pin(async { Ok(()) })),
             apply_takes: Duration::ZERO,
-            apply: Box::new(done),
+            apply: Box::new(mark_done),
         }
     }
 
-    pub(crate) fn on(mut self, queue: Queue) -> Self {
+    pub(crate) fn with_queue(mut self, queue: Queue) -> Self {
         self.queue = queue;
         self
     }
 
-    pub(crate) fn acting<F: Future<Output = Result<(), Oops>> + Send + 'static>(
+    pub(crate) fn with_act<F: Future<Output = Result<(), TestError>> + Send + 'static>(
         mut self,
         act: impl Fn(Lease) -> F + Send + Sync + 'static,
     ) -> Self {
@@ -248,50 +248,50 @@ impl Toy {
         self
     }
 
-    pub(crate) fn applying(
+    pub(crate) fn with_apply(
         mut self,
-        apply: impl Fn(&MemoryStore, &Lease) -> Applied + Send + Sync + 'static,
+        apply: impl Fn(&MemoryStore, &Lease) -> ApplyOutcome + Send + Sync + 'static,
     ) -> Self {
         self.apply = Box::new(apply);
         self
     }
 }
 
-pub(crate) fn done(store: &MemoryStore, lease: &Lease) -> Applied {
-    if store.apply(TABLE, lease.held(), |row, _| row.status = "done".to_owned()) {
-        Applied::Written { due_in_us: None, wake: Vec::new() }
+pub(crate) fn mark_done(store: &MemoryStore, lease: &Lease) -> ApplyOutcome {
+    if store.apply(TABLE, lease.key(), |row, _| row.status = "done".to_owned()) {
+        ApplyOutcome::Written { due_in_us: None, wake: Vec::new() }
     } else {
-        Applied::LeaseLost
+        ApplyOutcome::LeaseLost
     }
 }
 
-impl Pipeline for Toy {
-    type Row = (Row, Visit);
+impl Pipeline for TestPipeline {
+    type Row = (Row, PassGuard);
     type Seen = ();
     type Plan = ();
-    type Error = Oops;
+    type Error = TestError;
 
     fn queue(&self) -> Queue {
         self.queue
     }
 
-    async fn load(&self, lease: &Lease) -> Result<Option<(Row, Visit)>, Oops> {
-        Ok(self.store.inner.row(self.queue.table, lease.id).map(|row| (row, self.journal.visit(lease))))
+    async fn load(&self, lease: &Lease) -> Result<Option<(Row, PassGuard)>, TestError> {
+        Ok(self.store.inner.row(self.queue.table, lease.id).map(|row| (row, self.journal.start_pass(lease))))
     }
 
-    async fn observe(&self, _lease: &Lease, _row: &(Row, Visit)) -> Result<(), Oops> {
+    async fn observe(&self, _lease: &Lease, _row: &(Row, PassGuard)) -> Result<(), TestError> {
         Ok(())
     }
 
-    fn decide(_row: &(Row, Visit), (): (), _now: DbTime) {}
+    fn decide(_row: &(Row, PassGuard), (): (), _now: DbTime) {}
 
-    async fn act(&self, lease: &Lease, _row: &(Row, Visit), _plan: &mut ()) -> Result<(), Oops> {
+    async fn act(&self, lease: &Lease, _row: &(Row, PassGuard), _plan: &mut ()) -> Result<(), TestError> {
         (self.act)(lease.clone()).await
     }
 
-    async fn apply(&self, lease: &Lease, (_, visit): (Row, Visit), _plan: ()) -> Result<Applied, Oops> {
+    async fn apply(&self, lease: &Lease, (_, visit): (Row, PassGuard), _plan: ()) -> Result<ApplyOutcome, TestError> {
         sleep(self.apply_takes).await;
-        self.store.mood().await.map_err(|_| Oops("apply"))?;
+        self.store.inject_fault().await.map_err(|_| TestError("apply"))?;
         let applied = (self.apply)(&self.store.inner, lease);
         visit.end();
         Ok(applied)
@@ -299,21 +299,21 @@ impl Pipeline for Toy {
 }
 
 /// A store with rows and what was seen of them; replicas are started on it.
-pub(crate) struct Lab {
+pub(crate) struct TestEnv {
     pub(crate) store: Arc<MemoryStore>,
     pub(crate) journal: Journal,
     pub(crate) hints: Hints,
 }
 
-impl Lab {
+impl TestEnv {
     pub(crate) fn new(rows: u64) -> Self {
         let lab =
             Self { store: Arc::new(MemoryStore::new()), journal: Journal::default(), hints: Hints::new() };
-        (0..rows).for_each(|number| lab.put(number));
+        (0..rows).for_each(|number| lab.insert(number));
         lab
     }
 
-    pub(crate) fn put(&self, number: u64) {
+    pub(crate) fn insert(&self, number: u64) {
         let row = Row::new(id(number), "new", self.store.now());
         self.store.put(TABLE, row);
     }
@@ -323,31 +323,31 @@ impl Lab {
     }
 
     /// A way to the store for one replica.
-    pub(crate) fn way(&self) -> Arc<Fickle> {
-        Fickle::over(self.store.clone())
+    pub(crate) fn new_store(&self) -> Arc<FaultyStore> {
+        FaultyStore::new(self.store.clone())
     }
 
-    pub(crate) fn toy(&self, way: &Arc<Fickle>) -> Toy {
-        Toy::new(way, &self.journal)
+    pub(crate) fn pipeline(&self, way: &Arc<FaultyStore>) -> TestPipeline {
+        TestPipeline::new(way, &self.journal)
     }
 
-    pub(crate) fn start(&self, way: &Arc<Fickle>, toy: Toy, settings: Settings) -> Engine<Fickle> {
+    pub(crate) fn start(&self, way: &Arc<FaultyStore>, toy: TestPipeline, settings: Settings) -> Engine<FaultyStore> {
         let mut engine = Engine::new(way.clone(), self.hints.clone());
         engine.spawn(toy, settings);
         engine
     }
 
-    pub(crate) fn done(&self) -> usize {
+    pub(crate) fn done_count(&self) -> usize {
         self.store.rows(TABLE).iter().filter(|row| row.status == "done").count()
     }
 
-    pub(crate) fn held(&self) -> usize {
+    pub(crate) fn locked_count(&self) -> usize {
         self.store.rows(TABLE).iter().filter(|row| row.lock_token.is_some()).count()
     }
 
     /// Waits for a state; answers how long it took.
     #[track_caller]
-    pub(crate) fn until(
+    pub(crate) fn wait_until(
         &self,
         limit: Duration,
         what: &'static str,
@@ -367,6 +367,6 @@ impl Lab {
     }
 }
 
-pub(crate) fn standard() -> Settings {
+pub(crate) fn standard_settings() -> Settings {
     Settings::standard(7)
 }

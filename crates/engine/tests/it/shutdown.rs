@@ -5,110 +5,110 @@ use std::{future::pending, sync::atomic::Ordering::SeqCst};
 use tokio::time::{Instant, sleep};
 use windlass_engine::{Engine, Hints, Settings};
 
-use crate::toy::{Lab, QUEUE, What, millis, secs, standard};
+use crate::support::{TestEnv, QUEUE, PassEvent, millis, secs, standard_settings};
 
 #[tokio::test(start_paused = true)]
 async fn a_graceful_stop_hands_queued_rows_back_at_once() {
-    let lab = Lab::new(30);
-    let way = lab.way();
+    let lab = TestEnv::new(30);
+    let way = lab.new_store();
     let before: Vec<_> = (0..30).map(|number| lab.row(number).last_processed_at).collect();
-    let toy = lab.toy(&way).acting(|_| async {
+    let toy = lab.pipeline(&way).with_act(|_| async {
         sleep(secs(3)).await;
         Ok(())
     });
-    let engine = lab.start(&way, toy, Settings { workers: 2, ..standard() });
+    let engine = lab.start(&way, toy, Settings { workers: 2, ..standard_settings() });
     sleep(secs(1)).await;
-    assert_eq!(lab.held(), 30);
+    assert_eq!(lab.locked_count(), 30);
     let since = Instant::now();
     let stopping = tokio::spawn(engine.stop(secs(20)));
     sleep(millis(5)).await;
-    assert_eq!(lab.held(), 2, "only what is in work is still held");
+    assert_eq!(lab.locked_count(), 2, "only what is in work is still held");
     stopping.await.unwrap();
     assert!(since.elapsed() <= millis(2_010), "it waits for work, not for the grace: {:?}", since.elapsed());
-    assert_eq!(lab.done(), 2, "what was in work was finished");
-    assert_eq!(lab.held(), 0);
+    assert_eq!(lab.done_count(), 2, "what was in work was finished");
+    assert_eq!(lab.locked_count(), 0);
     let unmoved = (0..30).filter(|n| lab.row(*n).last_processed_at == before[*n as usize]).count();
     assert_eq!(unmoved, 28, "they keep their turn");
 }
 
 #[tokio::test(start_paused = true)]
 async fn work_that_outlasts_the_grace_is_dropped_and_handed_back() {
-    let lab = Lab::new(3);
-    let way = lab.way();
-    let engine = lab.start(&way, lab.toy(&way).acting(|_| pending()), standard());
+    let lab = TestEnv::new(3);
+    let way = lab.new_store();
+    let engine = lab.start(&way, lab.pipeline(&way).with_act(|_| pending()), standard_settings());
     sleep(secs(100)).await;
     let since = Instant::now();
     engine.stop(secs(4)).await;
     assert!(since.elapsed() >= secs(4) && since.elapsed() <= secs(4) + millis(10), "{:?}", since.elapsed());
-    assert_eq!(lab.journal.count(What::Dropped), 3);
-    assert_eq!((lab.held(), lab.done()), (0, 0));
+    assert_eq!(lab.journal.count(PassEvent::Dropped), 3);
+    assert_eq!((lab.locked_count(), lab.done_count()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_rolling_restart_delays_nothing() {
-    let lab = Lab::new(40);
-    let (one, two) = (lab.way(), lab.way());
+    let lab = TestEnv::new(40);
+    let (one, two) = (lab.new_store(), lab.new_store());
     let (here, there) = (Hints::new(), Hints::new());
     // What the database's notifications do between two servers.
     let (mut outgoing, other) = (here.outgoing(), there.clone());
     let carrier = tokio::spawn(async move {
         loop {
-            outgoing.next().await.into_iter().for_each(|name| other.hint_here(name));
+            outgoing.next().await.into_iter().for_each(|name| other.hint_local(name));
         }
     });
     let mut first = Engine::new(one.clone(), here);
-    first.spawn(lab.toy(&one).acting(|_| pending()), standard());
+    first.spawn(lab.pipeline(&one).with_act(|_| pending()), standard_settings());
     sleep(secs(1)).await;
     let mut second = Engine::new(two.clone(), there);
-    second.spawn(lab.toy(&two), standard());
+    second.spawn(lab.pipeline(&two), standard_settings());
     sleep(secs(60)).await;
-    assert_eq!((lab.held(), lab.done()), (40, 0));
+    assert_eq!((lab.locked_count(), lab.done_count()), (40, 0));
     first.stop(millis(500)).await;
-    let took = lab.until(secs(10), "done", |lab| lab.done() == 40).await;
+    let took = lab.wait_until(secs(10), "done", |lab| lab.done_count() == 40).await;
     assert!(took <= millis(10), "{took:?}");
     carrier.abort();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_on_its_way_is_waited_for_and_handed_back() {
-    let lab = Lab::new(5);
-    let way = lab.way();
-    let engine = lab.start(&way, lab.toy(&way), standard());
+    let lab = TestEnv::new(5);
+    let way = lab.new_store();
+    let engine = lab.start(&way, lab.pipeline(&way), standard_settings());
     // Let the tasks start; the claim takes a tenth of a millisecond, and no time passes here.
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
     assert_eq!(way.claimed_at.lock().len(), 1);
     engine.stop(secs(1)).await;
-    assert_eq!((lab.held(), lab.journal.count(What::Dropped)), (0, 0));
+    assert_eq!((lab.locked_count(), lab.journal.count(PassEvent::Dropped)), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn rows_claimed_too_late_do_not_wait_for_the_grace() {
-    let lab = Lab::new(1);
-    let way = lab.way();
-    let toy = lab.toy(&way).acting(|_| async {
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
+    let toy = lab.pipeline(&way).with_act(|_| async {
         sleep(secs(10)).await;
         Ok(())
     });
-    let engine = lab.start(&way, toy, standard());
+    let engine = lab.start(&way, toy, standard_settings());
     sleep(secs(1)).await;
-    (1..6).for_each(|number| lab.put(number));
+    (1..6).for_each(|number| lab.insert(number));
     *way.claim_takes.lock() = millis(300);
     lab.hints.hint(QUEUE.pipeline);
     sleep(millis(100)).await;
     let stopping = tokio::spawn(engine.stop(secs(30)));
     sleep(millis(300)).await;
-    assert_eq!(lab.held(), 1, "they were claimed, and given back while the other is still in work");
+    assert_eq!(lab.locked_count(), 1, "they were claimed, and given back while the other is still in work");
     assert!((1..6).all(|number| lab.row(number).lock_epoch == 1));
     stopping.await.unwrap();
-    assert_eq!((lab.held(), lab.done()), (0, 1));
+    assert_eq!((lab.locked_count(), lab.done_count()), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_does_not_hang_on_a_store_that_does() {
-    let lab = Lab::new(5);
-    let way = lab.way();
-    let engine = lab.start(&way, lab.toy(&way).acting(|_| pending()), standard());
+    let lab = TestEnv::new(5);
+    let way = lab.new_store();
+    let engine = lab.start(&way, lab.pipeline(&way).with_act(|_| pending()), standard_settings());
     sleep(secs(10)).await;
     way.hangs.store(true, SeqCst);
     let since = Instant::now();
@@ -118,20 +118,20 @@ async fn a_stop_does_not_hang_on_a_store_that_does() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dropped_engine_takes_no_further_step() {
-    let lab = Lab::new(10);
-    let way = lab.way();
-    let toy = lab.toy(&way).acting(|_| async {
+    let lab = TestEnv::new(10);
+    let way = lab.new_store();
+    let toy = lab.pipeline(&way).with_act(|_| async {
         sleep(secs(1)).await;
         Ok(())
     });
-    let engine = lab.start(&way, toy, standard());
+    let engine = lab.start(&way, toy, standard_settings());
     sleep(millis(500)).await;
-    assert_eq!(lab.held(), 10);
+    assert_eq!(lab.locked_count(), 10);
     let calls = (way.claimed_at.lock().len(), way.extends.load(SeqCst), way.finishes.load(SeqCst));
     drop(engine);
     sleep(secs(100)).await;
-    assert_eq!((lab.held(), lab.done()), (10, 0), "nothing was written or handed back");
-    assert_eq!(lab.journal.count(What::Dropped), 10, "every pass was dropped");
+    assert_eq!((lab.locked_count(), lab.done_count()), (10, 0), "nothing was written or handed back");
+    assert_eq!(lab.journal.count(PassEvent::Dropped), 10, "every pass was dropped");
     assert_eq!(
         calls,
         (way.claimed_at.lock().len(), way.extends.load(SeqCst), way.finishes.load(SeqCst)),
@@ -141,17 +141,17 @@ async fn a_dropped_engine_takes_no_further_step() {
 
 #[tokio::test(start_paused = true)]
 async fn a_crashed_task_restarts_its_pipeline_and_no_other() {
-    let lab = Lab::new(1);
-    let way = lab.way();
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
     let mut engine = Engine::new(way.clone(), lab.hints.clone());
-    engine.spawn(lab.toy(&way), standard());
+    engine.spawn(lab.pipeline(&way), standard_settings());
     sleep(secs(1)).await;
-    assert_eq!(lab.done(), 1);
+    assert_eq!(lab.done_count(), 1);
     way.panics_at_claim.store(true, SeqCst);
     lab.hints.hint(QUEUE.pipeline);
     sleep(millis(10)).await;
-    lab.put(2);
-    let took = lab.until(secs(5), "done", |lab| lab.done() == 2).await;
+    lab.insert(2);
+    let took = lab.wait_until(secs(5), "done", |lab| lab.done_count() == 2).await;
     assert!(took <= secs(1) + millis(10), "{took:?}");
     assert_eq!(engine.status()[0].totals.restarts, 1);
     engine.stop(secs(1)).await;
@@ -159,18 +159,18 @@ async fn a_crashed_task_restarts_its_pipeline_and_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn rows_held_when_a_task_crashes_are_handed_back() {
-    let lab = Lab::new(10);
-    let way = lab.way();
-    let toy = lab.toy(&way).acting(|_| async {
+    let lab = TestEnv::new(10);
+    let way = lab.new_store();
+    let toy = lab.pipeline(&way).with_act(|_| async {
         sleep(millis(200)).await;
         Ok(())
     });
-    let settings = Settings { workers: 2, queue_len_max: 4, queue_len_min: 4, ..standard() };
+    let settings = Settings { workers: 2, queue_len_max: 4, queue_len_min: 4, ..standard_settings() };
     let _engine = lab.start(&way, toy, settings);
     sleep(millis(100)).await;
     // The next claim comes as soon as a worker has taken another row.
     way.panics_at_claim.store(true, SeqCst);
-    lab.until(secs(1), "crashed", |lab| lab.held() == 0 && !way.panics_at_claim.load(SeqCst)).await;
-    let took = lab.until(secs(60), "done", |lab| lab.done() == 10).await;
+    lab.wait_until(secs(1), "crashed", |lab| lab.locked_count() == 0 && !way.panics_at_claim.load(SeqCst)).await;
+    let took = lab.wait_until(secs(60), "done", |lab| lab.done_count() == 10).await;
     assert!(took <= secs(3), "nobody waited for a lock to expire: {took:?}");
 }

@@ -9,71 +9,71 @@ use futures_util::FutureExt;
 use tokio::time::sleep;
 use uuid::Uuid;
 use windlass_engine::{
-    Applied, Engine, Lease, LeaseStore, MemoryStore, Pipeline, Queue, Related, RelatedLock, Settings,
+    ApplyOutcome, Engine, Lease, LeaseStore, MemoryStore, Pipeline, Queue, RelatedLockOutcome, RelatedLock, Settings,
     memory::Row,
 };
 
-use crate::toy::{Lab, Oops, QUEUE, TABLE, Toy, What, done, id, millis, secs, standard};
+use crate::support::{TestEnv, TestError, QUEUE, TABLE, TestPipeline, PassEvent, mark_done, id, millis, secs, standard_settings};
 
 #[tokio::test(start_paused = true)]
 async fn a_row_that_keeps_failing_comes_back_later_and_later() {
-    let lab = Lab::new(1);
-    let way = lab.way();
-    let toy = lab.toy(&way).acting(|_| async { Err(Oops("no")) });
-    let engine = lab.start(&way, toy, standard());
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
+    let toy = lab.pipeline(&way).with_act(|_| async { Err(TestError("no")) });
+    let engine = lab.start(&way, toy, standard_settings());
     sleep(secs(120)).await;
-    let starts = lab.journal.times(What::Started, id(0));
+    let starts = lab.journal.times(PassEvent::Started, id(0));
     let gaps: Vec<_> = starts.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
     assert_eq!(gaps, [1, 2, 5, 10, 30, 30, 30]);
     assert_eq!(engine.status()[0].totals.errors, 8);
-    assert_eq!(lab.held(), 0);
+    assert_eq!(lab.locked_count(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_success_forgives_earlier_failures() {
-    let lab = Lab::new(1);
-    let way = lab.way();
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
     let visits = Arc::new(AtomicUsize::new(0));
     let toy = lab
-        .toy(&way)
-        .acting(move |_| {
+        .pipeline(&way)
+        .with_act(move |_| {
             let fails = visits.fetch_add(1, SeqCst) != 2;
-            async move { if fails { Err(Oops("no")) } else { Ok(()) } }
+            async move { if fails { Err(TestError("no")) } else { Ok(()) } }
         })
-        .applying(|_, _| Applied::Unchanged { due_in: Some(secs(7)) });
-    let _engine = lab.start(&way, toy, standard());
+        .with_apply(|_, _| ApplyOutcome::Unchanged { due_in: Some(secs(7)) });
+    let _engine = lab.start(&way, toy, standard_settings());
     sleep(secs(14)).await;
-    let starts = lab.journal.times(What::Started, id(0));
+    let starts = lab.journal.times(PassEvent::Started, id(0));
     let gaps: Vec<_> = starts.windows(2).map(|pair| (pair[1] - pair[0]).as_secs()).collect();
     assert_eq!(gaps, [1, 2, 7, 1, 2]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_poison_row_does_not_hold_up_the_others() {
-    let lab = Lab::new(200);
-    let way = lab.way();
+    let lab = TestEnv::new(200);
+    let way = lab.new_store();
     let toy = lab
-        .toy(&way)
-        .acting(|lease| async move { if lease.id == id(0) { Err(Oops("poison")) } else { Ok(()) } });
-    let settings = Settings { workers: 1, ..standard() };
+        .pipeline(&way)
+        .with_act(|lease| async move { if lease.id == id(0) { Err(TestError("poison")) } else { Ok(()) } });
+    let settings = Settings { workers: 1, ..standard_settings() };
     let _engine = lab.start(&way, toy, settings);
-    let took = lab.until(secs(5), "the rest done", |lab| lab.done() == 199).await;
+    let took = lab.wait_until(secs(5), "the rest done", |lab| lab.done_count() == 199).await;
     assert!(took <= millis(500), "{took:?}");
     sleep(secs(60)).await;
-    assert!(lab.journal.times(What::Started, id(0)).len() <= 6, "and does not spin");
+    assert!(lab.journal.times(PassEvent::Started, id(0)).len() <= 6, "and does not spin");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_a_pass_is_an_error_of_that_row_and_of_nothing_else() {
-    let lab = Lab::new(20);
-    let way = lab.way();
-    let toy = lab.toy(&way).acting(|lease| async move {
+    let lab = TestEnv::new(20);
+    let way = lab.new_store();
+    let toy = lab.pipeline(&way).with_act(|lease| async move {
         assert!(lease.id != id(3), "told to panic");
         Ok(())
     });
-    let settings = Settings { workers: 1, ..standard() };
+    let settings = Settings { workers: 1, ..standard_settings() };
     let engine = lab.start(&way, toy, settings);
-    lab.until(secs(5), "the rest done", |lab| lab.done() == 19).await;
+    lab.wait_until(secs(5), "the rest done", |lab| lab.done_count() == 19).await;
     sleep(secs(4)).await;
     let totals = engine.status()[0].totals;
     assert_eq!((totals.errors, totals.restarts), (3, 0), "tried at 0, 1 and 3 s, by the same worker");
@@ -81,40 +81,40 @@ async fn a_panic_in_a_pass_is_an_error_of_that_row_and_of_nothing_else() {
 }
 
 /// Claims rows and then does not find them: as if they had been deleted in between.
-struct Blind(Toy);
-impl Pipeline for Blind {
+struct MissingRowPipeline(TestPipeline);
+impl Pipeline for MissingRowPipeline {
     type Row = ();
     type Seen = ();
     type Plan = ();
-    type Error = Oops;
+    type Error = TestError;
     fn queue(&self) -> Queue {
         QUEUE
     }
-    async fn load(&self, lease: &Lease) -> Result<Option<()>, Oops> {
-        self.0.journal.visit(lease).end();
+    async fn load(&self, lease: &Lease) -> Result<Option<()>, TestError> {
+        self.0.journal.start_pass(lease).end();
         Ok(None)
     }
-    async fn observe(&self, _: &Lease, _: &()) -> Result<(), Oops> {
+    async fn observe(&self, _: &Lease, _: &()) -> Result<(), TestError> {
         Ok(())
     }
     fn decide(_: &(), _: (), _: i64) {}
-    async fn act(&self, _: &Lease, _: &(), _: &mut ()) -> Result<(), Oops> {
+    async fn act(&self, _: &Lease, _: &(), _: &mut ()) -> Result<(), TestError> {
         Ok(())
     }
-    async fn apply(&self, _: &Lease, _: (), _: ()) -> Result<Applied, Oops> {
-        Err(Oops("never reached"))
+    async fn apply(&self, _: &Lease, _: (), _: ()) -> Result<ApplyOutcome, TestError> {
+        Err(TestError("never reached"))
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_gone_is_let_go() {
-    let lab = Lab::new(1);
-    let way = lab.way();
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
     let mut engine = Engine::new(way.clone(), lab.hints.clone());
-    engine.spawn(Blind(lab.toy(&way)), standard());
+    engine.spawn(MissingRowPipeline(lab.pipeline(&way)), standard_settings());
     sleep(secs(1)).await;
     assert_eq!(engine.status()[0].totals.errors, 0);
-    let visits = lab.journal.count(What::Ended);
+    let visits = lab.journal.count(PassEvent::Ended);
     assert!((2..=30).contains(&visits), "it is looked at again, without haste: {visits}");
 }
 
@@ -132,26 +132,26 @@ fn lock(item: Uuid) -> RelatedLock<'static> {
 }
 
 /// Locks the shared row, if it can be had, and writes; all at once, as a transaction would.
-fn done_with_shared(store: &MemoryStore, lease: &Lease) -> Applied {
+fn apply_with_shared_lock(store: &MemoryStore, lease: &Lease) -> ApplyOutcome {
     match store.lock_related(lock(lease.id)).now_or_never().unwrap().unwrap() {
-        Related::Busy => Applied::RelatedBusy,
-        Related::Locked(leases) => {
-            store.unlock_related("shared", &[leases[0].held()]).now_or_never().unwrap().unwrap();
-            done(store, lease)
+        RelatedLockOutcome::Busy => ApplyOutcome::RelatedBusy,
+        RelatedLockOutcome::Locked(leases) => {
+            store.unlock_related("shared", &[leases[0].key()]).now_or_never().unwrap().unwrap();
+            mark_done(store, lease)
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn l10_a_busy_related_row_resets_the_item_and_it_is_tried_again_soon() {
-    let lab = Lab::new(1);
-    let way = lab.way();
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
     lab.store.put("shared", Row::new(SHARED[0], "idle", lab.store.now()));
-    let Related::Locked(others) = lab.store.lock_related(lock(id(77))).await.unwrap() else { panic!() };
+    let RelatedLockOutcome::Locked(others) = lab.store.lock_related(lock(id(77))).await.unwrap() else { panic!() };
     // A claim that is slower than the pass always finds the row put back already.
     *way.claim_takes.lock() = millis(5);
-    let toy = lab.toy(&way).applying(done_with_shared);
-    let engine = lab.start(&way, toy, standard());
+    let toy = lab.pipeline(&way).with_apply(apply_with_shared_lock);
+    let engine = lab.start(&way, toy, standard_settings());
     sleep(secs(10)).await;
     let row = lab.row(0);
     assert_eq!(row.lock_owner.as_deref(), Some(QUEUE.pipeline), "the owner stays");
@@ -159,61 +159,61 @@ async fn l10_a_busy_related_row_resets_the_item_and_it_is_tried_again_soon() {
     let resets = engine.status()[0].totals.reset;
     assert!((100..=250).contains(&resets), "soon, but not in a frenzy: {resets} in 10 s");
 
-    lab.store.unlock_related("shared", &[others[0].held()]).await.unwrap();
-    let took = lab.until(secs(1), "done", |lab| lab.done() == 1).await;
+    lab.store.unlock_related("shared", &[others[0].key()]).await.unwrap();
+    let took = lab.wait_until(secs(1), "done", |lab| lab.done_count() == 1).await;
     assert!(took <= millis(70), "{took:?}");
     assert_eq!(lab.store.row(TABLE, id(0)).unwrap().lock_owner, None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn rows_in_waiting_for_a_related_lock_do_not_slow_down_the_others() {
-    let lab = Lab::new(50);
-    let way = lab.way();
+    let lab = TestEnv::new(50);
+    let way = lab.new_store();
     let toy = lab
-        .toy(&way)
-        .applying(|store, lease| if lease.id < id(10) { Applied::RelatedBusy } else { done(store, lease) });
-    let _engine = lab.start(&way, toy, standard());
+        .pipeline(&way)
+        .with_apply(|store, lease| if lease.id < id(10) { ApplyOutcome::RelatedBusy } else { mark_done(store, lease) });
+    let _engine = lab.start(&way, toy, standard_settings());
     sleep(secs(5)).await;
-    assert_eq!(lab.done(), 40);
+    assert_eq!(lab.done_count(), 40);
     for number in 100..110 {
-        lab.put(number);
+        lab.insert(number);
         lab.hints.hint(QUEUE.pipeline);
-        let took = lab.until(secs(1), "done", |lab| lab.row(number).status == "done").await;
+        let took = lab.wait_until(secs(1), "done", |lab| lab.row(number).status == "done").await;
         assert!(took <= millis(5), "{took:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_fails_for_a_while_is_asked_with_growing_delays_and_recovers() {
-    let lab = Lab::new(5);
-    let way = lab.way();
+    let lab = TestEnv::new(5);
+    let way = lab.new_store();
     way.fails.store(true, SeqCst);
-    let engine = lab.start(&way, lab.toy(&way), standard());
+    let engine = lab.start(&way, lab.pipeline(&way), standard_settings());
     // Hints cannot mend a store: at most each one is looked at after the pause.
     sleep(secs(30)).await;
     let asked = way.claimed_at.lock().len();
     assert!((5..=12).contains(&asked), "{asked}");
     way.fails.store(false, SeqCst);
-    lab.until(secs(6), "done", |lab| lab.done() == 5).await;
+    lab.wait_until(secs(6), "done", |lab| lab.done_count() == 5).await;
     assert_eq!(engine.status()[0].totals.store_errors, asked as u64);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_finish_that_fails_is_tried_again() {
-    let lab = Lab::new(5);
-    let way = lab.way();
+    let lab = TestEnv::new(5);
+    let way = lab.new_store();
     let (shy, applied) = (way.clone(), AtomicUsize::new(0));
-    let toy = lab.toy(&way).applying(move |_, _| {
+    let toy = lab.pipeline(&way).with_apply(move |_, _| {
         // The statement for the first of them is on its way when the last one comes in.
         shy.fails.store(applied.fetch_add(1, SeqCst) == 4, SeqCst);
-        Applied::Unchanged { due_in: Some(secs(1000)) }
+        ApplyOutcome::Unchanged { due_in: Some(secs(1000)) }
     });
-    let settings = Settings { workers: 5, ..standard() };
+    let settings = Settings { workers: 5, ..standard_settings() };
     let engine = lab.start(&way, toy, settings);
     sleep(millis(300)).await;
-    assert_eq!(lab.held(), 5);
+    assert_eq!(lab.locked_count(), 5);
     way.fails.store(false, SeqCst);
-    lab.until(secs(2), "finished", |lab| lab.held() == 0).await;
+    lab.wait_until(secs(2), "finished", |lab| lab.locked_count() == 0).await;
     assert_eq!(engine.status()[0].totals.applied, 5);
 }
 
@@ -223,31 +223,31 @@ async fn a_finish_that_fails_is_tried_again() {
 async fn l6_a_parent_gets_all_its_busy_children() {
     const CHILDREN: Queue = Queue { pipeline: "children", table: "children", statuses: &["new"] };
     let ids: Vec<Uuid> = (1..=5).map(Uuid::from_u128).collect();
-    let lab = Lab::new(1);
-    let way = lab.way();
+    let lab = TestEnv::new(1);
+    let way = lab.new_store();
     ids.iter().for_each(|id| lab.store.put("children", Row::new(*id, "new", lab.store.now())));
     let mut engine = Engine::new(way.clone(), lab.hints.clone());
     let busy = |lease: Lease| async move {
         sleep(millis(20 + 7 * u64::from(lease.id.as_bytes()[15]))).await;
         Ok(())
     };
-    let children = lab.toy(&way).on(CHILDREN).acting(busy);
-    engine.spawn(children.applying(|_, _| Applied::Unchanged { due_in: Some(millis(20)) }), standard());
+    let children = lab.pipeline(&way).with_queue(CHILDREN).with_act(busy);
+    engine.spawn(children.with_apply(|_, _| ApplyOutcome::Unchanged { due_in: Some(millis(20)) }), standard_settings());
     sleep(secs(1)).await;
-    let parent = lab.toy(&way).applying(move |store, lease| {
+    let parent = lab.pipeline(&way).with_apply(move |store, lease| {
         let lock = RelatedLock { table: "children", ids: &ids, reserve: true, ..lock(lease.id) };
         match store.lock_related(lock).now_or_never().unwrap().unwrap() {
-            Related::Busy => Applied::RelatedBusy,
-            Related::Locked(leases) => {
-                let held: Vec<_> = leases.iter().map(Lease::held).collect();
+            RelatedLockOutcome::Busy => ApplyOutcome::RelatedBusy,
+            RelatedLockOutcome::Locked(leases) => {
+                let held: Vec<_> = leases.iter().map(Lease::key).collect();
                 store.unlock_related("children", &held).now_or_never().unwrap().unwrap();
-                done(store, lease)
+                mark_done(store, lease)
             }
         }
     });
-    engine.spawn(parent, standard());
-    lab.until(secs(2), "the parent done", |lab| lab.done() == 1).await;
-    let visits = lab.journal.count(What::Ended);
+    engine.spawn(parent, standard_settings());
+    lab.wait_until(secs(2), "the parent done", |lab| lab.done_count() == 1).await;
+    let visits = lab.journal.count(PassEvent::Ended);
     sleep(secs(1)).await;
-    assert!(lab.journal.count(What::Ended) > visits + 30, "the children go on");
+    assert!(lab.journal.count(PassEvent::Ended) > visits + 30, "the children go on");
 }

@@ -5,18 +5,18 @@ use std::{collections::VecDeque, sync::Arc};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
-use crate::lease::Tracked;
+use crate::lease::TrackedLease;
 
 #[derive(Debug)]
-pub(crate) struct Line {
-    waiting: Mutex<VecDeque<Arc<Tracked>>>,
+pub(crate) struct WorkQueue {
+    waiting: Mutex<VecDeque<Arc<TrackedLease>>>,
     /// One permit per row; tokio hands them out in order, so workers take turns.
     ready: Semaphore,
     below_min: Notify,
     len_min: usize,
 }
 
-impl Line {
+impl WorkQueue {
     pub(crate) fn new(len_min: usize) -> Self {
         Self {
             waiting: Mutex::default(),
@@ -26,7 +26,7 @@ impl Line {
         }
     }
 
-    pub(crate) fn push(&self, rows: Vec<Arc<Tracked>>) {
+    pub(crate) fn push(&self, rows: Vec<Arc<TrackedLease>>) {
         let count = rows.len();
         self.waiting.lock().extend(rows);
         self.ready.add_permits(count);
@@ -37,12 +37,12 @@ impl Line {
     }
 
     /// The next row; `None` once the line is closed.
-    pub(crate) async fn next(&self) -> Option<Arc<Tracked>> {
+    pub(crate) async fn next(&self) -> Option<Arc<TrackedLease>> {
         self.next_many(1).await?.pop()
     }
 
     /// The next rows, at least one and as many as there are; `None` once the line is closed.
-    pub(crate) async fn next_many(&self, count_max: usize) -> Option<Vec<Arc<Tracked>>> {
+    pub(crate) async fn next_many(&self, count_max: usize) -> Option<Vec<Arc<TrackedLease>>> {
         loop {
             self.ready.acquire().await.ok()?.forget();
             let mut waiting = self.waiting.lock();
@@ -62,13 +62,13 @@ impl Line {
     }
 
     /// Waits until fewer rows than the lower limit are waiting.
-    pub(crate) async fn low(&self) {
+    pub(crate) async fn wait_below_min(&self) {
         while self.len() >= self.len_min {
             self.below_min.notified().await;
         }
     }
 
-    pub(crate) fn drain(&self) -> Vec<Arc<Tracked>> {
+    pub(crate) fn drain(&self) -> Vec<Arc<TrackedLease>> {
         self.waiting.lock().drain(..).collect()
     }
 
