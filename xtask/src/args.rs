@@ -19,7 +19,7 @@ impl Args {
         }
     }
 
-    pub(crate) fn flag(&mut self, name: &str) -> bool {
+    pub(crate) fn take_flag(&mut self, name: &str) -> bool {
         let before = self.0.len();
         self.0.retain(|word| word != name);
         self.0.len() < before
@@ -82,7 +82,7 @@ mod tests {
     fn what_nobody_took_is_refused_by_name() {
         let mut given = args("test --fast --slow");
         assert_eq!(given.word().as_deref(), Some("test"));
-        assert!(given.flag("--fast"));
+        assert!(given.take_flag("--fast"));
         assert!(given.finish().unwrap_err().to_string().contains("--slow"));
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 const BINARY: &str = "windlass-bench";
-const NAMES: &[&str] = &[
+const BENCHMARKS: &[&str] = &[
     "engine",
     "api",
     "cli",
@@ -31,7 +31,7 @@ const NAMES: &[&str] = &[
     "all",
 ];
 /// What the page about performance is made of, in this order. The last one writes it.
-const ALL: &[&str] = &[
+const REPORT_BENCHMARKS: &[&str] = &[
     "api",
     "runs",
     "runs --peer dstack",
@@ -45,9 +45,13 @@ const ALL: &[&str] = &[
 ];
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
-    let name = args.word().with_context(|| format!("name a benchmark: {}", NAMES.join(", ")))?;
+    let name = args.word().with_context(|| format!("name a benchmark: {}", BENCHMARKS.join(", ")))?;
     // Before minutes of building.
-    ensure!(NAMES.contains(&name.as_str()), "no benchmark `{name}`: there are {}", NAMES.join(", "));
+    ensure!(
+        BENCHMARKS.contains(&name.as_str()),
+        "no benchmark `{name}`: there are {}",
+        BENCHMARKS.join(", ")
+    );
     // `sim` is optimised too, and built in a third of the time.
     let profile = args.value::<String>("--profile")?.unwrap_or_else(|| "release".to_owned());
     let rest = args.rest();
@@ -63,34 +67,34 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     process::run(&mut build)?;
     let program = workspace.built(&profile, BINARY)?;
     if name == "all" {
-        return all(workspace, &program, &rest);
+        return run_all(workspace, &program, &rest);
     }
     let words: Vec<String> = std::iter::once(name).chain(rest).collect();
-    one(workspace, &program, &words)
+    run_one(workspace, &program, &words)
 }
 
 /// Each with a database of its own. What fails is named at the end, and does not keep the others from running.
-fn all(workspace: &Workspace, program: &Path, for_load: &[String]) -> Result<()> {
+fn run_all(workspace: &Workspace, program: &Path, for_load: &[String]) -> Result<()> {
     let mut failed = Vec::new();
-    for line in ALL {
-        out::talk(&format!("== {line}"));
+    for line in REPORT_BENCHMARKS {
+        out::print_message(&format!("== {line}"));
         let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         if line.starts_with("load") {
             words.extend(for_load.iter().cloned());
         }
-        if let Err(error) = one(workspace, program, &words) {
-            out::talk(&format!("error: {error:#}"));
+        if let Err(error) = run_one(workspace, program, &words) {
+            out::print_message(&format!("error: {error:#}"));
             failed.push(*line);
         }
     }
     if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
 }
 
-fn one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()> {
+fn run_one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()> {
     let has = |word: &str| words.iter().any(|given| given == word);
     let is = |name: &str| words.first().is_some_and(|first| first == name);
     if is("proxy") {
-        setup::for_proxy()?;
+        setup::ensure_for_proxy()?;
     }
     let mut command = Command::new(program);
     command.current_dir(&workspace.root).args(words);
@@ -101,20 +105,20 @@ fn one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()> {
         None if is("report") || is("spot") || is("proxy") || has("--peer") => None,
         None => {
             let postgres = Postgres::start()?;
-            out::talk(&format!("Postgres at {}", postgres.url));
+            out::print_message(&format!("Postgres at {}", postgres.url));
             command.env("WINDLASS_BENCH_DATABASE_URL", &postgres.url);
             Some(postgres)
         }
     };
     if has("--peer") {
-        let (variable, home) = venv::for_peer(workspace)?;
+        let (variable, home) = venv::ensure_for_peer(workspace)?;
         command.env(variable, home);
     }
     // Likewise; only some benchmarks start containers.
-    let _engine = match std::env::var_os(engine::VARIABLE) {
+    let _engine = match std::env::var_os(engine::SOCKET_VARIABLE) {
         None if is("agent") || (is("runs") && !has("--peer")) => {
             let engine = Engine::start()?;
-            command.env(engine::VARIABLE, &engine.socket);
+            command.env(engine::SOCKET_VARIABLE, &engine.socket);
             Some(engine)
         }
         _ => None,

@@ -10,7 +10,7 @@ use anyhow::{Result, ensure};
 use crate::{out, process, workspace::Workspace};
 
 /// How a test asks whether it should write instead of compare.
-const ASKS: &str = "var_os(\"UPDATE\")";
+const UPDATE_MARKER: &str = "var_os(\"UPDATE\")";
 
 pub(crate) fn run(workspace: &Workspace, check: bool) -> Result<()> {
     let crates = crates(workspace)?;
@@ -31,7 +31,7 @@ pub(crate) fn run(workspace: &Workspace, check: bool) -> Result<()> {
         "crates/cli/tests/snapshots",
     ]);
     let changed = process::read(&mut status)?;
-    out::say(if changed.is_empty() { "nothing changed" } else { changed.trim_end() });
+    out::print_result(if changed.is_empty() { "nothing changed" } else { changed.trim_end() });
     Ok(())
 }
 
@@ -40,7 +40,7 @@ fn crates(workspace: &Workspace) -> Result<BTreeSet<String>> {
     for path in workspace.files()?.iter().filter(|path| path.ends_with(".rs")) {
         let folder = path.strip_prefix("crates/").and_then(|rest| rest.split('/').next());
         if let Some(folder) = folder
-            && workspace.read(path)?.contains(ASKS)
+            && workspace.read(path)?.contains(UPDATE_MARKER)
         {
             found.insert(format!("windlass-{folder}"));
         }

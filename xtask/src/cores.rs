@@ -3,49 +3,49 @@
 use std::time::{Duration, Instant};
 
 /// A moment, from which time is measured.
-pub(crate) struct Meter {
+pub(crate) struct CoreMeter {
     started: Instant,
-    before: Option<Ticks>,
+    before: Option<CpuTicks>,
 }
 
 /// A stretch of time, and how much of it the cores stood idle.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Usage {
+pub(crate) struct CoreUsage {
     pub(crate) wall: Duration,
     /// Of all cores together, between 0 and 1. Unknown where the kernel does not say.
     pub(crate) idle: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Ticks {
+struct CpuTicks {
     idle: u64,
     all: u64,
 }
 
-impl Meter {
+impl CoreMeter {
     pub(crate) fn start() -> Self {
-        Self { started: Instant::now(), before: now() }
+        Self { started: Instant::now(), before: read_ticks() }
     }
 
-    pub(crate) fn usage(&self) -> Usage {
-        let idle = self.before.zip(now()).and_then(|(before, after)| share(before, after));
-        Usage { wall: self.started.elapsed(), idle }
+    pub(crate) fn usage(&self) -> CoreUsage {
+        let idle = self.before.zip(read_ticks()).and_then(|(before, after)| share(before, after));
+        CoreUsage { wall: self.started.elapsed(), idle }
     }
 }
 
-fn now() -> Option<Ticks> {
+fn read_ticks() -> Option<CpuTicks> {
     parse(&std::fs::read_to_string("/proc/stat").ok()?)
 }
 
 /// The first line: `cpu user nice system idle iowait irq softirq steal …`.
-fn parse(stat: &str) -> Option<Ticks> {
+fn parse(stat: &str) -> Option<CpuTicks> {
     let numbers = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);
     let numbers: Vec<u64> = numbers.map(str::parse).collect::<Result<_, _>>().ok()?;
     let idle = numbers.get(3)? + numbers.get(4)?;
-    Some(Ticks { idle, all: numbers.iter().sum() })
+    Some(CpuTicks { idle, all: numbers.iter().sum() })
 }
 
-fn share(before: Ticks, after: Ticks) -> Option<f64> {
+fn share(before: CpuTicks, after: CpuTicks) -> Option<f64> {
     let all = after.all.checked_sub(before.all).filter(|all| *all > 0)?;
     Some(after.idle.saturating_sub(before.idle) as f64 / all as f64)
 }
@@ -58,7 +58,7 @@ mod tests {
     fn idle_is_what_the_kernel_counts_as_idle_or_waiting_for_disks() {
         let before = parse("cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 2 3\n").unwrap();
         let after = parse("cpu  160 0 70 810 60 0 0 0 0 0\n").unwrap();
-        assert_eq!(before, Ticks { idle: 850, all: 1000 });
+        assert_eq!(before, CpuTicks { idle: 850, all: 1000 });
         assert_eq!(share(before, after), Some(0.2));
         assert_eq!(share(after, after), None);
         assert_eq!(parse("intr 1 2\n"), None);

@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     out,
-    process::{self, Scratch},
+    process::{self, ScratchDir},
     workspace::Workspace,
 };
 
@@ -23,29 +23,30 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     out::heading("build `windlass` and `windlass-agent` (minutes at first, seconds later)");
     process::run(workspace.cargo().args(["build", "-p", "windlass-cli", "-p", "windlass-agent"]))?;
     let windlass = workspace.built("debug", "windlass")?;
-    let demo = Demo { windlass: windlass.clone(), root: workspace.root.clone(), home: Scratch::new("demo")? };
+    let demo =
+        Demo { windlass: windlass.clone(), root: workspace.root.clone(), home: ScratchDir::new("demo")? };
 
     out::heading(&format!("windlass check {EXAMPLE}"));
     demo.windlass(&["check", EXAMPLE])?;
     out::heading(&format!("windlass apply -f {EXAMPLE} -y"));
     let began = Instant::now();
     demo.windlass(&["apply", "-f", EXAMPLE, "-y"]).context("run the example on this machine")?;
-    out::talk(&format!("server, plan, run and log took {} ms", began.elapsed().as_millis()));
+    out::print_message(&format!("server, plan, run and log took {} ms", began.elapsed().as_millis()));
     out::heading("windlass logs hello");
     let log = process::read(&mut demo.command(&["logs", "hello"]))?;
     ensure!(!log.trim().is_empty(), "the log of the example is empty");
-    out::say(log.trim_end());
+    out::print_result(log.trim_end());
     out::heading("windlass ps -a");
     demo.windlass(&["ps", "-a"])?;
     drop(demo);
 
     out::heading("what to try next");
-    out::say(&next(&windlass));
+    out::print_result(&next_steps(&windlass));
     Ok(())
 }
 
 /// Commands that work when they are pasted.
-fn next(windlass: &Path) -> String {
+fn next_steps(windlass: &Path) -> String {
     let windlass = windlass.display();
     format!(
         "The demo's server and its data are gone. The same with a server of your own, which the first command starts\n\
@@ -67,7 +68,7 @@ fn next(windlass: &Path) -> String {
 struct Demo {
     windlass: PathBuf,
     root: PathBuf,
-    home: Scratch,
+    home: ScratchDir,
 }
 
 impl Demo {

@@ -10,14 +10,14 @@ const PT_INTERP: u32 = 3;
 /// Fails unless `path` is a 64-bit little-endian ELF file without a loader.
 pub(crate) fn check_static(path: &Path) -> Result<()> {
     let bytes = std::fs::read(path).with_context(|| format!("read `{}`", path.display()))?;
-    let wants = wants_loader(&bytes).with_context(|| format!("read `{}` as ELF", path.display()))?;
+    let wants = has_loader(&bytes).with_context(|| format!("read `{}` as ELF", path.display()))?;
     if wants {
         bail!("`{}` is linked dynamically: see .cargo/config.toml", path.display());
     }
     Ok(())
 }
 
-fn wants_loader(elf: &[u8]) -> Result<bool> {
+fn has_loader(elf: &[u8]) -> Result<bool> {
     ensure!(elf.starts_with(b"\x7fELF\x02\x01"), "not a 64-bit little-endian ELF file");
     let table = usize::try_from(number::<8>(elf, 32)?)?;
     let entry_len = usize::try_from(number::<2>(elf, 54)?)?;
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn what_is_not_elf_is_refused() {
-        assert!(wants_loader(b"#!/bin/sh\n").is_err());
-        assert!(wants_loader(b"\x7fELF\x02\x01").is_err());
+        assert!(has_loader(b"#!/bin/sh\n").is_err());
+        assert!(has_loader(b"\x7fELF\x02\x01").is_err());
     }
 }

@@ -13,25 +13,25 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    process::{self, Guarded, Scratch},
+    process::{self, ChildGuard, ScratchDir},
     setup,
 };
 
-const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// `docker network ls` takes milliseconds, also on a loaded machine.
-const HANGS_AFTER: &str = "30";
-const STACKS_WITHIN: Duration = Duration::from_secs(10);
+const HANG_TIMEOUT: &str = "30";
+const STACKS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Functions that lock each other out in Docker before 20.10.27 (moby issue 46661): no container starts from then on.
-const DEADLOCK: [&str; 2] = ["processEndpointDelete", "getSvcRecords"];
+const DEADLOCK_FUNCTIONS: [&str; 2] = ["processEndpointDelete", "getSvcRecords"];
 /// How tests and benchmarks learn where the engine listens.
-pub(crate) const VARIABLE: &str = "WINDLASS_TEST_DOCKER";
+pub(crate) const SOCKET_VARIABLE: &str = "WINDLASS_TEST_DOCKER";
 
 pub(crate) struct Engine {
     pub(crate) socket: PathBuf,
     // Order matters: dockerd stops before containerd, both before their directory goes.
-    _dockerd: Guarded,
-    _containerd: Guarded,
-    home: Scratch,
+    _dockerd: ChildGuard,
+    _containerd: ChildGuard,
+    home: ScratchDir,
 }
 
 impl Engine {
@@ -41,19 +41,20 @@ impl Engine {
 
     fn start_with(options: &[&str]) -> Result<Self> {
         ensure!(setup::is_root()?, "a container engine needs root: run this command as root");
-        let home = Scratch::new("engine")?;
+        let home = ScratchDir::new("engine")?;
         let at = |name: &str| home.path().join(name);
         std::fs::write(at("containerd.toml"), containerd_settings(home.path()))?;
 
-        let mut containerd = tied("containerd");
+        let mut containerd = ends_with_parent("containerd");
         containerd.arg("--config").arg(at("containerd.toml"));
-        let mut containerd = Guarded::spawn(quiet(&mut containerd, &at("containerd.log"))?, "TERM")?;
-        process::wait_until(&mut containerd, READY_WITHIN, "containerd listens", || {
+        let mut containerd =
+            ChildGuard::spawn(redirect_to_log(&mut containerd, &at("containerd.log"))?, "TERM")?;
+        process::wait_until(&mut containerd, READY_TIMEOUT, "containerd listens", || {
             UnixStream::connect(at("containerd.sock")).is_ok()
         })?;
 
         let socket = at("docker.sock");
-        let mut dockerd = tied("dockerd");
+        let mut dockerd = ends_with_parent("dockerd");
         dockerd.arg("--containerd").arg(at("containerd.sock")).arg("--data-root").arg(at("data"));
         dockerd.arg("--exec-root").arg(at("exec")).arg("--pidfile").arg(at("docker.pid"));
         dockerd.arg("--host").arg(format!("unix://{}", socket.display()));
@@ -62,8 +63,8 @@ impl Engine {
         // Debian's Docker 20.10.24 can deadlock between containers that start and others that end at the same time.
         // Both sides hold their locks for less than a microsecond: on one thread they practically never meet.
         dockerd.env("GOMAXPROCS", "1").args(options);
-        let mut dockerd = Guarded::spawn(quiet(&mut dockerd, &at("dockerd.log"))?, "TERM")?;
-        process::wait_until(&mut dockerd, READY_WITHIN, "dockerd listens", || answers(&socket))
+        let mut dockerd = ChildGuard::spawn(redirect_to_log(&mut dockerd, &at("dockerd.log"))?, "TERM")?;
+        process::wait_until(&mut dockerd, READY_TIMEOUT, "dockerd listens", || answers(&socket))
             .with_context(|| format!("dockerd said: {}", last_lines(&at("dockerd.log"))))?;
         Ok(Self { socket, _dockerd: dockerd, _containerd: containerd, home })
     }
@@ -71,11 +72,11 @@ impl Engine {
     /// Explains an engine that no longer answers: a reason for failed tests that is none of theirs.
     pub(crate) fn hang(&self) -> Option<String> {
         let host = format!("unix://{}", self.socket.display());
-        if process::answers("timeout", &[HANGS_AFTER, "docker", "--host", &host, "network", "ls"]) {
+        if process::answers("timeout", &[HANG_TIMEOUT, "docker", "--host", &host, "network", "ls"]) {
             return None;
         }
         let stacks = self.stacks().unwrap_or_default();
-        let known = DEADLOCK.iter().all(|name| stacks.contains(name));
+        let known = DEADLOCK_FUNCTIONS.iter().all(|name| stacks.contains(name));
         let why = if known { "the known deadlock of Docker before 20.10.27" } else { "an unknown reason" };
         Some(format!("the container engine does not answer: {why}\n{stacks}"))
     }
@@ -86,7 +87,7 @@ impl Engine {
         let began = Instant::now();
         process::read(Command::new("kill").args(["-USR1", pid.trim()])).ok()?;
         let mut before = String::new();
-        while began.elapsed() < STACKS_WITHIN {
+        while began.elapsed() < STACKS_TIMEOUT {
             std::thread::sleep(Duration::from_millis(200));
             let files = std::fs::read_dir(self.home.path().join("exec")).ok()?.flatten();
             let mut files = files.filter(|file| file.file_name().to_string_lossy().starts_with("goroutine"));
@@ -130,13 +131,13 @@ fn containerd_settings(home: &Path) -> String {
     )
 }
 
-fn tied(program: &str) -> Command {
+fn ends_with_parent(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "TERM", "--"]).arg(program).current_dir("/");
     command
 }
 
-fn quiet<'a>(command: &'a mut Command, log: &Path) -> Result<&'a mut Command> {
+fn redirect_to_log<'a>(command: &'a mut Command, log: &Path) -> Result<&'a mut Command> {
     let log = std::fs::File::create(log)?;
     Ok(command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log))
 }

@@ -21,7 +21,7 @@ const SEED_SHORT: u64 = 17;
 const DOCUMENT: &str = "docs/api/openapi.json";
 /// Callers, one after the other.
 const BOTH: &str = "both";
-const READY: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Nobody else reaches this server, and it is gone at the end.
 const TOKEN: &str = "fuzz-only-0123456789abcdef0123456789abcdef";
 
@@ -31,33 +31,33 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let cases = args.value("--cases")?.unwrap_or(CASES);
     let seed = match args.value("--seed")? {
         Some(seed) => seed,
-        None => drawn(),
+        None => random_seed(),
     };
     let caller = args.value("--as")?.unwrap_or_else(|| BOTH.to_owned());
     ensure!([BOTH, "admin", "user"].contains(&caller.as_str()), "`--as` wants `admin`, `user` or `{BOTH}`");
     args.finish()?;
     process::run(workspace.cargo().args(["build", "-p", "windlass-cli"]))?;
-    api(workspace, cases, seed, &caller)
+    run_schemathesis(workspace, cases, seed, &caller)
 }
 
 /// The standard library's own hashes start at random.
-fn drawn() -> u64 {
+fn random_seed() -> u64 {
     RandomState::new().hash_one(std::process::id()) >> 32
 }
 
 /// The short form, with the program that the tests were built with.
 pub(crate) fn short(workspace: &Workspace) -> Result<()> {
-    api(workspace, CASES_SHORT, SEED_SHORT, BOTH)
+    run_schemathesis(workspace, CASES_SHORT, SEED_SHORT, BOTH)
 }
 
 /// The long form, with a seed of its own.
-pub(crate) fn long(workspace: &Workspace) -> Result<()> {
-    api(workspace, CASES, drawn(), BOTH)
+pub(crate) fn run_long(workspace: &Workspace) -> Result<()> {
+    run_schemathesis(workspace, CASES, random_seed(), BOTH)
 }
 
-fn api(workspace: &Workspace, cases: u32, seed: u64, caller: &str) -> Result<()> {
+fn run_schemathesis(workspace: &Workspace, cases: u32, seed: u64, caller: &str) -> Result<()> {
     let python = venv::SCHEMATHESIS.ensure(workspace)?.join("bin/python");
-    let scratch = process::Scratch::new("fuzz")?;
+    let scratch = process::ScratchDir::new("fuzz")?;
     let (data, work) = (scratch.path().join("server"), scratch.path().join("work"));
     for dir in [&data, &work] {
         fs::create_dir(dir)?;
@@ -71,9 +71,9 @@ fn api(workspace: &Workspace, cases: u32, seed: u64, caller: &str) -> Result<()>
         .env("WINDLASS_SERVER_ADMIN_TOKEN", TOKEN)
         .env("HOME", scratch.path());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log)?);
-    let mut server = process::Guarded::spawn(&mut command, "TERM")?;
+    let mut server = process::ChildGuard::spawn(&mut command, "TERM")?;
     let running = data.join("running.json");
-    process::wait_until(&mut server, READY, "the server is ready", || running.exists())?;
+    process::wait_until(&mut server, READY_TIMEOUT, "the server is ready", || running.exists())?;
     let running: Value = serde_json::from_str(&fs::read_to_string(&running)?)?;
     let url = running["url"].as_str().context("find the server's address")?;
     let mut driver = Command::new(python);
@@ -93,7 +93,7 @@ fn api(workspace: &Workspace, cases: u32, seed: u64, caller: &str) -> Result<()>
     let panics: Vec<&str> = log.lines().filter(|line| line.contains("panicked at")).collect();
     if sent.is_err() || !panics.is_empty() {
         let last: Vec<&str> = log.lines().rev().take(20).collect();
-        out::talk(&format!("the server's last words, newest first:\n{}", last.join("\n")));
+        out::print_message(&format!("the server's last words, newest first:\n{}", last.join("\n")));
     }
     if !panics.is_empty() {
         bail!("the server panicked {} times: {}", panics.len(), panics.join("; "));

@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(code) => code,
         Err(error) => {
-            out::talk(&format!("error: {error:#}"));
+            out::print_message(&format!("error: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -75,8 +75,8 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode> {
     let mut args = Args::new(std::env::args().skip(1));
-    if args.flag("--help") || args.flag("-h") {
-        out::say(HELP);
+    if args.take_flag("--help") || args.take_flag("-h") {
+        out::print_result(HELP);
         return Ok(ExitCode::SUCCESS);
     }
     let command = args.word();
@@ -90,7 +90,7 @@ fn run() -> Result<ExitCode> {
         Some("bench") => bench::run(&workspace, args),
         Some("fuzz") => fuzz::run(&workspace, args),
         Some("codegen") => {
-            let check = args.flag("--check");
+            let check = args.take_flag("--check");
             args.finish().and_then(|()| codegen::run(&workspace, check))
         }
         Some("release") => args.finish().and_then(|()| release::run(&workspace)),
@@ -99,15 +99,15 @@ fn run() -> Result<ExitCode> {
         Some("texts") => texts::run(&workspace, args),
         Some("sbom") => args.finish().and_then(|()| sbom::run(&workspace)),
         Some("help") => {
-            out::say(HELP);
+            out::print_result(HELP);
             return Ok(ExitCode::SUCCESS);
         }
         Some(other) => {
-            out::talk(&format!("error: no command `{other}`\n\n{HELP}"));
+            out::print_message(&format!("error: no command `{other}`\n\n{HELP}"));
             return Ok(ExitCode::from(2));
         }
         None => {
-            out::talk(HELP);
+            out::print_message(HELP);
             return Ok(ExitCode::from(2));
         }
     }?;

@@ -2,11 +2,11 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the one output module of this program")]
 
-pub(crate) fn say(text: &str) {
+pub(crate) fn print_result(text: &str) {
     println!("{text}");
 }
 
-pub(crate) fn talk(text: &str) {
+pub(crate) fn print_message(text: &str) {
     eprintln!("{text}");
 }
 

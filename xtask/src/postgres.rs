@@ -14,22 +14,22 @@ use std::{
 use anyhow::{Context, Result};
 
 use crate::{
-    process::{self, Guarded, Scratch},
+    process::{self, ChildGuard, ScratchDir},
     setup,
 };
 
-const READY_WITHIN: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 const USER: &str = "postgres";
 
 pub(crate) struct Postgres {
     pub(crate) url: String,
     // Order matters: the server stops before its directory goes.
-    _server: Guarded,
-    _home: Scratch,
+    _server: ChildGuard,
+    _home: ScratchDir,
 }
 
 /// The directory of `initdb` and `postgres`; the newest version wins.
-pub(crate) fn programs() -> Result<PathBuf> {
+pub(crate) fn find_programs() -> Result<PathBuf> {
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     let installed = std::fs::read_dir("/usr/lib/postgresql").context("find /usr/lib/postgresql")?;
     let newest = installed.flatten().map(|entry| entry.path()).filter(|path| version(path).is_some());
@@ -39,24 +39,24 @@ pub(crate) fn programs() -> Result<PathBuf> {
 
 impl Postgres {
     pub(crate) fn start() -> Result<Self> {
-        let bin = programs()?;
-        let home = Scratch::new("postgres")?;
+        let bin = find_programs()?;
+        let home = ScratchDir::new("postgres")?;
         let data = home.path().join("data");
         if setup::is_root()? {
             process::run(Command::new("chown").arg(USER).arg(home.path()))?;
         }
-        let mut initdb = as_owner(&bin.join("initdb"))?;
+        let mut initdb = command_as_owner(&bin.join("initdb"))?;
         initdb.args(["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]);
         process::read(initdb.args(["--username", USER, "-D"]).arg(&data))?;
 
-        let mut command = as_owner(&bin.join("postgres"))?;
+        let mut command = command_as_owner(&bin.join("postgres"))?;
         command.arg("-D").arg(&data).arg("-k").arg(home.path()).args(["-c", "listen_addresses="]);
         command.args(["-c", "max_connections=200"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // INT is what Postgres calls a fast shutdown.
-        let mut server = Guarded::spawn(&mut command, "INT")?;
+        let mut server = ChildGuard::spawn(&mut command, "INT")?;
         let socket = home.path().join(".s.PGSQL.5432");
-        process::wait_until(&mut server, READY_WITHIN, "Postgres listens", || {
+        process::wait_until(&mut server, READY_TIMEOUT, "Postgres listens", || {
             UnixStream::connect(&socket).is_ok()
         })?;
         let host = home.path().display().to_string().replace('/', "%2F");
@@ -64,7 +64,7 @@ impl Postgres {
     }
 }
 
-fn as_owner(program: &Path) -> Result<Command> {
+fn command_as_owner(program: &Path) -> Result<Command> {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "INT"]).current_dir("/");
     if setup::is_root()? {

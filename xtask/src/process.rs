@@ -49,12 +49,12 @@ pub(crate) fn answers(program: impl AsRef<OsStr>, args: &[&str]) -> bool {
 }
 
 /// A child that is stopped when its guard goes, also on an error in between.
-pub(crate) struct Guarded {
+pub(crate) struct ChildGuard {
     child: Child,
     signal: &'static str,
 }
 
-impl Guarded {
+impl ChildGuard {
     /// `signal` asks the child to end, e.g. `TERM`.
     pub(crate) fn spawn(command: &mut Command, signal: &'static str) -> Result<Self> {
         let child = command.spawn().with_context(|| format!("start `{}`", line(command)))?;
@@ -91,7 +91,7 @@ impl Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         self.stop();
     }
@@ -99,7 +99,7 @@ impl Drop for Guarded {
 
 /// Asks until the answer is yes, the child is gone, or the time is over.
 pub(crate) fn wait_until(
-    child: &mut Guarded,
+    child: &mut ChildGuard,
     limit: Duration,
     what: &str,
     mut ready: impl FnMut() -> bool,
@@ -116,9 +116,9 @@ pub(crate) fn wait_until(
 }
 
 /// A directory that goes when its guard goes.
-pub(crate) struct Scratch(PathBuf);
+pub(crate) struct ScratchDir(PathBuf);
 
-impl Scratch {
+impl ScratchDir {
     /// `/tmp/windlass-NAME-PID`. Directories left by dead processes of the same name are removed first.
     pub(crate) fn new(name: &str) -> Result<Self> {
         let parent = std::env::temp_dir();
@@ -126,8 +126,8 @@ impl Scratch {
         for entry in std::fs::read_dir(&parent)?.flatten() {
             let file_name = entry.file_name();
             let pid = file_name.to_str().and_then(|text| text.strip_prefix(&prefix));
-            if pid.and_then(|text| text.parse::<u32>().ok()).is_some_and(|pid| !alive(pid)) {
-                clear(&entry.path());
+            if pid.and_then(|text| text.parse::<u32>().ok()).is_some_and(|pid| !is_alive(pid)) {
+                remove_with_mounts(&entry.path());
             }
         }
         let path = parent.join(format!("{prefix}{}", std::process::id()));
@@ -141,15 +141,15 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
-        clear(&self.0);
+        remove_with_mounts(&self.0);
     }
 }
 
 /// Removes a directory and, before it, what programs mounted below it and forgot: an engine leaves the network of
 /// containers that had none of their own.
-fn clear(dir: &Path) {
+fn remove_with_mounts(dir: &Path) {
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     for point in points.filter(|point| Path::new(point).starts_with(dir)) {
@@ -158,7 +158,7 @@ fn clear(dir: &Path) {
     let _ = std::fs::remove_dir_all(dir);
 }
 
-fn alive(pid: u32) -> bool {
+fn is_alive(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
@@ -168,16 +168,16 @@ mod tests {
 
     #[test]
     fn a_guarded_child_is_gone_when_its_guard_goes() {
-        let child = Guarded::spawn(Command::new("sleep").arg("600"), "TERM").unwrap();
+        let child = ChildGuard::spawn(Command::new("sleep").arg("600"), "TERM").unwrap();
         let pid = child.id();
-        assert!(alive(pid));
+        assert!(is_alive(pid));
         drop(child);
-        assert!(!alive(pid));
+        assert!(!is_alive(pid));
     }
 
     #[test]
     fn waiting_ends_when_the_child_does() {
-        let mut child = Guarded::spawn(&mut Command::new("false"), "TERM").unwrap();
+        let mut child = ChildGuard::spawn(&mut Command::new("false"), "TERM").unwrap();
         let error = wait_until(&mut child, Duration::from_secs(60), "it is ready", || false).unwrap_err();
         assert!(format!("{error:#}").contains("ended early"), "{error:#}");
     }

@@ -37,11 +37,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut too_large = Vec::new();
     for artifact in ARTIFACTS {
         let built = workspace.built("release", artifact.binary)?;
-        let (stripped, symbols) = split(&built, &dist)?;
+        let (stripped, symbols) = split_symbols(&built, &dist)?;
         elf::check_static(&stripped)?;
         let size = size(&stripped)?;
-        out::say(&format!("{:>7.1} MB  {}", megabytes(size), stripped.display()));
-        out::say(&format!("{:>7.1} MB  {}", megabytes(self::size(&symbols)?), symbols.display()));
+        out::print_result(&format!("{:>7.1} MB  {}", megabytes(size), stripped.display()));
+        out::print_result(&format!("{:>7.1} MB  {}", megabytes(self::size(&symbols)?), symbols.display()));
         if size > artifact.max_megabytes * 1_000_000 {
             too_large.push(format!("`{}` is larger than {} MB", artifact.binary, artifact.max_megabytes));
         }
@@ -50,7 +50,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
 }
 
 /// Copies `built` to `dir` without symbols, and its symbols to a file beside it that the copy names.
-fn split(built: &Path, dir: &Path) -> Result<(PathBuf, PathBuf)> {
+fn split_symbols(built: &Path, dir: &Path) -> Result<(PathBuf, PathBuf)> {
     let name = built.file_name().and_then(|name| name.to_str()).context("find the name of the binary")?;
     let (stripped, symbols) = (dir.join(name), dir.join(format!("{name}.debug")));
     // Zlib, because the standard library's backtraces read no other compression.
@@ -79,7 +79,7 @@ mod tests {
     use std::backtrace::Backtrace;
 
     use super::*;
-    use crate::process::Scratch;
+    use crate::process::ScratchDir;
 
     /// Set for the copy of this program that prints a backtrace.
     const CHILD: &str = "XTASK_RELEASE_TEST_CHILD";
@@ -87,11 +87,11 @@ mod tests {
     #[test]
     fn a_stripped_binary_finds_its_lines_in_the_file_beside_it() {
         if std::env::var_os(CHILD).is_some() {
-            out::say(&Backtrace::force_capture().to_string());
+            out::print_result(&Backtrace::force_capture().to_string());
             return;
         }
-        let dir = Scratch::new("release-test").unwrap();
-        let (stripped, symbols) = split(&std::env::current_exe().unwrap(), dir.path()).unwrap();
+        let dir = ScratchDir::new("release-test").unwrap();
+        let (stripped, symbols) = split_symbols(&std::env::current_exe().unwrap(), dir.path()).unwrap();
         let backtrace = || {
             let mut child = Command::new(&stripped);
             let name = "release::tests::a_stripped_binary_finds_its_lines_in_the_file_beside_it";

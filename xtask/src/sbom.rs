@@ -13,7 +13,7 @@ const BINARIES: &[&str] = &["windlass-cli", "windlass-agent"];
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let metadata = workspace.metadata(&["--filter-platform", "host-tuple"])?;
     let document = document(&metadata, &workspace.read("Cargo.lock")?)?;
-    out::say(&format!("{document:#}"));
+    out::print_result(&format!("{document:#}"));
     Ok(())
 }
 
@@ -22,7 +22,7 @@ fn document(metadata: &Value, lock: &str) -> Result<Value> {
     let by_id: BTreeMap<&str, &Value> =
         packages.iter().filter_map(|package| Some((package["id"].as_str()?, package))).collect();
     let checksums = checksums(lock);
-    let components: Vec<Value> = reached(metadata, &by_id)?
+    let components: Vec<Value> = shipped_packages(metadata, &by_id)?
         .into_iter()
         .filter_map(|id| by_id.get(id).copied())
         .map(|package| component(package, &checksums))
@@ -31,7 +31,7 @@ fn document(metadata: &Value, lock: &str) -> Result<Value> {
 }
 
 /// Whatever the binaries are built from; what only tests or build scripts use is no part of them.
-fn reached<'a>(metadata: &'a Value, by_id: &BTreeMap<&str, &Value>) -> Result<BTreeSet<&'a str>> {
+fn shipped_packages<'a>(metadata: &'a Value, by_id: &BTreeMap<&str, &Value>) -> Result<BTreeSet<&'a str>> {
     let nodes = metadata["resolve"]["nodes"].as_array().context("find the graph in cargo's metadata")?;
     let edges: BTreeMap<&str, &Value> =
         nodes.iter().filter_map(|node| Some((node["id"].as_str()?, &node["deps"]))).collect();

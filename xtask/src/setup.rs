@@ -7,53 +7,53 @@ use anyhow::{Context, Result, bail};
 use crate::{out, postgres, process, workspace::Workspace};
 
 /// One thing a level needs: how to see that it is here, and the Debian packages that bring it.
-struct Need {
+struct Requirement {
     what: &'static str,
     here: fn() -> bool,
     packages: &'static [&'static str],
 }
 
 /// Extend here: a line, and `cargo xtask test` installs it everywhere.
-const NEEDS: &[Need] = &[
-    Need { what: "git", here: || process::answers("git", &["--version"]), packages: &["git"] },
-    Need {
+const TEST_REQUIREMENTS: &[Requirement] = &[
+    Requirement { what: "git", here: || process::answers("git", &["--version"]), packages: &["git"] },
+    Requirement {
         what: "a C compiler with a static libc",
         here: || process::answers("cc", &["--version"]),
         packages: &["gcc", "libc6-dev"],
     },
-    Need {
+    Requirement {
         what: "setpriv and kill",
         here: || process::answers("setpriv", &["--version"]) && process::answers("kill", &["-l"]),
         packages: &["util-linux", "procps"],
     },
-    Need {
+    Requirement {
         what: "PostgreSQL server programs",
-        here: || postgres::programs().is_ok(),
+        here: || postgres::find_programs().is_ok(),
         packages: &["postgresql"],
     },
-    Need {
+    Requirement {
         what: "a container engine",
         here: || {
             process::answers("dockerd", &["--version"]) && process::answers("containerd", &["--version"])
         },
         packages: &["docker.io", "containerd", "runc", "iptables"],
     },
-    Need {
+    Requirement {
         what: "Podman, over which the agent runs tasks as well",
         here: || process::answers("podman", &["--version"]),
         packages: &["podman"],
     },
-    Need {
+    Requirement {
         what: "a static busybox, of which test images are made",
         here: || process::answers("busybox", &["true"]),
         packages: &["busybox-static"],
     },
-    Need {
+    Requirement {
         what: "OpenSSH's programs",
         here: || std::path::Path::new("/usr/sbin/sshd").exists() && process::answers("ssh", &["-V"]),
         packages: &["openssh-client", "openssh-server"],
     },
-    Need {
+    Requirement {
         what: "what hosts of the lab are made of",
         here: || {
             process::answers("ip", &["-V"])
@@ -62,13 +62,13 @@ const NEEDS: &[Need] = &[
         },
         packages: &["iproute2", "util-linux", "sudo"],
     },
-    Need { what: "tmux", here: || process::answers("tmux", &["-V"]), packages: &["tmux"] },
-    Need {
+    Requirement { what: "tmux", here: || process::answers("tmux", &["-V"]), packages: &["tmux"] },
+    Requirement {
         what: "Python with environments, for programs of others",
         here: || process::answers("python3", &["-c", "import ensurepip, venv"]),
         packages: &["python3", "python3-venv"],
     },
-    Need {
+    Requirement {
         what: "Slurm",
         // Its commands answer nothing without a cluster, not even their version.
         here: || {
@@ -77,23 +77,27 @@ const NEEDS: &[Need] = &[
         },
         packages: &["slurmctld", "slurmd", "slurmrestd", "slurm-client", "munge"],
     },
-    Need { what: "openssl", here: || process::answers("openssl", &["version"]), packages: &["openssl"] },
-    Need {
+    Requirement {
+        what: "openssl",
+        here: || process::answers("openssl", &["version"]),
+        packages: &["openssl"],
+    },
+    Requirement {
         what: "nginx, beside which the proxy is put to the same requests",
         here: || process::answers("nginx", &["-v"]),
         packages: &["nginx"],
     },
-    Need { what: "rsync", here: || process::answers("rsync", &["--version"]), packages: &["rsync"] },
+    Requirement { what: "rsync", here: || process::answers("rsync", &["--version"]), packages: &["rsync"] },
 ];
 
 /// What the benchmark of the proxy needs beside; no test does.
-const FOR_PROXY: &[Need] = &[
-    Need {
+const PROXY_REQUIREMENTS: &[Requirement] = &[
+    Requirement {
         what: "nginx, which the proxy is measured beside",
         here: || process::answers("nginx", &["-v"]),
         packages: &["nginx"],
     },
-    Need {
+    Requirement {
         what: "wrk, which calls both",
         // It prints its version and then how it is used, as if that were an error.
         here: || std::path::Path::new("/usr/bin/wrk").exists(),
@@ -102,16 +106,16 @@ const FOR_PROXY: &[Need] = &[
 ];
 
 pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
-    bring(NEEDS)?;
+    ensure_all(TEST_REQUIREMENTS)?;
     ensure_nextest(workspace)
 }
 
-pub(crate) fn for_proxy() -> Result<()> {
-    bring(FOR_PROXY)
+pub(crate) fn ensure_for_proxy() -> Result<()> {
+    ensure_all(PROXY_REQUIREMENTS)
 }
 
-fn bring(needs: &[Need]) -> Result<()> {
-    let missing: Vec<&Need> = needs.iter().filter(|need| !(need.here)()).collect();
+fn ensure_all(needs: &[Requirement]) -> Result<()> {
+    let missing: Vec<&Requirement> = needs.iter().filter(|need| !(need.here)()).collect();
     if !missing.is_empty() {
         install(&missing)?;
     }
@@ -121,14 +125,14 @@ fn bring(needs: &[Need]) -> Result<()> {
     }
 }
 
-fn install(missing: &[&Need]) -> Result<()> {
+fn install(missing: &[&Requirement]) -> Result<()> {
     let packages = packages(missing, is_root()?, process::answers("apt-get", &["--version"]))?;
-    process::run(apt().args(["-qq", "update"]))?;
-    process::run(apt().args(["-qq", "-y", "--no-install-recommends", "install"]).args(&packages))
+    process::run(run_apt().args(["-qq", "update"]))?;
+    process::run(run_apt().args(["-qq", "-y", "--no-install-recommends", "install"]).args(&packages))
 }
 
 /// What to install, or why this program cannot do it.
-fn packages(missing: &[&Need], is_root: bool, has_apt: bool) -> Result<Vec<&'static str>> {
+fn packages(missing: &[&Requirement], is_root: bool, has_apt: bool) -> Result<Vec<&'static str>> {
     let packages: Vec<&str> = missing.iter().flat_map(|need| need.packages).copied().collect();
     let whats = missing.iter().map(|need| need.what).collect::<Vec<_>>().join("; ");
     let list = packages.join(" ");
@@ -138,11 +142,11 @@ fn packages(missing: &[&Need], is_root: bool, has_apt: bool) -> Result<Vec<&'sta
     if !is_root {
         bail!("missing here: {whats}. Run `sudo apt-get install {list}`, or run this command as root");
     }
-    out::talk(&format!("missing here: {whats}; installing {list}"));
+    out::print_message(&format!("missing here: {whats}; installing {list}"));
     Ok(packages)
 }
 
-fn apt() -> Command {
+fn run_apt() -> Command {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive");
     command
@@ -153,7 +157,7 @@ fn ensure_nextest(workspace: &Workspace) -> Result<()> {
     if here() {
         return Ok(());
     }
-    out::talk("missing here: cargo-nextest; building it once takes some minutes");
+    out::print_message("missing here: cargo-nextest; building it once takes some minutes");
     process::run(workspace.cargo().args(["install", "cargo-nextest", "--locked"]))?;
     if !here() {
         bail!("cargo-nextest was installed but `cargo nextest` does not answer: is ~/.cargo/bin in PATH?");
@@ -170,8 +174,8 @@ pub(crate) fn is_root() -> Result<bool> {
 mod tests {
     use super::*;
 
-    fn missing() -> Vec<&'static Need> {
-        NEEDS.iter().filter(|need| need.what.contains("PostgreSQL")).collect()
+    fn missing() -> Vec<&'static Requirement> {
+        TEST_REQUIREMENTS.iter().filter(|need| need.what.contains("PostgreSQL")).collect()
     }
 
     #[test]

@@ -8,18 +8,18 @@ use crate::{args::Args, process, workspace::Workspace};
 
 const PACKAGE: &str = "windlass-sim";
 const BINARY: &str = "windlass-sim";
-const SEEDS: u64 = 1_000;
+const DEFAULT_SEEDS: u64 = 1_000;
 /// Seeds between one day and the next.
 const SEEDS_PER_DAY: u64 = 10_000;
 const SECS_PER_DAY: u64 = 24 * 60 * 60;
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
-    let mut play = Play {
-        seeds: args.value("--seeds")?.unwrap_or(SEEDS),
+    let mut play = SimOptions {
+        seeds: args.value("--seeds")?.unwrap_or(DEFAULT_SEEDS),
         from: args.value("--from")?.unwrap_or(0),
         jobs: args.value("--jobs")?,
         keep: args.value("--keep")?,
-        queue: args.flag("--queue"),
+        queue: args.take_flag("--queue"),
     };
     args.finish()?;
     if let Ok(text) = std::env::var("SEED") {
@@ -30,7 +30,7 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
 }
 
 #[derive(Default)]
-pub(crate) struct Play {
+pub(crate) struct SimOptions {
     pub(crate) seeds: u64,
     pub(crate) from: u64,
     pub(crate) jobs: Option<usize>,
@@ -42,18 +42,18 @@ pub(crate) struct Play {
 
 /// The first seed of this day (UTC). Days are counted from 1970, so no two share a seed.
 #[expect(clippy::disallowed_methods, reason = "the day is what is asked for")]
-pub(crate) fn seed_of_today() -> u64 {
+pub(crate) fn todays_first_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs()) / SECS_PER_DAY * SEEDS_PER_DAY
 }
 
-pub(crate) fn play(workspace: &Workspace, play: &Play) -> Result<()> {
+pub(crate) fn play(workspace: &Workspace, play: &SimOptions) -> Result<()> {
     process::run(workspace.cargo().args(["build", "-p", PACKAGE, "--bin", BINARY]))?;
-    play_built(workspace, play)
+    run_built(workspace, play)
 }
 
 /// The same with the program as the tests were built.
-pub(crate) fn play_built(workspace: &Workspace, play: &Play) -> Result<()> {
+pub(crate) fn run_built(workspace: &Workspace, play: &SimOptions) -> Result<()> {
     let jobs = match play.jobs {
         Some(jobs) => jobs,
         None => std::thread::available_parallelism().context("count the cores")?.get(),

@@ -80,7 +80,13 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let visible = |text: &Text| !matches!(text.kind, Kind::Doc | Kind::Name);
     let wanted = |text: &Text| word.as_ref().is_none_or(|word| text.text.contains(word.as_str()));
     for text in product(workspace)?.iter().filter(|text| visible(text) && wanted(text)) {
-        out::say(&format!("{}:{} {}: {}", text.path, text.line, text.kind, text.text.replace('\n', "⏎")));
+        out::print_result(&format!(
+            "{}:{} {}: {}",
+            text.path,
+            text.line,
+            text.kind,
+            text.text.replace('\n', "⏎")
+        ));
     }
     Ok(())
 }

@@ -64,15 +64,15 @@ pub(crate) const SCHEMATHESIS: Venv = Venv {
 };
 
 /// What the tests need.
-const TESTS: &[Venv] = &[MOTO, DSTACK, ARVADOS, DSTACK_SERVER];
+const TEST_VENVS: &[Venv] = &[MOTO, DSTACK, ARVADOS, DSTACK_SERVER];
 
 /// Makes what the tests need, and gives the variables that say where it is.
-pub(crate) fn for_tests(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>> {
-    TESTS.iter().map(|venv| Ok((venv.variable, venv.ensure(workspace)?))).collect()
+pub(crate) fn ensure_for_tests(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>> {
+    TEST_VENVS.iter().map(|venv| Ok((venv.variable, venv.ensure(workspace)?))).collect()
 }
 
 /// Makes the environment of the peer that we are measured beside, and gives the variable that says where it is.
-pub(crate) fn for_peer(workspace: &Workspace) -> Result<(&'static str, PathBuf)> {
+pub(crate) fn ensure_for_peer(workspace: &Workspace) -> Result<(&'static str, PathBuf)> {
     Ok((DSTACK_SERVER.variable, DSTACK_SERVER.ensure(workspace)?))
 }
 
@@ -80,34 +80,34 @@ impl Venv {
     /// The directory of the environment, made if it is not there.
     pub(crate) fn ensure(&self, workspace: &Workspace) -> Result<PathBuf> {
         let home = workspace.target()?.join("tools").join(self.name);
-        if self.is_whole(&home) {
+        if self.is_complete(&home) {
             return Ok(home);
         }
-        out::talk(&format!("missing here: {}; installing it from PyPI once", self.purpose));
-        self.make(&home).with_context(|| format!("make the Python environment `{}`", self.name))?;
-        anyhow::ensure!(self.is_whole(&home), "{} was installed but cannot be imported", home.display());
+        out::print_message(&format!("missing here: {}; installing it from PyPI once", self.purpose));
+        self.create(&home).with_context(|| format!("make the Python environment `{}`", self.name))?;
+        anyhow::ensure!(self.is_complete(&home), "{} was installed but cannot be imported", home.display());
         Ok(home)
     }
 
-    fn make(&self, home: &Path) -> Result<()> {
+    fn create(&self, home: &Path) -> Result<()> {
         process::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(home))?;
         let wanted = home.join("wanted.txt");
         fs::write(&wanted, self.requirements)?;
         let mut pip = Command::new(home.join("bin/pip"));
         let flags = ["install", "--quiet", "--disable-pip-version-check", "--no-compile"];
         process::run(pip.args(flags).arg("-r").arg(&wanted))?;
-        fs::rename(wanted, installed(home))?;
+        fs::rename(wanted, marker_file(home))?;
         Ok(())
     }
 
     /// The file is the last thing written: an environment without it was left half made.
-    fn is_whole(&self, home: &Path) -> bool {
-        fs::read_to_string(installed(home)).is_ok_and(|text| text == self.requirements)
+    fn is_complete(&self, home: &Path) -> bool {
+        fs::read_to_string(marker_file(home)).is_ok_and(|text| text == self.requirements)
             && process::answers(home.join("bin/python"), &["-c", &format!("import {}", self.imports)])
     }
 }
 
-fn installed(home: &Path) -> PathBuf {
+fn marker_file(home: &Path) -> PathBuf {
     home.join("requirements.txt")
 }
 
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn every_version_is_pinned() {
-        for venv in TESTS.iter().chain([&SCHEMATHESIS]) {
+        for venv in TEST_VENVS.iter().chain([&SCHEMATHESIS]) {
             for line in venv.requirements.lines() {
                 assert!(line.contains("=="), "{}: {line}", venv.name);
             }
@@ -126,9 +126,9 @@ mod tests {
 
     #[test]
     fn an_environment_that_is_half_made_or_older_is_not_whole() {
-        let home = process::Scratch::new("venv").unwrap();
-        assert!(!MOTO.is_whole(home.path()));
-        fs::write(installed(home.path()), "moto==1.0\n").unwrap();
-        assert!(!MOTO.is_whole(home.path()));
+        let home = process::ScratchDir::new("venv").unwrap();
+        assert!(!MOTO.is_complete(home.path()));
+        fs::write(marker_file(home.path()), "moto==1.0\n").unwrap();
+        assert!(!MOTO.is_complete(home.path()));
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct Member {
 pub(crate) const TEST_CRATES: [&str; 5] =
     ["crates/sim/", "crates/testkit/", "crates/testenv/", "crates/faults/", "crates/bench/"];
 
-const OF_THIS_PROGRAM: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_NAME"];
+const OWN_VARIABLES: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_NAME"];
 
 impl Workspace {
     pub(crate) fn find() -> Result<Self> {
@@ -48,7 +48,7 @@ impl Workspace {
         // What cargo tells this program of itself: scripts of dependencies watch it, and all that is built on those
         // would be built again whenever cargo is called by hand in between.
         for (name, _) in std::env::vars_os() {
-            if name.to_str().is_some_and(|name| OF_THIS_PROGRAM.iter().any(|part| name.starts_with(part))) {
+            if name.to_str().is_some_and(|name| OWN_VARIABLES.iter().any(|part| name.starts_with(part))) {
                 command.env_remove(name);
             }
         }
@@ -69,7 +69,7 @@ impl Workspace {
     pub(crate) fn members(&self) -> Result<BTreeMap<String, Member>> {
         let metadata = self.metadata(&["--no-deps"])?;
         let packages = metadata["packages"].as_array().context("find the packages in cargo's metadata")?;
-        Ok(members_of(packages))
+        Ok(parse_members(packages))
     }
 
     /// Where cargo puts what a plain build of `profile` makes.
@@ -103,7 +103,7 @@ impl Workspace {
     }
 }
 
-fn members_of(packages: &[Value]) -> BTreeMap<String, Member> {
+fn parse_members(packages: &[Value]) -> BTreeMap<String, Member> {
     let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let own: BTreeSet<String> = packages.iter().map(name).collect();
@@ -127,7 +127,7 @@ mod tests {
             json!({"name": "a", "dependencies": [{"name": "b", "kind": null}, {"name": "serde", "kind": null}]}),
             json!({"name": "b", "dependencies": [{"name": "a", "kind": "dev"}]}),
         ];
-        let members = members_of(&packages);
+        let members = parse_members(&packages);
         assert_eq!(members["a"].uses, BTreeSet::from(["b".to_owned()]));
         assert!(members["b"].uses.is_empty());
         assert_eq!(members["b"].uses_in_tests, BTreeSet::from(["a".to_owned()]));

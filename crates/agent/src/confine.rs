@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 
 /// A directory handle under which names are looked up without leaving it.
 #[derive(Debug)]
-pub struct Beneath {
+pub struct DirHandle {
     dir: rustix::fd::OwnedFd,
 }
 
-impl Beneath {
+impl DirHandle {
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self { dir: open(path, flags, Mode::empty())? })
@@ -66,7 +66,7 @@ fn expect_type(fd: &rustix::fd::OwnedFd, expected: FileType, otherwise: &'static
 /// How far the kernel holds this process in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Landlock {
+pub enum LandlockStatus {
     /// Nothing but the given directory can be opened.
     Whole,
     /// The same, but for what this kernel cannot refuse yet (truncation or device calls, for instance).
@@ -78,21 +78,21 @@ pub enum Landlock {
 /// From now on, and for good, this process opens and makes files below `dir` only. Handles it has keep working.
 ///
 /// This is a second fence. Whoever relies on it alone is wrong: a kernel without Landlock is not an error.
-pub fn only_below(dir: BorrowedFd<'_>) -> Landlock {
-    match restrict(dir) {
-        Ok(RulesetStatus::FullyEnforced) => Landlock::Whole,
-        Ok(RulesetStatus::PartiallyEnforced) => Landlock::Partial,
-        Ok(RulesetStatus::NotEnforced) | Err(_) => Landlock::Absent,
+pub fn restrict_to_dir(dir: BorrowedFd<'_>) -> LandlockStatus {
+    match apply_ruleset(dir) {
+        Ok(RulesetStatus::FullyEnforced) => LandlockStatus::Whole,
+        Ok(RulesetStatus::PartiallyEnforced) => LandlockStatus::Partial,
+        Ok(RulesetStatus::NotEnforced) | Err(_) => LandlockStatus::Absent,
     }
 }
 
-fn restrict(dir: BorrowedFd<'_>) -> Result<RulesetStatus, RulesetError> {
+fn apply_ruleset(dir: BorrowedFd<'_>) -> Result<RulesetStatus, RulesetError> {
     let all = AccessFs::from_all(ABI::V5);
     let rules = Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(all)?.create()?;
     Ok(rules.add_rule(PathBeneath::new(dir, all))?.restrict_self()?.ruleset)
 }
 
-impl rustix::fd::AsFd for Beneath {
+impl rustix::fd::AsFd for DirHandle {
     fn as_fd(&self) -> rustix::fd::BorrowedFd<'_> {
         self.dir.as_fd()
     }
@@ -110,18 +110,18 @@ mod tests {
         let dir = windlass_testkit::temp_dir("fence").unwrap();
         let inside = dir.path().to_owned();
         let (fence, outside, below) = std::thread::spawn(move || {
-            let fence = only_below(File::open(&inside).unwrap().as_fd());
+            let fence = restrict_to_dir(File::open(&inside).unwrap().as_fd());
             (fence, File::open("/proc/self/stat").map(drop), std::fs::write(inside.join("x"), "x"))
         })
         .join()
         .unwrap();
         below.unwrap();
         match fence {
-            Landlock::Whole | Landlock::Partial => {
+            LandlockStatus::Whole | LandlockStatus::Partial => {
                 assert_eq!(outside.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
             }
             // An honest answer is all that can be asked of a kernel without it.
-            Landlock::Absent => outside.unwrap(),
+            LandlockStatus::Absent => outside.unwrap(),
         }
     }
 }

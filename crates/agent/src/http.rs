@@ -64,12 +64,12 @@ const STREAMS_MAX: u32 = 512;
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
 /// A peer that answers no ping for this long is gone.
-const PING_EVERY: Duration = Duration::from_secs(30);
+const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Calls in flight get this long at the end.
-const GRACE: Duration = Duration::from_secs(2);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// When no connection can be accepted (no file descriptors), trying at once again is no use.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Something that brings connections.
 pub trait Listener: Send + 'static {
@@ -114,22 +114,22 @@ pub async fn serve<L: Listener>(mut listener: L, router: Router, stop: Cancellat
         let (place, stream) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                if !is_passing(&error) {
+                if !is_transient(&error) {
                     tracing::warn!(%error, "accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
                 continue;
             }
         };
         let (builder, router, stop) = (builder.clone(), router.clone(), stop.clone());
         connections.spawn(async move {
-            attend(&builder, stream, router, &stop).await;
+            serve_connection(&builder, stream, router, &stop).await;
             drop(place);
         });
     }
     drop(listener);
     let rest = async { while connections.join_next().await.is_some() {} };
-    if timeout(GRACE, rest).await.is_err() {
+    if timeout(SHUTDOWN_GRACE, rest).await.is_err() {
         tracing::debug!("calls still in flight were cut off");
     }
 }
@@ -140,17 +140,18 @@ pub async fn serve_stream(
     router: Router,
     stop: CancellationToken,
 ) {
-    attend(&builder(), stream, router.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)), &stop).await;
+    serve_connection(&builder(), stream, router.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)), &stop).await;
 }
 
-async fn attend(
+async fn serve_connection(
     builder: &auto::Builder<TokioExecutor>,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     stop: &CancellationToken,
 ) {
     let service = TowerToHyperService::new(router);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(Prompt::new(stream)), service);
+    let connection =
+        builder.serve_connection_with_upgrades(TokioIo::new(FirstBytesTimeout::new(stream)), service);
     let mut connection = std::pin::pin!(connection);
     let served = tokio::select! {
         served = connection.as_mut() => served,
@@ -179,7 +180,7 @@ fn builder() -> auto::Builder<TokioExecutor> {
         .max_header_list_size(HEAD_BYTES_MAX as u32)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .keep_alive_interval(PING_EVERY)
+        .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .enable_connect_protocol();
     builder
@@ -189,26 +190,26 @@ fn builder() -> auto::Builder<TokioExecutor> {
 ///
 /// Which version of HTTP it speaks is told by its first bytes, and until those are here no timeout of that
 /// version's counts: without this, whoever connects and says nothing has a place for ever.
-struct Prompt<S> {
+struct FirstBytesTimeout<S> {
     stream: S,
     /// Until when, and how many bytes are missing; nothing once it has spoken.
     silent: Option<(Pin<Box<Sleep>>, usize)>,
 }
 
 /// What tells the version: the opening words of HTTP/2.
-const OPENING_BYTES: usize = 24;
+const PREFACE_BYTES: usize = 24;
 
-impl<S> Prompt<S> {
+impl<S> FirstBytesTimeout<S> {
     fn new(stream: S) -> Self {
         Self::within(HEAD_TIMEOUT, stream)
     }
 
     fn within(patience: Duration, stream: S) -> Self {
-        Self { stream, silent: Some((Box::pin(sleep(patience)), OPENING_BYTES)) }
+        Self { stream, silent: Some((Box::pin(sleep(patience)), PREFACE_BYTES)) }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Prompt<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for FirstBytesTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -230,7 +231,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Prompt<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Prompt<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for FirstBytesTimeout<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -260,7 +261,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Prompt<S> {
     }
 }
 
-fn is_passing(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
@@ -276,7 +277,7 @@ pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
         rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name);
     let listener = match StdUnixListener::bind(&short) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_abandoned(&short)? => {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_stale_socket(&short)? => {
             fs::remove_file(&short)?;
             StdUnixListener::bind(&short)?
         }
@@ -288,7 +289,7 @@ pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
 }
 
 /// A socket nobody listens on. Anything else of that name is left alone.
-fn is_abandoned(path: &Path) -> io::Result<bool> {
+fn is_stale_socket(path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::FileTypeExt;
     if !fs::symlink_metadata(path)?.file_type().is_socket() {
         return Ok(false);
@@ -360,19 +361,19 @@ pub struct Json<T>(pub T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Refusal;
     async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
-        let Raw(bytes) = Raw::from_request(request, state).await?;
+        let RawJson(bytes) = RawJson::from_request(request, state).await?;
         parse(&bytes).map(Self)
     }
 }
 
 /// The very bytes of a JSON body, with the same bounds.
 #[derive(Clone, Debug)]
-pub struct Raw(pub Bytes);
+pub struct RawJson(pub Bytes);
 
-impl<S: Send + Sync> FromRequest<S> for Raw {
+impl<S: Send + Sync> FromRequest<S> for RawJson {
     type Rejection = Refusal;
     async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
-        expect_json(request.headers())?;
+        check_content_type(request.headers())?;
         match timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await {
             Ok(read) => read.map(Self).map_err(too_long_or_broken),
             Err(_) => Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time")),
@@ -394,7 +395,7 @@ fn too_long_or_broken(rejection: BytesRejection) -> Refusal {
 }
 
 /// Absent is fine; anything but JSON is not.
-fn expect_json(headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_content_type(headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(kind) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let kind = kind.to_str().unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim();
@@ -461,14 +462,14 @@ mod tests {
             let (mut peer, stream) = tokio::io::duplex(100);
             peer.write_all(said.as_bytes()).await.unwrap();
             let mut text = Vec::new();
-            let read = Prompt::within(patience, stream).read_to_end(&mut text).await;
+            let read = FirstBytesTimeout::within(patience, stream).read_to_end(&mut text).await;
             assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut, "{said}");
             assert_eq!(text, said.as_bytes());
         }
         let (mut peer, stream) = tokio::io::duplex(100);
-        let mut prompt = Prompt::within(patience, stream);
-        peer.write_all(&[b'x'; OPENING_BYTES]).await.unwrap();
-        prompt.read_exact(&mut [0; OPENING_BYTES]).await.unwrap();
+        let mut prompt = FirstBytesTimeout::within(patience, stream);
+        peer.write_all(&[b'x'; PREFACE_BYTES]).await.unwrap();
+        prompt.read_exact(&mut [0; PREFACE_BYTES]).await.unwrap();
         let waited = timeout(patience * 3, prompt.read_u8()).await;
         assert!(waited.is_err(), "{waited:?}");
     }

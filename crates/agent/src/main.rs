@@ -9,11 +9,11 @@ use windlass_agent::{exec, host, runner, shim};
 #[command(name = "windlass-agent", version, about = "What runs on machines: shim, runner and executor")]
 struct Args {
     #[command(subcommand)]
-    part: Part,
+    part: AgentCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Part {
+enum AgentCommand {
     /// Keep the tasks of this host
     Shim(shim::cli::Args),
     /// Run the job of one task (started by the shim)
@@ -35,11 +35,11 @@ fn main() -> ExitCode {
         return shim::standin::main();
     }
     match Args::parse().part {
-        Part::Shim(args) => shim::cli::main(&args),
-        Part::Runner(args) => runner::cli::main(&args),
-        Part::Exec(args) => exec::main(&args),
-        Part::ExecGuard(args) => exec::guard(&args),
-        Part::Host(args) => host::cli::main(&args),
-        Part::Child(args) => runner::child::main(&args),
+        AgentCommand::Shim(args) => shim::cli::main(&args),
+        AgentCommand::Runner(args) => runner::cli::main(&args),
+        AgentCommand::Exec(args) => exec::main(&args),
+        AgentCommand::ExecGuard(args) => exec::guard(&args),
+        AgentCommand::Host(args) => host::cli::main(&args),
+        AgentCommand::Child(args) => runner::child::main(&args),
     }
 }

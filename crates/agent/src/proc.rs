@@ -38,14 +38,17 @@ impl std::fmt::Display for Name {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("read a process's name: not `PID:START`")]
-pub struct NotAName;
+pub struct ParseProcessIdError;
 
 impl FromStr for Name {
-    type Err = NotAName;
+    type Err = ParseProcessIdError;
 
-    fn from_str(text: &str) -> Result<Self, NotAName> {
-        let (pid, start) = text.split_once(':').ok_or(NotAName)?;
-        Ok(Self { pid: pid.parse().map_err(|_| NotAName)?, start: start.parse().map_err(|_| NotAName)? })
+    fn from_str(text: &str) -> Result<Self, ParseProcessIdError> {
+        let (pid, start) = text.split_once(':').ok_or(ParseProcessIdError)?;
+        Ok(Self {
+            pid: pid.parse().map_err(|_| ParseProcessIdError)?,
+            start: start.parse().map_err(|_| ParseProcessIdError)?,
+        })
     }
 }
 
@@ -70,7 +73,7 @@ pub fn stat(pid: i32) -> io::Result<Option<Stat>> {
         Ok(text) => parse(&text)
             .map(Some)
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat is odd"))),
-        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) if is_no_process(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -92,7 +95,7 @@ fn parse(text: &[u8]) -> Option<Stat> {
     Some(Stat { name: Name { pid, start }, parent, state })
 }
 
-fn is_gone(error: &io::Error) -> bool {
+fn is_no_process(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
@@ -111,10 +114,10 @@ pub fn all() -> io::Result<Vec<Stat>> {
 
 /// Everything below `root` that lives, children before grandchildren.
 pub fn descendants(root: i32) -> io::Result<Vec<Stat>> {
-    Ok(below(root, &all()?))
+    Ok(descendants_in(root, &all()?))
 }
 
-fn below(root: i32, all: &[Stat]) -> Vec<Stat> {
+fn descendants_in(root: i32, all: &[Stat]) -> Vec<Stat> {
     let mut children: BTreeMap<i32, Vec<&Stat>> = BTreeMap::new();
     for stat in all {
         children.entry(stat.parent).or_default().push(stat);
@@ -152,7 +155,7 @@ pub fn variable(pid: i32, name: &str) -> Option<String> {
 }
 
 /// Whether a process ignores a signal. One that is gone does not.
-pub fn ignores(pid: i32, signal: Signal) -> bool {
+pub fn ignores_signal(pid: i32, signal: Signal) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
@@ -296,14 +299,14 @@ mod tests {
     fn a_name_reads_back_as_written() {
         let name = Name { pid: 12, start: 99 };
         assert_eq!(name.to_string().parse(), Ok(name));
-        assert_eq!("12".parse::<Name>(), Err(NotAName));
+        assert_eq!("12".parse::<Name>(), Err(ParseProcessIdError));
     }
 
     #[test]
     fn descendants_are_found_over_generations_and_circles_end() {
         let stat = |pid, parent| Stat { name: Name { pid, start: 1 }, parent, state: State::Alive };
         let all = [stat(2, 1), stat(3, 2), stat(4, 3), stat(9, 1), stat(1, 4)];
-        let mut found: Vec<i32> = below(2, &all).iter().map(|stat| stat.name.pid).collect();
+        let mut found: Vec<i32> = descendants_in(2, &all).iter().map(|stat| stat.name.pid).collect();
         found.sort_unstable();
         assert_eq!(found, [1, 3, 4, 9], "the odd parent of 1 brings in its other child, once");
     }

@@ -29,12 +29,12 @@ use serde::{Deserialize, Serialize};
 
 use windlass_model::id::SubmissionId;
 
-use crate::{cgroup::ports::PortMap, confine::Beneath};
+use crate::{cgroup::ports::PortMap, confine::DirHandle};
 
 /// Where the `run` directory appears inside a container.
 pub const INSIDE: &str = "/windlass/run";
 /// Where the agent's binary appears inside a container, read-only.
-pub const AGENT_INSIDE: &str = "/windlass/agent";
+pub const AGENT_IN_CONTAINER: &str = "/windlass/agent";
 
 pub const RUNNER_CONFIG: &str = "runner.json";
 pub const IMAGE_CONFIG: &str = "image.json";
@@ -42,7 +42,7 @@ pub const IMAGE_CONFIG: &str = "image.json";
 pub const PORTS: &str = "ports.json";
 pub const RUNNER_SOCKET: &str = "runner.sock";
 pub const STATES: &str = "states.jsonl";
-pub const LAST_WORD: &str = "exit.json";
+pub const EXIT_RECORD: &str = "exit.json";
 
 /// Files of a runner that are read whole are not longer than this.
 const SMALL_FILE_MAX: u64 = 64 * 1024;
@@ -82,15 +82,15 @@ impl TaskDir {
     }
 
     /// A short text in `run`, read with distrust; nothing where it cannot be read.
-    pub fn small_file(&self, name: &str) -> Option<String> {
+    pub fn read_small_file(&self, name: &str) -> Option<String> {
         let mut text = String::new();
-        let file = Beneath::open(&self.run()).ok()?.file(name).ok()?;
+        let file = DirHandle::open(&self.run()).ok()?.file(name).ok()?;
         file.take(SMALL_FILE_MAX).read_to_string(&mut text).ok()?;
         Some(text)
     }
 
     pub fn runner_config(&self) -> Option<RunnerConfig> {
-        serde_json::from_str(&self.small_file(RUNNER_CONFIG)?).ok()
+        serde_json::from_str(&self.read_small_file(RUNNER_CONFIG)?).ok()
     }
 
     /// The port of the SSH server, once the runner says it.
@@ -104,7 +104,7 @@ impl TaskDir {
     }
 
     fn port(&self, file: &str) -> Option<u16> {
-        self.small_file(file)?.trim().parse().ok().filter(|port| *port != 0)
+        self.read_small_file(file)?.trim().parse().ok().filter(|port| *port != 0)
     }
 }
 

@@ -18,7 +18,7 @@ pub enum BackendType {
 
 impl BackendType {
     /// The word for a backend by its own name. What clients have no word for is a machine of one's own.
-    pub fn of(name: &str) -> Self {
+    pub fn from_name(name: &str) -> Self {
         match name {
             "kubernetes" => Self::Kubernetes,
             "slurm" => Self::Slurm,

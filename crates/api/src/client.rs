@@ -9,7 +9,7 @@ use hyper::{Request, StatusCode, body::Bytes, header, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use tokio::time::timeout;
-use windlass_dial::{DialError, Place, PlaceError, TrustError};
+use windlass_dial::{DialError, ServerUrl, ServerUrlError, TlsRootsError};
 
 use crate::{
     agent::PORT_PROTOCOL,
@@ -18,27 +18,27 @@ use crate::{
     logs,
     operation::{Body, Operation},
     operations, runs,
-    wire::{Way, Wire, WireError},
+    wire::{HttpPool, HttpPoolError, ServerAddress},
 };
 
 /// Longer than any operation of the table may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often a request with a key is sent before its failure counts.
-const TRIES_MAX: u32 = 3;
-const TRY_AGAIN_AFTER: Duration = Duration::from_millis(200);
+const ATTEMPTS_MAX: u32 = 3;
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     #[error("read server address `{url}`")]
-    Address { url: String },
+    InvalidUrl { url: String },
     #[error("know the server by its certificate")]
-    Trust(#[source] TrustError),
+    TlsRoots(#[source] TlsRootsError),
     #[error(transparent)]
     Dial(DialError),
     #[error("exchange with the server")]
     Exchange(#[source] hyper::Error),
     #[error("no answer after {} s", ANSWER_TIMEOUT.as_secs())]
-    Silent,
+    TimedOut,
     #[error("encode the request")]
     Encode(#[source] serde_json::Error),
     #[error("build the request")]
@@ -48,7 +48,7 @@ pub enum CallError {
     #[error("decode the bytes of a log")]
     Base64(#[source] base64::DecodeError),
     #[error("read a stream: one of its lines is too long")]
-    LongLine,
+    LineTooLong,
     #[error("{}", .0.msg)]
     Refused(error::BadRequest),
     /// 403, 404, 409 and the like, with a reason.
@@ -60,61 +60,71 @@ pub enum CallError {
 
 impl CallError {
     /// True when the server says that the thing asked for does not exist.
-    pub fn is_absent(&self) -> bool {
-        matches!(self, Self::Refused(refusal) if refusal.code == error::Code::ResourceNotExists)
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused(refusal) if refusal.code == error::ApiErrorCode::ResourceNotExists)
     }
 
     /// True when it is not known whether the server got it: nobody answered.
-    pub fn is_lost(&self) -> bool {
-        matches!(self, Self::Exchange(_) | Self::Silent | Self::Dial(_))
+    pub fn is_unconfirmed(&self) -> bool {
+        matches!(self, Self::Exchange(_) | Self::TimedOut | Self::Dial(_))
     }
 }
 
-impl From<WireError> for CallError {
-    fn from(error: WireError) -> Self {
+impl From<HttpPoolError> for CallError {
+    fn from(error: HttpPoolError) -> Self {
         match error {
-            WireError::Dial(error) => Self::Dial(error),
-            WireError::Exchange(error) => Self::Exchange(error),
+            HttpPoolError::Dial(error) => Self::Dial(error),
+            HttpPoolError::Exchange(error) => Self::Exchange(error),
         }
     }
 }
 
 #[derive(Clone)]
-pub struct Client {
-    wire: Arc<Wire>,
+pub struct ApiClient {
+    connections: Arc<HttpPool>,
     /// Path before every operation, without a slash at the end.
     base: String,
     authority: String,
     token: Option<String>,
 }
 
-impl std::fmt::Debug for Client {
+impl std::fmt::Debug for ApiClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("wire", &self.wire).finish_non_exhaustive()
+        f.debug_struct("Client").field("wire", &self.connections).finish_non_exhaustive()
     }
 }
 
-impl Client {
+impl ApiClient {
     /// A server that this machine trusts, if it is one with TLS.
     pub fn new(url: &str, token: Option<&str>) -> Result<Self, CallError> {
-        Self::knowing(url, token, None)
+        Self::with_certificate(url, token, None)
     }
 
     /// `http://host:port[/base]`, the same with `https`, or `http+unix://` followed by a percent-encoded socket path.
     /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
-    pub fn knowing(url: &str, token: Option<&str>, certificate: Option<&str>) -> Result<Self, CallError> {
+    pub fn with_certificate(
+        url: &str,
+        token: Option<&str>,
+        certificate: Option<&str>,
+    ) -> Result<Self, CallError> {
         let token = token.map(str::to_owned);
         if let Some(path) = url.strip_prefix("http+unix://") {
-            let path = decode(path.trim_end_matches('/'));
-            let path = path.ok_or_else(|| CallError::Address { url: url.to_owned() })?;
-            let wire = Arc::new(Wire::new(Way::Unix(path.into())));
-            return Ok(Self { wire, base: String::new(), authority: "localhost".to_owned(), token });
+            let path = percent_decode(path.trim_end_matches('/'));
+            let path = path.ok_or_else(|| CallError::InvalidUrl { url: url.to_owned() })?;
+            let wire = Arc::new(HttpPool::new(ServerAddress::Unix(path.into())));
+            return Ok(Self {
+                connections: wire,
+                base: String::new(),
+                authority: "localhost".to_owned(),
+                token,
+            });
         }
-        let Place { peer, authority, base } = Place::read(url, certificate).map_err(|error| match error {
-            PlaceError::Address { url } => CallError::Address { url },
-            PlaceError::Trust(error) => CallError::Trust(error),
-        })?;
-        Ok(Self { wire: Arc::new(Wire::new(Way::Tcp(peer))), base, authority, token })
+        let ServerUrl { endpoint: peer, authority, base } =
+            ServerUrl::parse(url, certificate).map_err(|error| match error {
+                ServerUrlError::Address { url } => CallError::InvalidUrl { url },
+                ServerUrlError::TlsRoots(error) => CallError::TlsRoots(error),
+            })?;
+        Ok(Self { connections: Arc::new(HttpPool::new(ServerAddress::Tcp(peer))), base, authority, token })
     }
 
     /// Calls an operation. `path` gives a value to each parameter of its path, in order.
@@ -136,12 +146,12 @@ impl Client {
         let mut tries = 1;
         loop {
             let answer = self.call_keyed::<O>(path, request, Some(key)).await;
-            let lost = answer.as_ref().is_err_and(CallError::is_lost);
-            if !lost || tries == TRIES_MAX {
+            let lost = answer.as_ref().is_err_and(CallError::is_unconfirmed);
+            if !lost || tries == ATTEMPTS_MAX {
                 return answer;
             }
             tries += 1;
-            tokio::time::sleep(TRY_AGAIN_AFTER).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 
@@ -155,12 +165,18 @@ impl Client {
         let body = match O::BODY {
             Body::Json => serde_json::to_vec(request).map_err(CallError::Encode)?,
             Body::File | Body::Query | Body::Text | Body::Events | Body::Stream => {
-                query(&mut uri, request)?;
+                append_query(&mut uri, request)?;
                 Vec::new()
             }
         };
         let kind = "application/json";
-        let message = Message { method: O::METHOD.name(), uri: &uri, body: body.into(), kind, key };
+        let message = OutgoingRequest {
+            method: O::METHOD.name(),
+            uri: &uri,
+            body: body.into(),
+            content_type: kind,
+            idempotency_key: key,
+        };
         let answer = self.exchange(message).await?;
         serde_json::from_slice(&answer).map_err(CallError::Decode)
     }
@@ -186,10 +202,15 @@ impl Client {
         body.extend_from_slice(content);
         body.extend_from_slice(format!("\r\n--{boundary}--\r\n").as_bytes());
         let mut uri = self.uri(O::PATH, path);
-        query(&mut uri, request)?;
+        append_query(&mut uri, request)?;
         let kind = format!("multipart/form-data; boundary={boundary}");
-        let message =
-            Message { method: O::METHOD.name(), uri: &uri, body: body.into(), kind: &kind, key: None };
+        let message = OutgoingRequest {
+            method: O::METHOD.name(),
+            uri: &uri,
+            body: body.into(),
+            content_type: &kind,
+            idempotency_key: None,
+        };
         let answer = self.exchange(message).await?;
         serde_json::from_slice(&answer).map_err(CallError::Decode)
     }
@@ -201,16 +222,22 @@ impl Client {
         request: &logs::StreamRequest,
     ) -> Result<LogStream, CallError> {
         let mut uri = self.uri(operations::StreamLogs::PATH, &[project]);
-        query(&mut uri, request)?;
+        append_query(&mut uri, request)?;
         let kind = "application/json";
-        let message = Message { method: "GET", uri: &uri, body: Bytes::new(), kind, key: None };
-        let mut sender = self.wire.connect().await?;
+        let message = OutgoingRequest {
+            method: "GET",
+            uri: &uri,
+            body: Bytes::new(),
+            content_type: kind,
+            idempotency_key: None,
+        };
+        let mut sender = self.connections.connect().await?;
         let sent = timeout(ANSWER_TIMEOUT, sender.send_request(self.request(&message)?));
-        let response = sent.await.map_err(|_| CallError::Silent)?.map_err(CallError::Exchange)?;
+        let response = sent.await.map_err(|_| CallError::TimedOut)?.map_err(CallError::Exchange)?;
         let status = response.status();
         if !status.is_success() {
             let answer = response.into_body().collect().await.map_err(CallError::Exchange)?.to_bytes();
-            return Err(refusal(status, &answer));
+            return Err(error_from_response(status, &answer));
         }
         Ok(LogStream::new(response.into_body(), request.offset))
     }
@@ -222,20 +249,26 @@ impl Client {
         request: &runs::ConnectRequest,
     ) -> Result<TokioIo<Upgraded>, CallError> {
         let mut uri = self.uri(operations::ConnectJob::PATH, &[project]);
-        query(&mut uri, request)?;
+        append_query(&mut uri, request)?;
         let kind = "application/json";
-        let message = Message { method: "GET", uri: &uri, body: Bytes::new(), kind, key: None };
+        let message = OutgoingRequest {
+            method: "GET",
+            uri: &uri,
+            body: Bytes::new(),
+            content_type: kind,
+            idempotency_key: None,
+        };
         let mut asked = self.request(&message)?;
         let headers = asked.headers_mut();
         headers.insert(header::CONNECTION, header::HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, header::HeaderValue::from_static(PORT_PROTOCOL));
-        let mut sender = self.wire.connect().await?;
+        let mut sender = self.connections.connect().await?;
         let sent = timeout(ANSWER_TIMEOUT, sender.send_request(asked));
-        let response = sent.await.map_err(|_| CallError::Silent)?.map_err(CallError::Exchange)?;
+        let response = sent.await.map_err(|_| CallError::TimedOut)?.map_err(CallError::Exchange)?;
         let status = response.status();
         if status != StatusCode::SWITCHING_PROTOCOLS {
             let answer = response.into_body().collect().await.map_err(CallError::Exchange)?.to_bytes();
-            return Err(refusal(status, &answer));
+            return Err(error_from_response(status, &answer));
         }
         hyper::upgrade::on(response).await.map(TokioIo::new).map_err(CallError::Exchange)
     }
@@ -246,32 +279,32 @@ impl Client {
         for part in template.split('/').skip(1) {
             uri.push('/');
             match part.strip_prefix('{') {
-                Some(_) => encode(&mut uri, values.next().copied().unwrap_or_default()),
+                Some(_) => percent_encode(&mut uri, values.next().copied().unwrap_or_default()),
                 None => uri.push_str(part),
             }
         }
         uri
     }
 
-    async fn exchange(&self, message: Message<'_>) -> Result<Bytes, CallError> {
-        timeout(ANSWER_TIMEOUT, self.try_exchange(message)).await.map_err(|_| CallError::Silent)?
+    async fn exchange(&self, message: OutgoingRequest<'_>) -> Result<Bytes, CallError> {
+        timeout(ANSWER_TIMEOUT, self.try_exchange(message)).await.map_err(|_| CallError::TimedOut)?
     }
 
-    async fn try_exchange(&self, message: Message<'_>) -> Result<Bytes, CallError> {
-        let (status, answer) = self.wire.exchange(self.request(&message)?).await?;
-        if status.is_success() { Ok(answer) } else { Err(refusal(status, &answer)) }
+    async fn try_exchange(&self, message: OutgoingRequest<'_>) -> Result<Bytes, CallError> {
+        let (status, answer) = self.connections.exchange(self.request(&message)?).await?;
+        if status.is_success() { Ok(answer) } else { Err(error_from_response(status, &answer)) }
     }
 
-    fn request(&self, message: &Message<'_>) -> Result<Request<Full<Bytes>>, CallError> {
+    fn request(&self, message: &OutgoingRequest<'_>) -> Result<Request<Full<Bytes>>, CallError> {
         let mut request =
             Request::builder().method(message.method).uri(message.uri).header(header::HOST, &self.authority);
         if !message.body.is_empty() {
-            request = request.header(header::CONTENT_TYPE, message.kind);
+            request = request.header(header::CONTENT_TYPE, message.content_type);
         }
         if let Some(token) = &self.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        if let Some(key) = message.key {
+        if let Some(key) = message.idempotency_key {
             request = request.header("idempotency-key", key);
         }
         request.body(Full::new(message.body.clone())).map_err(CallError::Build)
@@ -279,30 +312,30 @@ impl Client {
 }
 
 /// One request.
-struct Message<'a> {
+struct OutgoingRequest<'a> {
     method: &'a str,
     uri: &'a str,
     body: Bytes,
-    kind: &'a str,
-    key: Option<&'a str>,
+    content_type: &'a str,
+    idempotency_key: Option<&'a str>,
 }
 
-fn refusal(status: StatusCode, body: &[u8]) -> CallError {
-    if let Ok(mut refused) = serde_json::from_slice::<error::Body<Vec<error::BadRequest>>>(body)
+fn error_from_response(status: StatusCode, body: &[u8]) -> CallError {
+    if let Ok(mut refused) = serde_json::from_slice::<error::ErrorBody<Vec<error::BadRequest>>>(body)
         && status == StatusCode::BAD_REQUEST
         && refused.detail.len() == 1
         && let Some(entry) = refused.detail.pop()
     {
         return CallError::Refused(entry);
     }
-    if let Ok(denied) = serde_json::from_slice::<error::Body<error::Refusal>>(body) {
+    if let Ok(denied) = serde_json::from_slice::<error::ErrorBody<error::ErrorDetail>>(body) {
         return CallError::Denied { status: status.as_u16(), msg: denied.detail.msg };
     }
     CallError::Status { status: status.as_u16(), body: String::from_utf8_lossy(body).into_owned() }
 }
 
 /// Appends the fields that are set as a query.
-fn query<T: Serialize>(uri: &mut String, request: &T) -> Result<(), CallError> {
+fn append_query<T: Serialize>(uri: &mut String, request: &T) -> Result<(), CallError> {
     let value = serde_json::to_value(request).map_err(CallError::Encode)?;
     let mut separator = '?';
     for (name, value) in value.as_object().into_iter().flatten() {
@@ -312,15 +345,15 @@ fn query<T: Serialize>(uri: &mut String, request: &T) -> Result<(), CallError> {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         uri.push(separator);
         separator = '&';
-        encode(uri, name);
+        percent_encode(uri, name);
         uri.push('=');
-        encode(uri, &text);
+        percent_encode(uri, &text);
     }
     Ok(())
 }
 
 /// Percent-encodes everything but unreserved characters.
-fn encode(out: &mut String, text: &str) {
+fn percent_encode(out: &mut String, text: &str) {
     for byte in text.bytes() {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(byte as char),
@@ -334,7 +367,7 @@ fn encode(out: &mut String, text: &str) {
     }
 }
 
-fn decode(text: &str) -> Option<String> {
+fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -350,15 +383,15 @@ fn decode(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Client, decode, encode, query};
+    use super::{ApiClient, append_query, percent_decode, percent_encode};
 
     #[test]
     fn socket_paths_and_names_survive_encoding() {
         let mut out = String::new();
-        encode(&mut out, "/run/a b%c");
+        percent_encode(&mut out, "/run/a b%c");
         assert_eq!(out, "%2Frun%2Fa%20b%25c");
-        assert_eq!(decode(&out).as_deref(), Some("/run/a b%c"));
-        assert_eq!(decode("%2"), None);
+        assert_eq!(percent_decode(&out).as_deref(), Some("/run/a b%c"));
+        assert_eq!(percent_decode("%2"), None);
     }
 
     #[test]
@@ -372,15 +405,15 @@ mod tests {
             before: None,
             run_id: None,
         };
-        query(&mut uri, &request).unwrap();
+        append_query(&mut uri, &request).unwrap();
         assert_eq!(uri, "/x?replica_num=0&job_num=1&limit=5");
     }
 
     #[test]
     fn addresses_that_cannot_be_reached_are_refused() {
-        assert!(Client::new("ftp://host", None).is_err());
-        assert!(Client::new("http://", None).is_err());
-        assert!(Client::new("http://[::1]:3000/base/", None).is_ok());
-        assert!(Client::new("http+unix://%2", None).is_err());
+        assert!(ApiClient::new("ftp://host", None).is_err());
+        assert!(ApiClient::new("http://", None).is_err());
+        assert!(ApiClient::new("http://[::1]:3000/base/", None).is_ok());
+        assert!(ApiClient::new("http+unix://%2", None).is_err());
     }
 }

@@ -8,7 +8,7 @@ use windlass_model::time::Timestamp;
 /// What costs are added up by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum By {
+pub enum CostGrouping {
     /// What each run's jobs had of their instances, while they had it.
     #[default]
     Run,
@@ -21,7 +21,7 @@ pub enum By {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ListRequest {
     #[serde(default)]
-    pub by: By,
+    pub by: CostGrouping,
     /// From the beginning if not given.
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
@@ -41,7 +41,7 @@ fn limit() -> i64 {
 
 /// What one of them came to.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Item {
+pub struct CostItem {
     pub id: Uuid,
     pub name: String,
     /// Who submitted the run; only by run.
@@ -56,7 +56,7 @@ pub struct Item {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Total {
+pub struct CostTotal {
     pub count: i64,
     pub hours: f64,
     pub cost: f64,
@@ -64,11 +64,11 @@ pub struct Total {
 
 /// The dearest first. The total is of all, shown or not.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Listing {
+pub struct CostReport {
     #[schemars(with = "crate::document::DateTime")]
     pub since: Timestamp,
     #[schemars(with = "crate::document::DateTime")]
     pub until: Timestamp,
-    pub items: Vec<Item>,
-    pub total: Total,
+    pub items: Vec<CostItem>,
+    pub total: CostTotal,
 }

@@ -35,30 +35,30 @@ impl Document {
 
 /// What a `T` looks like on the wire, made once and shown often.
 #[derive(Debug)]
-pub struct Rendered<T> {
+pub struct RenderedJson<T> {
     text: Arc<RawValue>,
-    of: PhantomData<fn() -> T>,
+    marker: PhantomData<fn() -> T>,
 }
 
-impl<T: Serialize> Rendered<T> {
+impl<T: Serialize> RenderedJson<T> {
     pub fn new(value: &T) -> Result<Self, serde_json::Error> {
-        Ok(Self { text: Arc::from(serde_json::value::to_raw_value(value)?), of: PhantomData })
+        Ok(Self { text: Arc::from(serde_json::value::to_raw_value(value)?), marker: PhantomData })
     }
 }
 
-impl<T> Rendered<T> {
+impl<T> RenderedJson<T> {
     pub fn text(&self) -> &str {
         self.text.get()
     }
 }
 
-impl<T> Clone for Rendered<T> {
+impl<T> Clone for RenderedJson<T> {
     fn clone(&self) -> Self {
-        Self { text: Arc::clone(&self.text), of: PhantomData }
+        Self { text: Arc::clone(&self.text), marker: PhantomData }
     }
 }
 
-impl<T> Serialize for Rendered<T> {
+impl<T> Serialize for RenderedJson<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.text.serialize(serializer)
     }

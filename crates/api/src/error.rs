@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Closed on the wire: a client raises its own error for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Code {
+pub enum ApiErrorCode {
     /// Nothing more precise.
     Error,
     ResourceExists,
@@ -20,7 +20,7 @@ pub enum Code {
 /// One entry of a 400. Clients know no other keys and want exactly one entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BadRequest {
-    pub code: Code,
+    pub code: ApiErrorCode,
     pub msg: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fields: Option<Vec<Vec<String>>>,
@@ -28,14 +28,14 @@ pub struct BadRequest {
 
 /// The detail of a 403 and of the other plain refusals.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Refusal {
-    pub code: Option<Code>,
+pub struct ErrorDetail {
+    pub code: Option<ApiErrorCode>,
     pub msg: String,
 }
 
 /// One entry of a 422: a request that is not shaped as its schema says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Violation {
+pub struct ValidationError {
     pub loc: Vec<String>,
     pub msg: String,
     pub r#type: String,
@@ -43,6 +43,6 @@ pub struct Violation {
 
 /// The body of every refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Body<T> {
+pub struct ErrorBody<T> {
     pub detail: T,
 }

@@ -97,7 +97,7 @@ pub struct FleetPlan {
 
 /// Of the fleet that was seen, only what tells whether it changed since.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct SeenFleet {
+pub struct ExpectedFleet {
     pub id: Uuid,
     pub spec: Document,
 }
@@ -106,7 +106,7 @@ pub struct SeenFleet {
 pub struct ApplyInput {
     pub spec: Document,
     #[serde(default)]
-    pub current_resource: Option<SeenFleet>,
+    pub current_resource: Option<ExpectedFleet>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -65,7 +65,7 @@ pub struct NameRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Spec {
+pub struct GatewaySpec {
     pub configuration: Document,
     #[serde(default)]
     pub configuration_path: Option<String>,
@@ -73,15 +73,15 @@ pub struct Spec {
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct PlanRequest {
-    pub spec: Spec,
+    pub spec: GatewaySpec,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GatewayPlan {
     pub project_name: String,
     pub user: String,
-    pub spec: Spec,
-    pub effective_spec: Spec,
+    pub spec: GatewaySpec,
+    pub effective_spec: GatewaySpec,
     #[serde(default)]
     pub current_resource: Option<Gateway>,
     pub action: ApplyAction,
@@ -89,16 +89,16 @@ pub struct GatewayPlan {
 
 /// Of the gateway that was seen, only what tells whether it changed since.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct SeenGateway {
+pub struct ExpectedGateway {
     pub id: Uuid,
     pub configuration: Document,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ApplyInput {
-    pub spec: Spec,
+    pub spec: GatewaySpec,
     #[serde(default)]
-    pub current_resource: Option<SeenGateway>,
+    pub current_resource: Option<ExpectedGateway>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -156,7 +156,7 @@ pub struct RoutesRequest {
 
 /// The routes of a gateway. They hold what opens its hosts: never to be logged.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Routes {
+pub struct GatewayRoutes {
     /// Tells two contents apart.
     pub version: String,
     /// Absent when the asker has them already.
@@ -165,7 +165,7 @@ pub struct Routes {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Came {
+pub struct TrafficReport {
     pub project: String,
     pub run: String,
     pub requests: u64,
@@ -182,32 +182,32 @@ pub struct Came {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Report {
+pub struct GatewayReport {
     pub node: Uuid,
     #[serde(default)]
     pub address: Option<String>,
     /// Requests that were let through since the last report.
     #[serde(default)]
-    pub came: Vec<Came>,
+    pub came: Vec<TrafficReport>,
     /// Replicas whose last request was answered.
     #[serde(default)]
     pub left: Vec<Uuid>,
 }
 
 #[derive(Clone, Serialize, Deserialize, JsonSchema)]
-pub struct CheckRequest {
+pub struct TokenCheckRequest {
     pub token: String,
     pub project: String,
 }
 
-impl std::fmt::Debug for CheckRequest {
+impl std::fmt::Debug for TokenCheckRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CheckRequest").field("project", &self.project).finish_non_exhaustive()
     }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Check {
+pub struct TokenCheck {
     /// It opens the services of the project.
     pub allowed: bool,
     /// It is a token of this server, whatever it opens: no service may be shown it.

@@ -19,7 +19,7 @@ pub struct ListRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Listing {
+pub struct GpuList {
     pub gpus: Vec<serde_json::Value>,
     #[serde(default)]
     pub cpus: Option<Vec<serde_json::Value>>,

@@ -38,5 +38,5 @@ pub mod users;
 pub mod volumes;
 pub mod wire;
 
-pub use document::{Document, Rendered};
+pub use document::{Document, RenderedJson};
 pub use operation::{Access, Body, Entry, Method, Operation};

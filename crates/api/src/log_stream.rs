@@ -14,7 +14,7 @@ use crate::{client::CallError, logs::StreamEvent};
 const LINE_BYTES_MAX: usize = 2 * 1024 * 1024;
 
 /// A server that has nothing to tell says so every few seconds; one that is silent for this long is gone.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a stream brings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,13 +36,13 @@ pub enum News {
 #[derive(Debug)]
 pub struct LogStream {
     body: Incoming,
-    lines: Lines,
+    parser: SseParser,
     offset: u64,
 }
 
 impl LogStream {
     pub(crate) fn new(body: Incoming, offset: u64) -> Self {
-        Self { body, lines: Lines::default(), offset }
+        Self { body, parser: SseParser::default(), offset }
     }
 
     /// After the last byte that was given: where to go on if the connection breaks.
@@ -54,7 +54,7 @@ impl LogStream {
     /// [`LogStream::offset`].
     pub async fn next(&mut self) -> Result<Option<News>, CallError> {
         loop {
-            if let Some(data) = self.lines.event() {
+            if let Some(data) = self.parser.next_event() {
                 match serde_json::from_slice(&data).map_err(CallError::Decode)? {
                     StreamEvent::Log { offset, timestamp, message } => {
                         let bytes = STANDARD.decode(message).map_err(CallError::Base64)?;
@@ -67,12 +67,12 @@ impl LogStream {
                     }
                 }
             }
-            let frame = timeout(SILENCE_MAX, self.body.frame()).await.map_err(|_| CallError::Silent)?;
+            let frame = timeout(IDLE_TIMEOUT, self.body.frame()).await.map_err(|_| CallError::TimedOut)?;
             let Some(frame) = frame else { return Ok(None) };
             if let Some(data) = frame.map_err(CallError::Exchange)?.data_ref()
-                && !self.lines.add(data)
+                && !self.parser.push(data)
             {
-                return Err(CallError::LongLine);
+                return Err(CallError::LineTooLong);
             }
         }
     }
@@ -80,26 +80,26 @@ impl LogStream {
 
 /// Bytes that become lines, and lines that become events.
 #[derive(Debug, Default)]
-struct Lines {
-    rest: Vec<u8>,
+struct SseParser {
+    buffer: Vec<u8>,
     /// How much of `rest` holds no line end.
-    looked: usize,
+    scanned: usize,
     data: Vec<u8>,
 }
 
-impl Lines {
+impl SseParser {
     /// False: a line is too long.
-    fn add(&mut self, bytes: &[u8]) -> bool {
-        self.rest.extend_from_slice(bytes);
-        self.rest.len() <= LINE_BYTES_MAX && self.data.len() <= LINE_BYTES_MAX
+    fn push(&mut self, bytes: &[u8]) -> bool {
+        self.buffer.extend_from_slice(bytes);
+        self.buffer.len() <= LINE_BYTES_MAX && self.data.len() <= LINE_BYTES_MAX
     }
 
     /// The data of the next whole event. Names and ids are in the data too; comments only show that the server
     /// lives.
-    fn event(&mut self) -> Option<Vec<u8>> {
-        while let Some(found) = self.rest[self.looked..].iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.rest.drain(..=self.looked + found).collect();
-            self.looked = 0;
+    fn next_event(&mut self) -> Option<Vec<u8>> {
+        while let Some(found) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.buffer.drain(..=self.scanned + found).collect();
+            self.scanned = 0;
             let line = line.trim_ascii_end();
             if line.is_empty() {
                 if !self.data.is_empty() {
@@ -109,23 +109,23 @@ impl Lines {
                 self.data.extend_from_slice(data.trim_ascii_start());
             }
         }
-        self.looked = self.rest.len();
+        self.scanned = self.buffer.len();
         None
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{LINE_BYTES_MAX, Lines};
+    use super::{LINE_BYTES_MAX, SseParser};
 
     #[test]
     fn events_are_found_however_the_bytes_are_cut() {
         let text = b": alive\n\nid: 3\nevent: log\ndata: {\"a\":1}\n\ndata:{\"b\":2}\r\n\r\ndata: x";
         for step in 1..text.len() {
-            let (mut lines, mut events) = (Lines::default(), Vec::new());
+            let (mut lines, mut events) = (SseParser::default(), Vec::new());
             for part in text.chunks(step) {
-                assert!(lines.add(part));
-                events.extend(std::iter::from_fn(|| lines.event()));
+                assert!(lines.push(part));
+                events.extend(std::iter::from_fn(|| lines.next_event()));
             }
             assert_eq!(events, [b"{\"a\":1}".to_vec(), b"{\"b\":2}".to_vec()], "by {step}");
         }
@@ -133,9 +133,9 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_refused() {
-        let mut lines = Lines::default();
+        let mut lines = SseParser::default();
         let part = vec![b'x'; LINE_BYTES_MAX];
-        assert!(lines.add(&part) && lines.event().is_none());
-        assert!(!lines.add(b"x"));
+        assert!(lines.push(&part) && lines.next_event().is_none());
+        assert!(!lines.push(b"x"));
     }
 }

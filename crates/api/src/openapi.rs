@@ -60,7 +60,7 @@ fn operation(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
             });
         }
         Body::File => {
-            parameters.extend(query(&request));
+            parameters.extend(query_parameters(&request));
             operation["requestBody"] = json!({
                 "required": true,
                 "content": { "multipart/form-data": { "schema": {
@@ -70,7 +70,9 @@ fn operation(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
                 } } },
             });
         }
-        Body::Query | Body::Text | Body::Events | Body::Stream => parameters.extend(query(&request)),
+        Body::Query | Body::Text | Body::Events | Body::Stream => {
+            parameters.extend(query_parameters(&request))
+        }
     }
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
@@ -78,7 +80,7 @@ fn operation(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
     operation
 }
 
-fn query(request: &Value) -> Vec<Value> {
+fn query_parameters(request: &Value) -> Vec<Value> {
     let Some(properties) = request["properties"].as_object() else { return Vec::new() };
     let required =
         |name: &str| request["required"].as_array().is_some_and(|all| all.iter().any(|n| n == name));
@@ -120,20 +122,20 @@ fn responses(entry: &Entry, schemas: &mut SchemaGenerator) -> Value {
 
 fn refusals(schemas: &mut SchemaGenerator) -> Value {
     fn refusal<T: JsonSchema>(schemas: &mut SchemaGenerator, description: &str) -> Value {
-        let schema = schemas.subschema_for::<error::Body<T>>().to_value();
+        let schema = schemas.subschema_for::<error::ErrorBody<T>>().to_value();
         json!({ "description": description, "content": { "application/json": { "schema": schema } } })
     }
     json!({
         "400": refusal::<Vec<error::BadRequest>>(schemas, "Refused; the one entry says why. Absent things are refused so too."),
-        "401": refusal::<error::Refusal>(schemas, "No token at all."),
-        "403": refusal::<error::Refusal>(schemas, "No valid token, or not the role this needs."),
-        "404": refusal::<error::Refusal>(schemas, "No such path, or no such project."),
-        "408": refusal::<error::Refusal>(schemas, "The body took too long to arrive."),
-        "409": refusal::<error::Refusal>(schemas, "The key was used for another request, or others were faster."),
-        "413": refusal::<error::Refusal>(schemas, "The body is larger than allowed."),
-        "429": refusal::<error::Refusal>(schemas, "Too many requests; `Retry-After` says when to come back."),
-        "503": refusal::<error::Refusal>(schemas, "As many as the server takes, or its database is away; ask again."),
-        "422": refusal::<Vec<error::Violation>>(schemas, "The request is not shaped as its schema says."),
+        "401": refusal::<error::ErrorDetail>(schemas, "No token at all."),
+        "403": refusal::<error::ErrorDetail>(schemas, "No valid token, or not the role this needs."),
+        "404": refusal::<error::ErrorDetail>(schemas, "No such path, or no such project."),
+        "408": refusal::<error::ErrorDetail>(schemas, "The body took too long to arrive."),
+        "409": refusal::<error::ErrorDetail>(schemas, "The key was used for another request, or others were faster."),
+        "413": refusal::<error::ErrorDetail>(schemas, "The body is larger than allowed."),
+        "429": refusal::<error::ErrorDetail>(schemas, "Too many requests; `Retry-After` says when to come back."),
+        "503": refusal::<error::ErrorDetail>(schemas, "As many as the server takes, or its database is away; ask again."),
+        "422": refusal::<Vec<error::ValidationError>>(schemas, "The request is not shaped as its schema says."),
     })
 }
 

@@ -49,7 +49,7 @@ operations! {
     /// The caller's tokens beside the first one.
     ListTokens = "list_tokens": Post Json "/api/users/tokens/list" Token (server::Nothing) -> Vec<users::NamedToken>;
     /// Makes a token with a name, a scope and an expiry. The answer holds it, and it is never shown again.
-    CreateToken = "create_token": Post Json "/api/users/tokens/create" Token (users::CreateTokenRequest) -> users::MadeToken;
+    CreateToken = "create_token": Post Json "/api/users/tokens/create" Token (users::CreateTokenRequest) -> users::NewToken;
     /// Ends tokens by their names, at once.
     RevokeTokens = "revoke_tokens": Post Json "/api/users/tokens/revoke" Token (users::RevokeTokensRequest) -> ();
 
@@ -133,7 +133,7 @@ operations! {
     /// What a service was asked lately.
     ReadServiceMetrics = "read_service_metrics": Get Query "/api/project/{project_name}/metrics/service/{run_name}" ProjectUser (metrics::ServiceQuery) -> metrics::ServiceMetrics;
     /// GPUs on offer, grouped.
-    ListGpus = "list_gpus": Post Json "/api/project/{project_name}/gpus/list" ProjectUser (gpus::ListRequest) -> gpus::Listing;
+    ListGpus = "list_gpus": Post Json "/api/project/{project_name}/gpus/list" ProjectUser (gpus::ListRequest) -> gpus::GpuList;
 
     /// Launches managed jobs from a task file.
     LaunchManagedJobs = "launch_managed_jobs": Post Json "/api/project/{project_name}/jobs/launch" ProjectUser (managed_jobs::LaunchRequest) -> managed_jobs::Launched;
@@ -147,7 +147,7 @@ operations! {
     CancelManagedJobs = "cancel_managed_jobs": Post Json "/api/project/{project_name}/jobs/cancel" ProjectOwnerOrManager (managed_jobs::CancelRequest) -> managed_jobs::Cancelled;
 
     /// What the project's machines cost over a period, by run, user or fleet; the dearest first.
-    ListCosts = "list_costs": Post Json "/api/project/{project_name}/costs/list" ProjectUser (costs::ListRequest) -> costs::Listing;
+    ListCosts = "list_costs": Post Json "/api/project/{project_name}/costs/list" ProjectUser (costs::ListRequest) -> costs::CostReport;
 
     /// Fleets of the caller's projects.
     ListFleets = "list_fleets": Post Json "/api/fleets/list" Token (fleets::ListRequest) -> Vec<fleets::Fleet>;
@@ -201,11 +201,11 @@ operations! {
     /// Makes a new token for the processes of a gateway. The old one dies at once; the new one is never shown again.
     CreateGatewayToken = "create_gateway_token": Post Json "/api/project/{project_name}/gateways/create_token" ProjectAdmin (gateways::NameRequest) -> gateways::GatewayToken;
     /// The routes of a gateway, once they differ from those that it has or the wait is over.
-    ReadGatewayRoutes = "read_gateway_routes": Post Json "/api/gateway/routes" Gateway (gateways::RoutesRequest) -> gateways::Routes;
+    ReadGatewayRoutes = "read_gateway_routes": Post Json "/api/gateway/routes" Gateway (gateways::RoutesRequest) -> gateways::GatewayRoutes;
     /// What came to a gateway, and which replicas it has no requests with any more.
-    ReportGateway = "report_gateway": Post Json "/api/gateway/report" Gateway (gateways::Report) -> ();
+    ReportGateway = "report_gateway": Post Json "/api/gateway/report" Gateway (gateways::GatewayReport) -> ();
     /// Whether a token opens the services of a project.
-    CheckServiceToken = "check_service_token": Post Json "/api/gateway/check" Gateway (gateways::CheckRequest) -> gateways::Check;
+    CheckServiceToken = "check_service_token": Post Json "/api/gateway/check" Gateway (gateways::TokenCheckRequest) -> gateways::TokenCheck;
     /// A process of a gateway ends.
     LeaveGateway = "leave_gateway": Post Json "/api/gateway/leave" Gateway (gateways::LeaveRequest) -> ();
 

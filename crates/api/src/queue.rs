@@ -6,25 +6,25 @@ use http_body_util::Full;
 use hyper::{Request, body::Bytes};
 use serde_json::Value;
 use tokio::time::timeout;
-use windlass_dial::{DialError, Place, PlaceError, Stream};
+use windlass_dial::{DialError, ServerUrl, ServerUrlError, Stream};
 
-use crate::wire::{CONNECT_WITHIN, Way, Wire, WireError};
+use crate::wire::{CONNECT_TIMEOUT, HttpPool, HttpPoolError, ServerAddress};
 
 /// Kept of what one attempt writes to one stream.
 pub const STREAM_BYTES_MAX: u64 = 64 * 1024 * 1024;
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    ServerUrl(#[from] ServerUrlError),
     #[error(transparent)]
     Dial(#[from] DialError),
     /// Nobody knows whether it was done.
     #[error("exchange with the server")]
     Exchange(#[source] hyper::Error),
     #[error("no answer from the server")]
-    Silent,
+    TimedOut,
     #[error("build the request")]
     Build(#[source] hyper::http::Error),
     #[error("decode the answer")]
@@ -33,11 +33,11 @@ pub enum QueueError {
     Refused { status: u16, why: String },
 }
 
-impl From<WireError> for QueueError {
-    fn from(error: WireError) -> Self {
+impl From<HttpPoolError> for QueueError {
+    fn from(error: HttpPoolError) -> Self {
         match error {
-            WireError::Dial(error) => Self::Dial(error),
-            WireError::Exchange(error) => Self::Exchange(error),
+            HttpPoolError::Dial(error) => Self::Dial(error),
+            HttpPoolError::Exchange(error) => Self::Exchange(error),
         }
     }
 }
@@ -47,10 +47,10 @@ impl QueueError {
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Refused { status, .. } => Some(*status),
-            Self::Place(_)
+            Self::ServerUrl(_)
             | Self::Dial(_)
             | Self::Exchange(_)
-            | Self::Silent
+            | Self::TimedOut
             | Self::Build(_)
             | Self::Decode(_) => None,
         }
@@ -63,24 +63,24 @@ impl QueueError {
 }
 
 /// Status and body of what a server said.
-pub type Carried<'a> = Pin<Box<dyn Future<Output = Result<(u16, Bytes), QueueError>> + Send + 'a>>;
+pub type TransportFuture<'a> = Pin<Box<dyn Future<Output = Result<(u16, Bytes), QueueError>> + Send + 'a>>;
 
 /// Another way to a server than a connection of this machine.
-pub trait Carry: Send + Sync {
-    fn carry(&self, request: Request<Full<Bytes>>) -> Carried<'_>;
+pub trait QueueTransport: Send + Sync {
+    fn send(&self, request: Request<Full<Bytes>>) -> TransportFuture<'_>;
 }
 
 /// How the server is reached.
 #[derive(Clone)]
-enum Road {
-    Wire { place: Place, wire: Arc<Wire> },
-    Other(Arc<dyn Carry>),
+enum ServerTransport {
+    Http { place: ServerUrl, wire: Arc<HttpPool> },
+    Custom(Arc<dyn QueueTransport>),
 }
 
 /// Where the queue is, and a token for it.
 #[derive(Clone)]
 pub struct Client {
-    road: Road,
+    transport: ServerTransport,
     authority: String,
     token: String,
 }
@@ -94,23 +94,31 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// A server that this machine trusts, if it is one with TLS.
     pub fn new(url: &str, token: &str) -> Result<Self, QueueError> {
-        Self::knowing(url, token, None)
+        Self::with_certificate(url, token, None)
     }
 
     /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
-    pub fn knowing(url: &str, token: &str, certificate: Option<&str>) -> Result<Self, QueueError> {
-        let place = Place::read(url, certificate)?;
+    pub fn with_certificate(url: &str, token: &str, certificate: Option<&str>) -> Result<Self, QueueError> {
+        let place = ServerUrl::parse(url, certificate)?;
         if !place.base.is_empty() {
-            return Err(PlaceError::Address { url: url.to_owned() }.into());
+            return Err(ServerUrlError::Address { url: url.to_owned() }.into());
         }
         let authority = place.authority.clone();
-        let wire = Arc::new(Wire::new(Way::Tcp(place.peer.clone())));
-        Ok(Self { road: Road::Wire { place, wire }, authority, token: token.trim().to_owned() })
+        let wire = Arc::new(HttpPool::new(ServerAddress::Tcp(place.endpoint.clone())));
+        Ok(Self {
+            transport: ServerTransport::Http { place, wire },
+            authority,
+            token: token.trim().to_owned(),
+        })
     }
 
     /// Over a way of its own.
-    pub fn over(way: Arc<dyn Carry>, token: &str) -> Self {
-        Self { road: Road::Other(way), authority: "queue".to_owned(), token: token.to_owned() }
+    pub fn with_transport(way: Arc<dyn QueueTransport>, token: &str) -> Self {
+        Self {
+            transport: ServerTransport::Custom(way),
+            authority: "queue".to_owned(),
+            token: token.to_owned(),
+        }
     }
 
     /// The same server, for somebody else.
@@ -120,9 +128,9 @@ impl Client {
     }
 
     pub fn url(&self) -> String {
-        match &self.road {
-            Road::Wire { place, .. } => place.origin(),
-            Road::Other(_) => format!("http://{}", self.authority),
+        match &self.transport {
+            ServerTransport::Http { place, .. } => place.origin(),
+            ServerTransport::Custom(_) => format!("http://{}", self.authority),
         }
     }
 
@@ -132,14 +140,14 @@ impl Client {
     }
 
     /// A stream on which events can be heard, and what to ask for there. There is none where no connection leads.
-    pub async fn events(&self) -> Result<Option<(Stream, String)>, DialError> {
-        let Road::Wire { place, .. } = &self.road else { return Ok(None) };
-        let stream = place.peer.connect(CONNECT_WITHIN).await?;
+    pub async fn connect_events(&self) -> Result<Option<(Stream, String)>, DialError> {
+        let ServerTransport::Http { place, .. } = &self.transport else { return Ok(None) };
+        let stream = place.endpoint.connect(CONNECT_TIMEOUT).await?;
         Ok(Some((stream, format!("ws://{}/websocket?api_token={}", self.authority, encoded(&self.token)))))
     }
 
     pub async fn get(&self, path: &str) -> Result<Value, QueueError> {
-        decode(&self.send("GET", path, "application/json", Bytes::new(), None).await?)
+        parse_json(&self.send("GET", path, "application/json", Bytes::new(), None).await?)
     }
 
     pub async fn get_bytes(&self, path: &str) -> Result<Bytes, QueueError> {
@@ -148,16 +156,16 @@ impl Client {
 
     pub async fn post(&self, path: &str, body: &Value) -> Result<Value, QueueError> {
         let body = Bytes::from(body.to_string());
-        decode(&self.send("POST", path, "application/json", body, None).await?)
+        parse_json(&self.send("POST", path, "application/json", body, None).await?)
     }
 
     pub async fn put(&self, path: &str, body: &Value) -> Result<Value, QueueError> {
         let body = Bytes::from(body.to_string());
-        decode(&self.send("PUT", path, "application/json", body, None).await?)
+        parse_json(&self.send("PUT", path, "application/json", body, None).await?)
     }
 
     /// As `post` and `put`, under a name by which the server knows a repeat.
-    pub async fn named(
+    pub async fn send_idempotent(
         &self,
         method: &str,
         path: &str,
@@ -165,11 +173,11 @@ impl Client {
         name: &str,
     ) -> Result<Value, QueueError> {
         let body = Bytes::from(body.to_string());
-        decode(&self.send(method, path, "application/json", body, Some(name)).await?)
+        parse_json(&self.send(method, path, "application/json", body, Some(name)).await?)
     }
 
     pub async fn post_bytes(&self, path: &str, bytes: Bytes) -> Result<Value, QueueError> {
-        decode(&self.send("POST", path, "application/octet-stream", bytes, None).await?)
+        parse_json(&self.send("POST", path, "application/octet-stream", bytes, None).await?)
     }
 
     async fn send(
@@ -191,15 +199,15 @@ impl Client {
         }
         let request = request.body(Full::new(body)).map_err(QueueError::Build)?;
         let carried = async {
-            match &self.road {
-                Road::Other(way) => way.carry(request).await,
-                Road::Wire { wire, .. } => {
+            match &self.transport {
+                ServerTransport::Custom(way) => way.send(request).await,
+                ServerTransport::Http { wire, .. } => {
                     let (status, body) = wire.exchange(request).await?;
                     Ok((status.as_u16(), body))
                 }
             }
         };
-        let (status, body) = timeout(ANSWER_WITHIN, carried).await.map_err(|_| QueueError::Silent)??;
+        let (status, body) = timeout(RESPONSE_TIMEOUT, carried).await.map_err(|_| QueueError::TimedOut)??;
         if status == 200 {
             return Ok(body);
         }
@@ -212,7 +220,7 @@ impl Client {
     }
 }
 
-fn decode(body: &Bytes) -> Result<Value, QueueError> {
+fn parse_json(body: &Bytes) -> Result<Value, QueueError> {
     serde_json::from_slice(body).map_err(QueueError::Decode)
 }
 

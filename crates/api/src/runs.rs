@@ -76,11 +76,11 @@ pub struct Deployment {
     pub message: Option<String>,
     /// The deployment that this one undoes.
     #[serde(default)]
-    pub rolled_back: Option<RolledBack>,
+    pub rolled_back: Option<RolledBackDeployment>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct RolledBack {
+pub struct RolledBackDeployment {
     pub num: i64,
     /// Why it failed.
     pub message: String,
@@ -268,7 +268,7 @@ pub struct RunPlan {
 
 /// Of the run that was seen, only what tells whether it changed since.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct SeenRun {
+pub struct ExpectedRun {
     pub id: Uuid,
     pub run_spec: Document,
 }
@@ -277,7 +277,7 @@ pub struct SeenRun {
 pub struct ApplyInput {
     pub run_spec: Document,
     #[serde(default)]
-    pub current_resource: Option<SeenRun>,
+    pub current_resource: Option<ExpectedRun>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

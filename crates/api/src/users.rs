@@ -185,8 +185,8 @@ impl TokenScope {
     pub fn allows(self, operation: &str) -> bool {
         match self {
             Self::All => true,
-            Self::Read => READS.contains(&operation),
-            Self::Submit => READS.contains(&operation) || SUBMITS.contains(&operation),
+            Self::Read => READ_OPERATIONS.contains(&operation),
+            Self::Submit => READ_OPERATIONS.contains(&operation) || SUBMIT_OPERATIONS.contains(&operation),
             Self::Services => false,
         }
     }
@@ -201,7 +201,7 @@ impl TokenScope {
 }
 
 /// Operations that change nothing and show no secret. A new operation is in neither list until somebody puts it there.
-const READS: [&str; 37] = [
+const READ_OPERATIONS: [&str; 37] = [
     "read_metrics",
     "list_pipelines",
     "list_users",
@@ -242,7 +242,7 @@ const READS: [&str; 37] = [
 ];
 
 /// Operations that run things and end them.
-const SUBMITS: [&str; 9] = [
+const SUBMIT_OPERATIONS: [&str; 9] = [
     "apply_run",
     "stop_runs",
     "connect_job",
@@ -282,14 +282,14 @@ pub struct CreateTokenRequest {
 }
 
 #[derive(Clone, Serialize, Deserialize, JsonSchema)]
-pub struct MadeToken {
+pub struct NewToken {
     #[serde(flatten)]
     pub about: NamedToken,
     /// Shown here and never again.
     pub token: String,
 }
 
-impl std::fmt::Debug for MadeToken {
+impl std::fmt::Debug for NewToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MadeToken").field("about", &self.about).finish_non_exhaustive()
     }
@@ -302,12 +302,12 @@ pub struct RevokeTokensRequest {
 
 #[cfg(test)]
 mod tests {
-    use super::{READS, SUBMITS, TokenScope};
+    use super::{READ_OPERATIONS, SUBMIT_OPERATIONS, TokenScope};
     use crate::{Access, operations};
 
     #[test]
     fn scopes_name_operations_that_exist_and_no_admin_may_be_hidden_behind_one() {
-        for id in READS.iter().chain(&SUBMITS) {
+        for id in READ_OPERATIONS.iter().chain(&SUBMIT_OPERATIONS) {
             assert!(operations::table().iter().any(|entry| entry.id == *id), "{id} is no operation");
         }
         for entry in operations::table() {

@@ -11,55 +11,55 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use windlass_dial::{DialError, Io, Peer, Stream};
+use windlass_dial::{DialError, Endpoint, Io, Stream};
 
 use crate::unix;
 
 /// A server that does not take a connection by then is not there.
-pub(crate) const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// More are not kept: nobody here makes more calls at once.
-const KEPT_MAX: usize = 16;
+const IDLE_MAX: usize = 16;
 /// Longer unused, a connection may be gone and nobody told us: whatever is in between forgets those that are silent.
-const KEPT_FOR: Duration = Duration::from_secs(20);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) type Sender = SendRequest<Full<Bytes>>;
 
 #[derive(Clone, Debug)]
-pub(crate) enum Way {
-    Tcp(Peer),
+pub(crate) enum ServerAddress {
+    Tcp(Endpoint),
     Unix(PathBuf),
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum WireError {
+pub(crate) enum HttpPoolError {
     #[error(transparent)]
     Dial(#[from] DialError),
     #[error("exchange with the server")]
     Exchange(#[from] hyper::Error),
 }
 
-pub(crate) struct Wire {
-    way: Way,
+pub(crate) struct HttpPool {
+    address: ServerAddress,
     /// Each with the time at which it was used last, the youngest at the end.
-    kept: Mutex<Vec<(Instant, Sender)>>,
+    idle: Mutex<Vec<(Instant, Sender)>>,
 }
 
-impl std::fmt::Debug for Wire {
+impl std::fmt::Debug for HttpPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Wire").field("way", &self.way).finish_non_exhaustive()
+        f.debug_struct("Wire").field("way", &self.address).finish_non_exhaustive()
     }
 }
 
-impl Wire {
-    pub(crate) fn new(way: Way) -> Self {
-        Self { way, kept: Mutex::default() }
+impl HttpPool {
+    pub(crate) fn new(address: ServerAddress) -> Self {
+        Self { address, idle: Mutex::default() }
     }
 
     /// A connection of its own, which may change its protocol.
-    pub(crate) async fn connect(&self) -> Result<Sender, WireError> {
-        match &self.way {
-            Way::Tcp(peer) => join(peer.connect(CONNECT_WITHIN).await?).await,
-            Way::Unix(path) => {
+    pub(crate) async fn connect(&self) -> Result<Sender, HttpPoolError> {
+        match &self.address {
+            ServerAddress::Tcp(peer) => join(peer.connect(CONNECT_TIMEOUT).await?).await,
+            ServerAddress::Unix(path) => {
                 let failed = |source| DialError::Connect { name: path.display().to_string(), source };
                 join(Box::new(unix::connect(path).await.map_err(failed)?)).await
             }
@@ -71,8 +71,8 @@ impl Wire {
     pub(crate) async fn exchange(
         &self,
         request: Request<Full<Bytes>>,
-    ) -> Result<(StatusCode, Bytes), WireError> {
-        let mut sender = match self.take().await {
+    ) -> Result<(StatusCode, Bytes), HttpPoolError> {
+        let mut sender = match self.take_idle().await {
             Some(sender) => sender,
             None => self.connect().await?,
         };
@@ -88,23 +88,23 @@ impl Wire {
         };
         let status = response.status();
         let answer = response.into_body().collect().await?.to_bytes();
-        self.keep(sender);
+        self.put_idle(sender);
         Ok((status, answer))
     }
 
-    async fn take(&self) -> Option<Sender> {
+    async fn take_idle(&self) -> Option<Sender> {
         loop {
             // The youngest is the least likely to have been closed meanwhile.
-            let (used, mut sender) = self.kept.lock().pop()?;
-            if used.elapsed() < KEPT_FOR && sender.ready().await.is_ok() {
+            let (used, mut sender) = self.idle.lock().pop()?;
+            if used.elapsed() < IDLE_TIMEOUT && sender.ready().await.is_ok() {
                 return Some(sender);
             }
         }
     }
 
-    fn keep(&self, sender: Sender) {
-        let mut kept = self.kept.lock();
-        if !sender.is_closed() && kept.len() < KEPT_MAX {
+    fn put_idle(&self, sender: Sender) {
+        let mut kept = self.idle.lock();
+        if !sender.is_closed() && kept.len() < IDLE_MAX {
             kept.push((Instant::now(), sender));
         }
     }
@@ -124,7 +124,7 @@ pub async fn once(
     Ok((status, body))
 }
 
-async fn join(stream: Stream) -> Result<Sender, WireError> {
+async fn join(stream: Stream) -> Result<Sender, HttpPoolError> {
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
     // Its errors are seen by whoever waits for an answer on it.
     tokio::spawn(connection.with_upgrades());
@@ -168,7 +168,7 @@ mod tests {
         let path = dir.path().join("wire.sock");
         let accepted = Arc::new(AtomicUsize::new(0));
         let serving = tokio::spawn(serve(UnixListener::bind(&path).unwrap(), Arc::clone(&accepted)));
-        let wire = Wire::new(Way::Unix(path));
+        let wire = HttpPool::new(ServerAddress::Unix(path));
         let ask = async || {
             let request = Request::get("/").header("host", "test").body(Full::default()).unwrap();
             let (status, body) = wire.exchange(request).await.unwrap();
@@ -177,7 +177,7 @@ mod tests {
         };
         assert_eq!([ask().await, ask().await], ["1", "1"]);
         time::pause();
-        time::advance(KEPT_FOR).await;
+        time::advance(IDLE_TIMEOUT).await;
         time::resume();
         assert_eq!(ask().await, "2", "one that was silent for long is used again");
         assert_eq!([ask().await, ask().await], ["3", "3"], "the second one has ended");

@@ -7,8 +7,8 @@ use crate::{Backend, Deleted, Found, Machine, Order, Want};
 /// Opens the backend as a fresh process would: nothing of an earlier one is in memory.
 pub type Open<'a> = &'a dyn Fn() -> Arc<dyn Backend>;
 /// Most looks until a machine runs, or is gone.
-const LOOKS_MAX: usize = 2000;
-const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(10);
+const POLLS_MAX: usize = 2000;
+const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// Runs all of it. `order` is for a machine that nobody made yet, and is taken back at the end.
 ///
@@ -53,11 +53,11 @@ async fn one_machine_for_any_number_of_creations(open: Open<'_>, order: &Order) 
     assert_eq!(first.id, second.expect("create at the same time").id, "two creations made two machines");
     let again = open().create(order).await.expect("create again");
     assert_eq!(first.id, again.id, "a repeat made another machine");
-    until_it_runs(open, order, first).await
+    wait_until_running(open, order, first).await
 }
 
-async fn until_it_runs(open: Open<'_>, order: &Order, mut machine: Machine) -> Machine {
-    for _ in 0..LOOKS_MAX {
+async fn wait_until_running(open: Open<'_>, order: &Order, mut machine: Machine) -> Machine {
+    for _ in 0..POLLS_MAX {
         match open().find(order, &machine).await.expect("find") {
             Found::Running(found) => {
                 assert!(found.reach.is_some(), "a machine that runs can be reached: {found:?}");
@@ -67,7 +67,7 @@ async fn until_it_runs(open: Open<'_>, order: &Order, mut machine: Machine) -> M
             Found::Unknown => {}
             Found::Gone { said } => panic!("the machine is gone: {said}"),
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     panic!("the machine does not start: {machine:?}");
 }
@@ -76,16 +76,16 @@ async fn a_fresh_process_finds_the_machine(open: Open<'_>, order: &Order, machin
     let text = serde_json::to_string(machine).expect("a machine is stored as JSON");
     let stored: Machine = serde_json::from_str(&text).expect("and read again");
     assert_eq!(&stored, machine);
-    let found = until_it_runs(open, order, stored).await;
+    let found = wait_until_running(open, order, stored).await;
     assert_eq!((&found.id, &found.reach), (&machine.id, &machine.reach));
 }
 
 async fn deletion_may_be_repeated(open: Open<'_>, order: &Order, machine: &Machine) {
     let mut looks = 0;
-    while open().delete(order, Some(machine)).await.expect("delete") == Deleted::Going {
+    while open().delete(order, Some(machine)).await.expect("delete") == Deleted::InProgress {
         looks += 1;
-        assert!(looks < LOOKS_MAX, "the deletion does not end");
-        tokio::time::sleep(LOOK_EVERY).await;
+        assert!(looks < POLLS_MAX, "the deletion does not end");
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     assert_eq!(open().delete(order, Some(machine)).await.expect("delete twice"), Deleted::Gone);
     assert_eq!(open().delete(order, None).await.expect("delete without the machine"), Deleted::Gone);

@@ -10,10 +10,10 @@ use tokio::{
     net::UnixStream,
 };
 
-const USUAL: &str = "/var/run/docker.sock";
+const DEFAULT_SOCKET: &str = "/var/run/docker.sock";
 /// An engine that is well answers in a millisecond.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
-const ANSWER_MAX: u64 = 4096;
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
+const RESPONSE_MAX: u64 = 4096;
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,13 +27,13 @@ pub enum Engine {
 
 /// Where engines are looked for: what was named, else `DOCKER_HOST`, else the usual places.
 #[derive(Clone, Debug, Default)]
-pub struct Places {
+pub struct EngineSearch {
     pub named: Option<PathBuf>,
     pub docker_host: Option<String>,
     pub runtime_dir: Option<PathBuf>,
 }
 
-impl Places {
+impl EngineSearch {
     pub fn here(named: Option<PathBuf>) -> Self {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         Self {
@@ -57,7 +57,7 @@ impl Places {
         }
         let own = self.runtime_dir.iter();
         let own = own.flat_map(|dir| [dir.join("docker.sock"), dir.join("podman/podman.sock")]);
-        Ok([USUAL, "/run/podman/podman.sock"].map(PathBuf::from).into_iter().chain(own).collect())
+        Ok([DEFAULT_SOCKET, "/run/podman/podman.sock"].map(PathBuf::from).into_iter().chain(own).collect())
     }
 
     /// Asks each in turn; the first that answers is it.
@@ -71,10 +71,10 @@ impl Places {
         for socket in sockets {
             match ping(&socket).await {
                 Ok(()) => return Engine::At(socket),
-                Err(Silence::Absent) => {
+                Err(PingError::Absent) => {
                     absent.get_or_insert_with(|| format!("no Docker engine at {}", socket.display()));
                 }
-                Err(Silence::Said(said)) => {
+                Err(PingError::Failed(said)) => {
                     let socket = socket.display();
                     broken.get_or_insert_with(|| {
                         format!("the Docker engine at {socket} cannot be used: {said}")
@@ -86,17 +86,17 @@ impl Places {
     }
 }
 
-enum Silence {
+enum PingError {
     Absent,
-    Said(String),
+    Failed(String),
 }
 
-async fn ping(socket: &Path) -> Result<(), Silence> {
-    let asked = tokio::time::timeout(ANSWER_WITHIN, async {
+async fn ping(socket: &Path) -> Result<(), PingError> {
+    let asked = tokio::time::timeout(RESPONSE_TIMEOUT, async {
         let mut stream = UnixStream::connect(socket).await?;
         stream.write_all(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n").await?;
         let mut answer = Vec::new();
-        stream.take(ANSWER_MAX).read_to_end(&mut answer).await?;
+        stream.take(RESPONSE_MAX).read_to_end(&mut answer).await?;
         Ok::<_, std::io::Error>(answer)
     });
     match asked.await {
@@ -106,11 +106,11 @@ async fn ping(socket: &Path) -> Result<(), Silence> {
             if first.split_whitespace().nth(1) == Some("200") {
                 return Ok(());
             }
-            Err(Silence::Said(if first.is_empty() { "it says nothing".into() } else { first.into() }))
+            Err(PingError::Failed(if first.is_empty() { "it says nothing".into() } else { first.into() }))
         }
-        Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => Err(Silence::Absent),
-        Ok(Err(error)) => Err(Silence::Said(error.to_string())),
-        Err(_) => Err(Silence::Said(format!("no answer within {} s", ANSWER_WITHIN.as_secs()))),
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => Err(PingError::Absent),
+        Ok(Err(error)) => Err(PingError::Failed(error.to_string())),
+        Err(_) => Err(PingError::Failed(format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()))),
     }
 }
 
@@ -118,7 +118,7 @@ async fn ping(socket: &Path) -> Result<(), Silence> {
 mod tests {
     use super::*;
 
-    async fn why(places: Places) -> String {
+    async fn why(places: EngineSearch) -> String {
         match places.look().await {
             Engine::At(at) => panic!("found one at {}", at.display()),
             Engine::None { why } => why,
@@ -127,9 +127,10 @@ mod tests {
 
     #[tokio::test]
     async fn no_engine_says_where_it_was_looked_for() {
-        let at = |path: &str| Places { named: Some(path.into()), ..Places::default() };
+        let at = |path: &str| EngineSearch { named: Some(path.into()), ..EngineSearch::default() };
         assert_eq!(why(at("/nowhere/docker.sock")).await, "no Docker engine at /nowhere/docker.sock");
-        let remote = Places { docker_host: Some("tcp://10.0.0.1:2375".into()), ..Places::default() };
+        let remote =
+            EngineSearch { docker_host: Some("tcp://10.0.0.1:2375".into()), ..EngineSearch::default() };
         assert!(why(remote).await.contains("tcp://10.0.0.1:2375"));
     }
 
@@ -144,7 +145,7 @@ mod tests {
             stream.read_exact(&mut asked).await.unwrap();
             stream.write_all(b"HTTP/1.0 503 Busy\r\n\r\n").await.unwrap();
         });
-        let said = why(Places { named: Some(path), ..Places::default() }).await;
+        let said = why(EngineSearch { named: Some(path), ..EngineSearch::default() }).await;
         assert!(said.contains("503 Busy"), "{said}");
         silent.await.unwrap();
     }

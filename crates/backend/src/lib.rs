@@ -19,7 +19,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use windlass_api::agent::shim::{ConfinedBy, HostInfo, ProcessMode, ProcessesInfo};
+use windlass_api::agent::shim::{ConfinementMethod, HostInfo, ProcessMode, ProcessesInfo};
 use windlass_model::{
     id::InstanceId,
     plan::{
@@ -87,12 +87,12 @@ pub struct Machine {
     /// The backend's own name for it.
     pub id: String,
     /// How to come to its agent; `None` until that is known.
-    pub reach: Option<Reach>,
+    pub reach: Option<AgentEndpoint>,
     /// Where people and other nodes find it.
     pub hostname: Option<String>,
     pub internal_ip: Option<String>,
     /// What it has, once somebody looked; `None` = what the offer said.
-    pub has: Option<Has>,
+    pub has: Option<HardwareInfo>,
     pub agent_version: Option<String>,
     /// What the backend itself wants to remember.
     #[serde(default)]
@@ -102,7 +102,7 @@ pub struct Machine {
 /// The way to the agent's socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Reach {
+pub enum AgentEndpoint {
     /// On this machine.
     Socket { path: PathBuf },
     /// On a host to which the instance's own SSH settings lead.
@@ -120,14 +120,14 @@ impl Machine {
 
 /// What a host has, as its own agent says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Has {
+pub struct HardwareInfo {
     pub cpus: u32,
     /// `x86` or `arm`.
     pub arch: Option<String>,
     pub memory_mib: u64,
     pub disk_mib: u64,
     /// One entry each.
-    pub gpus: Vec<HasGpu>,
+    pub gpus: Vec<GpuInfo>,
     /// What tasks run in there: `any`, `docker` or `process`; empty where that is not known.
     pub runtime: String,
     /// Why the container engine that it has does not answer now.
@@ -141,7 +141,7 @@ pub struct Has {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HasGpu {
+pub struct GpuInfo {
     pub vendor: String,
     pub name: String,
     pub memory_mib: u64,
@@ -150,7 +150,7 @@ pub struct HasGpu {
 }
 
 /// The GPUs of a host, as everybody but its driver calls them. A host is told to have GPUs of one kind.
-pub fn gpus_of(info: &HostInfo) -> Vec<Gpu> {
+pub fn gpus_from(info: &HostInfo) -> Vec<Gpu> {
     let vendor = GpuVendor::parse(&info.gpu_vendor);
     let gpu = Gpu::known(vendor, &info.gpu_name, info.gpu_memory, info.gpu_compute_capability);
     vec![gpu; info.gpu_count as usize]
@@ -160,8 +160,8 @@ pub fn gpus_of(info: &HostInfo) -> Vec<Gpu> {
 pub fn processes_of(told: Option<&ProcessesInfo>, mode: ProcessMode) -> Processes {
     let confined = match told {
         None => Processes::Unknown,
-        Some(ProcessesInfo { confined_by: Some(ConfinedBy::Users), .. }) => Processes::Users,
-        Some(ProcessesInfo { confined_by: Some(ConfinedBy::Namespaces), .. }) => Processes::Namespaces,
+        Some(ProcessesInfo { confined_by: Some(ConfinementMethod::Users), .. }) => Processes::Users,
+        Some(ProcessesInfo { confined_by: Some(ConfinementMethod::Namespaces), .. }) => Processes::Namespaces,
         Some(ProcessesInfo { confined_by: None, problem, .. }) => {
             let why = problem.clone().unwrap_or_else(|| "its agent does not say why".to_owned());
             Processes::NotConfined { why }
@@ -174,7 +174,7 @@ pub fn processes_of(told: Option<&ProcessesInfo>, mode: ProcessMode) -> Processe
     }
 }
 
-impl From<&Gpu> for HasGpu {
+impl From<&Gpu> for GpuInfo {
     fn from(gpu: &Gpu) -> Self {
         Self {
             vendor: gpu.vendor.as_str().to_owned(),
@@ -203,7 +203,7 @@ pub enum Deleted {
     /// Nothing of it is left.
     Gone,
     /// Asked for; look again.
-    Going,
+    InProgress,
 }
 
 /// One source of machines.

@@ -29,19 +29,20 @@ use windlass_model::{
 };
 
 use crate::{
-    Answer, Backend, BackendError, Deleted, Enrolment, Found, Has, HasGpu, Machine, Order, Reach,
-    engine::{Engine, Places},
-    gpus_of, processes_of,
+    AgentEndpoint, Answer, Backend, BackendError, Deleted, Enrolment, Found, GpuInfo, HardwareInfo, Machine,
+    Order,
+    engine::{Engine, EngineSearch},
+    gpus_from, processes_of,
     program::{Program, ProgramError},
-    shim_process::{Home, Owner, StartWith},
+    shim_process::{Home, Owner, StartOptions},
     volumes::Volumes,
 };
 
 pub const NAME: &str = "local";
 /// The socket of the engine that answered last, in the agent's home.
-const ENGINE: &str = "engine";
+const ENGINE_FILE: &str = "engine";
 /// How long what the machine has is taken for true.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const HOST_INFO_TTL: Duration = Duration::from_secs(60);
 const MIB: u64 = 1024 * 1024;
 
 /// What the jobs of this machine run in.
@@ -86,7 +87,7 @@ pub struct Settings {
 
 /// How jobs will run, and why so.
 #[derive(Clone, Debug)]
-struct Chosen {
+struct SelectedRuntime {
     runtime: Runtime,
     docker_socket: Option<PathBuf>,
     /// Why the engine that it has does not answer: then its jobs with an image wait.
@@ -94,9 +95,9 @@ struct Chosen {
     said: String,
 }
 
-impl Chosen {
+impl SelectedRuntime {
     fn new(runtime: Runtime, docker_socket: Option<PathBuf>, why: &str) -> Self {
-        let said = format!("this machine, {} ({why})", in_words(runtime));
+        let said = format!("this machine, {} ({why})", describe_runtime(runtime));
         Self { runtime, docker_socket, engine_away: None, said }
     }
 
@@ -117,7 +118,7 @@ impl Chosen {
 
 /// What the backend wants to find in a `Machine` again.
 #[derive(Debug, Serialize, Deserialize)]
-struct Memo {
+struct LocalState {
     /// The agent's home. Another replica on this machine has another directory of its own.
     home: PathBuf,
     /// The machine that the home is on.
@@ -157,7 +158,7 @@ impl Local {
         }
         let _alone = home.alone().await?;
         if home.owner().is_some() {
-            self.serve(&home, &Default::default()).await?;
+            self.ensure_agent(&home, &Default::default()).await?;
         }
         Ok(())
     }
@@ -177,29 +178,34 @@ impl Local {
 
     /// Containers of tasks that exist need their engine; otherwise what suits the machine now. An engine that was there
     /// is never taken for none: while it is away, jobs with an image wait for it.
-    async fn choose(&self, home: &Home) -> Result<Chosen, BackendError> {
+    async fn select_runtime(&self, home: &Home) -> Result<SelectedRuntime, BackendError> {
         let before = std::fs::read_to_string(home.dir().join("runtime")).ok();
         let before = before.filter(|_| !home.is_idle()).and_then(|word| Runtime::parse(word.trim()));
         if self.settings.runtime == Some(Runtime::Process) && before.is_none_or(|it| it == Runtime::Process) {
-            return Ok(Chosen::new(Runtime::Process, None, "as the settings say"));
+            return Ok(SelectedRuntime::new(Runtime::Process, None, "as the settings say"));
         }
         if (before, self.settings.runtime) == (Some(Runtime::Process), Some(Runtime::Docker)) {
-            return Ok(Chosen::new(Runtime::Process, None, "as its jobs were started"));
+            return Ok(SelectedRuntime::new(Runtime::Process, None, "as its jobs were started"));
         }
-        let engine = Places::here(self.settings.docker_socket.clone()).look().await;
+        let engine = EngineSearch::here(self.settings.docker_socket.clone()).look().await;
         let runtime = match (before, self.settings.runtime) {
             // A shim with both takes up plain processes as well as one without an engine.
             (Some(before @ (Runtime::Docker | Runtime::Any)), _) => Some(before),
             (Some(Runtime::Process) | None, asked) => asked,
         };
         match (engine, runtime) {
-            (Engine::At(socket), runtime) => Ok(Chosen::with_engine(runtime.unwrap_or(Runtime::Any), socket)),
+            (Engine::At(socket), runtime) => {
+                Ok(SelectedRuntime::with_engine(runtime.unwrap_or(Runtime::Any), socket))
+            }
             (Engine::None { why }, None) if !had_engine(home) => {
-                Ok(Chosen::new(Runtime::Process, None, &why))
+                Ok(SelectedRuntime::new(Runtime::Process, None, &why))
             }
             (Engine::None { why }, None) => {
                 let said = format!("its container engine is away: {why}");
-                Ok(Chosen { engine_away: Some(why), ..Chosen::new(Runtime::Process, None, &said) })
+                Ok(SelectedRuntime {
+                    engine_away: Some(why),
+                    ..SelectedRuntime::new(Runtime::Process, None, &said)
+                })
             }
             // An agent that runs waits for it; one that does not run cannot start without it.
             (Engine::None { why }, Some(runtime))
@@ -207,7 +213,7 @@ impl Local {
             {
                 let socket = self.settings.docker_socket.clone();
                 let said = format!("its container engine is away: {why}");
-                Ok(Chosen { engine_away: Some(why), ..Chosen::new(runtime, socket, &said) })
+                Ok(SelectedRuntime { engine_away: Some(why), ..SelectedRuntime::new(runtime, socket, &said) })
             }
             (Engine::None { why }, Some(_)) => {
                 Err(BackendError::Unavailable { what: "run jobs in containers", said: why })
@@ -216,8 +222,8 @@ impl Local {
     }
 
     /// Keeps that there is an engine, for the time when it does not answer.
-    fn remember_engine(&self, home: &Home, chosen: &Chosen) {
-        let path = home.dir().join(ENGINE);
+    fn remember_engine(&self, home: &Home, chosen: &SelectedRuntime) {
+        let path = home.dir().join(ENGINE_FILE);
         let written = match (&chosen.docker_socket, &chosen.engine_away) {
             (Some(socket), None) => std::fs::write(&path, socket.as_os_str().as_encoded_bytes()),
             // The agent's own note of it goes when it is started without.
@@ -234,14 +240,14 @@ impl Local {
     }
 
     /// A shim that answers in `home`, and the machine as it is then.
-    async fn serve(
+    async fn ensure_agent(
         &self,
         home: &Home,
         env: &std::collections::BTreeMap<String, String>,
     ) -> Result<Machine, BackendError> {
         let program = self.program()?;
-        let chosen = self.choose(home).await?;
-        let with = StartWith {
+        let chosen = self.select_runtime(home).await?;
+        let with = StartOptions {
             program,
             runtime: chosen.runtime.as_str(),
             docker_socket: chosen.docker_socket.clone(),
@@ -252,7 +258,7 @@ impl Local {
         self.remember_engine(home, &chosen);
         let info = self.look().await?;
         let has = has(&info, &chosen);
-        let memo = Memo {
+        let memo = LocalState {
             home: home.dir().to_owned(),
             host: hostname(),
             said: chosen.said,
@@ -260,7 +266,7 @@ impl Local {
         };
         Ok(Machine {
             id: hostname(),
-            reach: Some(Reach::Socket { path: home.socket() }),
+            reach: Some(AgentEndpoint::Socket { path: home.socket() }),
             hostname: Some("localhost".into()),
             internal_ip: Some("127.0.0.1".into()),
             has: Some(has),
@@ -272,7 +278,7 @@ impl Local {
     /// What the machine has, by its agent's own words.
     async fn look(&self) -> Result<HostInfo, BackendError> {
         if let Some((when, info)) = &*self.looked.lock()
-            && when.elapsed() < LOOK_EVERY
+            && when.elapsed() < HOST_INFO_TTL
         {
             return Ok(info.clone());
         }
@@ -283,15 +289,15 @@ impl Local {
         let args = [OsStr::new("host"), "--data".as_ref(), disk.as_os_str(), "--processes".as_ref(), mode];
         let said = program.output(&args).await.map_err(|error| failed(chain(&error)))?;
         #[derive(Deserialize)]
-        struct Said {
+        struct HostOutput {
             host: HostInfo,
         }
-        let said: Said = serde_json::from_str(&said).map_err(|error| failed(error.to_string()))?;
+        let said: HostOutput = serde_json::from_str(&said).map_err(|error| failed(error.to_string()))?;
         *self.looked.lock() = Some((Instant::now(), said.host.clone()));
         Ok(said.host)
     }
 
-    async fn made(&self, order: &Order) -> Result<Machine, BackendError> {
+    async fn create_instance(&self, order: &Order) -> Result<Machine, BackendError> {
         let home = self.home();
         let _alone = home.alone().await?;
         let program = self.program()?;
@@ -313,11 +319,11 @@ impl Local {
             }
             None => home.enrol(&program, &wanted).await?,
         }
-        self.serve(&home, &order.env).await
+        self.ensure_agent(&home, &order.env).await
     }
 
     async fn found(&self, order: &Order, machine: &Machine) -> Result<Found, BackendError> {
-        let home = self.home_of(order, Some(machine))?;
+        let home = self.home_for(order, Some(machine))?;
         let gone = |said: String| Ok(Found::Gone { said });
         let Some(owner) = home.owner() else {
             return gone(format!("its directory {} is gone", home.dir().display()));
@@ -327,12 +333,13 @@ impl Local {
         }
         let _alone = home.alone().await?;
         // Only one that is dead, or older than ours, is started anew; the others are left as they are.
-        self.serve(&home, &order.env).await.map(Found::Running)
+        self.ensure_agent(&home, &order.env).await.map(Found::Running)
     }
 
     /// Where the machine's agent lives. What is on another computer, only a server there can look after.
-    fn home_of(&self, order: &Order, machine: Option<&Machine>) -> Result<Home, BackendError> {
-        let memo = machine.and_then(|machine| serde_json::from_value::<Memo>(machine.memo.clone()).ok());
+    fn home_for(&self, order: &Order, machine: Option<&Machine>) -> Result<Home, BackendError> {
+        let memo =
+            machine.and_then(|machine| serde_json::from_value::<LocalState>(machine.memo.clone()).ok());
         match memo {
             None => Ok(self.home()),
             Some(memo) if memo.host == hostname() => Ok(Home::new(&memo.home)),
@@ -350,8 +357,8 @@ impl Local {
 
     async fn end(&self, home: &Home) -> Result<(), BackendError> {
         if !home.is_idle() {
-            let chosen = self.choose(home).await?;
-            let with = StartWith {
+            let chosen = self.select_runtime(home).await?;
+            let with = StartOptions {
                 program: self.program()?,
                 runtime: chosen.runtime.as_str(),
                 docker_socket: chosen.docker_socket,
@@ -364,8 +371,12 @@ impl Local {
         Ok(home.remove()?)
     }
 
-    async fn taken_back(&self, order: &Order, machine: Option<&Machine>) -> Result<Deleted, BackendError> {
-        let home = self.home_of(order, machine)?;
+    async fn delete_instance(
+        &self,
+        order: &Order,
+        machine: Option<&Machine>,
+    ) -> Result<Deleted, BackendError> {
+        let home = self.home_for(order, machine)?;
         if home.owner().is_none_or(|owner| owner.instance_id != order.instance) {
             return Ok(Deleted::Gone);
         }
@@ -378,10 +389,10 @@ impl Local {
 /// Whether an engine was there before.
 fn had_engine(home: &Home) -> bool {
     let noted = std::fs::read_to_string(home.dir().join("runtime")).unwrap_or_default();
-    home.dir().join(ENGINE).exists() || matches!(noted.trim(), "any" | "docker")
+    home.dir().join(ENGINE_FILE).exists() || matches!(noted.trim(), "any" | "docker")
 }
 
-fn in_words(runtime: Runtime) -> &'static str {
+fn describe_runtime(runtime: Runtime) -> &'static str {
     match runtime {
         Runtime::Any => "jobs with an image in containers, others as plain processes",
         Runtime::Docker => "jobs in containers",
@@ -414,8 +425,8 @@ const fn arch() -> Option<CpuArch> {
     }
 }
 
-fn has(info: &HostInfo, chosen: &Chosen) -> Has {
-    Has {
+fn has(info: &HostInfo, chosen: &SelectedRuntime) -> HardwareInfo {
+    HardwareInfo {
         cpus: info.cpus,
         arch: arch().map(|arch| {
             let word = match arch {
@@ -426,7 +437,7 @@ fn has(info: &HostInfo, chosen: &Chosen) -> Has {
         }),
         memory_mib: info.memory / MIB,
         disk_mib: info.disk_size / MIB,
-        gpus: gpus_of(info).iter().map(HasGpu::from).collect(),
+        gpus: gpus_from(info).iter().map(GpuInfo::from).collect(),
         runtime: chosen.has().as_str().to_owned(),
         engine_away: chosen.engine_away.clone(),
         processes: info.processes.clone(),
@@ -434,7 +445,7 @@ fn has(info: &HostInfo, chosen: &Chosen) -> Has {
     }
 }
 
-fn offer(info: &HostInfo, availability: Availability, runtimes: Option<Runtimes>) -> Offer {
+fn build_offer(info: &HostInfo, availability: Availability, runtimes: Option<Runtimes>) -> Offer {
     Offer {
         backend: NAME.into(),
         region: NAME.into(),
@@ -448,7 +459,7 @@ fn offer(info: &HostInfo, availability: Availability, runtimes: Option<Runtimes>
             arch: arch(),
             memory_mib: info.memory / MIB,
             disk_mib: info.disk_size / MIB,
-            gpus: gpus_of(info),
+            gpus: gpus_from(info),
             spot: false,
             runtimes,
         },
@@ -466,7 +477,7 @@ impl Backend for Local {
             let taken = self.home().owner().is_some();
             let availability = if taken { Availability::Busy } else { Availability::Available };
             // An engine that is asked for and does not answer is said when the machine is made.
-            let chosen = self.choose(&self.home()).await.ok();
+            let chosen = self.select_runtime(&self.home()).await.ok();
             let info = self.look().await?;
             let told = info.processes.as_ref();
             let processes = processes_of(told, told.map_or(self.settings.processes, |told| told.mode));
@@ -477,12 +488,12 @@ impl Backend for Local {
                     None => runtimes,
                 })
             });
-            Ok(vec![offer(&info, availability, runtimes)])
+            Ok(vec![build_offer(&info, availability, runtimes)])
         })
     }
 
     fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
-        Box::pin(self.made(order))
+        Box::pin(self.create_instance(order))
     }
 
     fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
@@ -490,17 +501,17 @@ impl Backend for Local {
     }
 
     fn delete<'a>(&'a self, order: &'a Order, machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
-        Box::pin(self.taken_back(order, machine))
+        Box::pin(self.delete_instance(order, machine))
     }
 
     /// Whether its container engine came or went.
     fn is_outdated<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, bool> {
         Box::pin(async move {
-            let Ok(memo) = serde_json::from_value::<Memo>(machine.memo.clone()) else { return false };
+            let Ok(memo) = serde_json::from_value::<LocalState>(machine.memo.clone()) else { return false };
             if memo.host != hostname() {
                 return false;
             }
-            let Ok(chosen) = self.choose(&Home::new(&memo.home)).await else { return false };
+            let Ok(chosen) = self.select_runtime(&Home::new(&memo.home)).await else { return false };
             let runtime = machine.has.as_ref().map(|has| has.runtime.as_str());
             chosen.engine_away.is_some() != memo.engine_away.is_some()
                 || runtime.is_some_and(|runtime| runtime != chosen.has().as_str())
@@ -545,8 +556,8 @@ mod tests {
         })
     }
 
-    fn machine(local: &Local, chosen: &Chosen) -> Machine {
-        let memo = Memo {
+    fn machine(local: &Local, chosen: &SelectedRuntime) -> Machine {
+        let memo = LocalState {
             home: local.home().dir().to_owned(),
             host: hostname(),
             said: chosen.said.clone(),
@@ -570,7 +581,7 @@ mod tests {
         let local = local(&dir, None);
         let home = local.home();
         std::fs::create_dir_all(home.dir()).unwrap();
-        let none = local.choose(&home).await.unwrap();
+        let none = local.select_runtime(&home).await.unwrap();
         assert_eq!((none.has(), none.engine_away.is_some()), (Runtime::Process, false), "{none:?}");
         let bare = machine(&local, &none);
         assert!(!local.is_outdated(&bare).await);
@@ -578,7 +589,7 @@ mod tests {
         // It comes up late: the machine runs containers from then on.
         let running = engine(&dir);
         assert!(local.is_outdated(&bare).await);
-        let with = local.choose(&home).await.unwrap();
+        let with = local.select_runtime(&home).await.unwrap();
         assert_eq!((with.runtime, with.has(), &with.engine_away), (Runtime::Any, Runtime::Any, &None));
         local.remember_engine(&home, &with);
         let served = machine(&local, &with);
@@ -589,7 +600,7 @@ mod tests {
         let _ = running.await;
         std::fs::remove_file(dir.path().join("engine.sock")).unwrap();
         assert!(local.is_outdated(&served).await);
-        let away = local.choose(&home).await.unwrap();
+        let away = local.select_runtime(&home).await.unwrap();
         assert_eq!((away.runtime, away.has()), (Runtime::Process, Runtime::Any), "{away:?}");
         assert!(away.engine_away.as_ref().unwrap().contains("no Docker engine at"), "{away:?}");
         local.remember_engine(&home, &away);
@@ -600,7 +611,7 @@ mod tests {
         // And it is back.
         let _running = engine(&dir);
         assert!(local.is_outdated(&waits).await);
-        assert_eq!(local.choose(&home).await.unwrap().runtime, Runtime::Any);
+        assert_eq!(local.select_runtime(&home).await.unwrap().runtime, Runtime::Any);
     }
 
     #[tokio::test]
@@ -608,7 +619,7 @@ mod tests {
         let dir = temp_dir("engine").unwrap();
         for runtime in [Runtime::Docker, Runtime::Any] {
             let local = local(&dir, Some(runtime));
-            let error = local.choose(&local.home()).await.unwrap_err();
+            let error = local.select_runtime(&local.home()).await.unwrap_err();
             assert!(matches!(error, BackendError::Unavailable { .. }), "{error}");
         }
     }

@@ -19,19 +19,19 @@ use windlass_api::agent::shim::ProcessMode;
 use windlass_model::{id::InstanceId, plan::offers::Offer};
 
 use self::{
-    ledger::{Ledger, Made, now_ms},
+    ledger::{InstanceRecord, Ledger, now_ms},
     script::{Kind, Runtime, Script},
 };
 use crate::{
-    Answer, Backend, BackendError, Deleted, Found, Machine, Order, Reach, Want,
+    AgentEndpoint, Answer, Backend, BackendError, Deleted, Found, Machine, Order, Want,
     program::Program,
-    shim_process::{Alone, Home, Owner, StartWith},
+    shim_process::{Home, HomeLock, Owner, StartOptions},
     volumes::Volumes,
 };
 
 pub const NAME: &str = "mock";
 /// Of an instance's id, in the names of directories: paths of sockets are short.
-const SHORT: usize = 8;
+const SHORT_ID_CHARS: usize = 8;
 
 /// A cloud and where it keeps its books.
 pub struct Mock {
@@ -50,23 +50,23 @@ impl Mock {
 
     /// Takes a machine back now, as a cloud does with spot instances.
     pub async fn preempt(&self, instance: InstanceId) -> Result<(), BackendError> {
-        let _alone = self.books().await?;
+        let _alone = self.lock_ledger().await?;
         match self.ledger.machine(instance)? {
-            Some(made) => self.take_back(made).await,
+            Some(made) => self.preempt_recorded(made).await,
             None => Ok(()),
         }
     }
 
     /// Nobody else writes the books meanwhile.
-    async fn books(&self) -> Result<Alone, BackendError> {
+    async fn lock_ledger(&self) -> Result<HomeLock, BackendError> {
         Ok(Home::new(&self.dir.join("books")).alone().await?)
     }
 
     fn home(&self, instance: InstanceId) -> Home {
-        Home::new(&self.dir.join(&instance.to_string()[..SHORT]))
+        Home::new(&self.dir.join(&instance.to_string()[..SHORT_ID_CHARS]))
     }
 
-    fn start_with(&self) -> Result<StartWith, BackendError> {
+    fn start_with(&self) -> Result<StartOptions, BackendError> {
         let program = Program::find(self.agent.as_deref()).map_err(|error| BackendError::Refused {
             what: "start an agent for the mock cloud",
             said: error.to_string(),
@@ -75,7 +75,7 @@ impl Mock {
             Runtime::Hollow => "hollow",
             Runtime::Process => "process",
         };
-        Ok(StartWith {
+        Ok(StartOptions {
             program,
             runtime,
             docker_socket: None,
@@ -84,7 +84,7 @@ impl Mock {
         })
     }
 
-    fn kind_of(&self, made: &Made) -> Option<&Kind> {
+    fn script_for(&self, made: &InstanceRecord) -> Option<&Kind> {
         self.script.offers.iter().find(|kind| kind.key() == made.kind)
     }
 
@@ -96,21 +96,26 @@ impl Mock {
         let kind = self.script.kind(&offer.instance_type, &offer.region, offer.host.spot);
         let kind = kind.ok_or_else(|| refused(format!("no {} in {}", offer.instance_type, offer.region)))?;
         let machine = {
-            let _alone = self.books().await?;
+            let _alone = self.lock_ledger().await?;
             let made = match self.ledger.machine(order.instance)? {
                 Some(made) => made,
                 None => {
-                    self.may_create()?;
+                    self.check_create()?;
                     if self.ledger.is_among_first(&format!("no capacity {}", kind.key()), kind.no_capacity)? {
                         let said =
                             format!("no {} in {}, as the script says", kind.instance_type, kind.region);
                         return Err(BackendError::NoCapacity { said });
                     }
                     let (made_ms, deletes, preempted) = (now_ms(), 0, false);
-                    let made =
-                        Made { instance: order.instance, kind: kind.key(), made_ms, deletes, preempted };
-                    self.ledger.keep_machine(&made)?;
-                    self.ends_half_way()?;
+                    let made = InstanceRecord {
+                        instance: order.instance,
+                        kind: kind.key(),
+                        made_ms,
+                        deletes,
+                        preempted,
+                    };
+                    self.ledger.put_instance(&made)?;
+                    self.fail_after_create()?;
                     made
                 }
             };
@@ -118,7 +123,7 @@ impl Mock {
                 return Err(BackendError::NoCapacity { said: "it was taken back".to_owned() });
             }
             let ready = now_ms() >= made.made_ms + kind.boot_ms;
-            if ready { self.serve(order, &made).await? } else { self.machine(&made, None) }
+            if ready { self.ensure_agent(order, &made).await? } else { self.machine(&made, None) }
         };
         tokio::time::sleep(Duration::from_millis(kind.late_ms)).await;
         if self.ledger.is_among_first(&format!("lost answer {}", kind.key()), kind.lost_answers)? {
@@ -129,7 +134,7 @@ impl Mock {
     }
 
     /// The machine with its agent, which is started where it does not run.
-    async fn serve(&self, order: &Order, made: &Made) -> Result<Machine, BackendError> {
+    async fn ensure_agent(&self, order: &Order, made: &InstanceRecord) -> Result<Machine, BackendError> {
         let (home, with) = (self.home(made.instance), self.start_with()?);
         let owner = Owner {
             instance_id: order.instance,
@@ -140,47 +145,47 @@ impl Mock {
             home.enrol(&with.program, &owner).await?;
         }
         let env = order.env.clone();
-        let health = home.ensure(&StartWith { env, ..with }).await?;
+        let health = home.ensure(&StartOptions { env, ..with }).await?;
         Ok(self.machine(made, Some((home.socket(), health.version))))
     }
 
-    fn machine(&self, made: &Made, agent: Option<(PathBuf, String)>) -> Machine {
+    fn machine(&self, made: &InstanceRecord, agent: Option<(PathBuf, String)>) -> Machine {
         let (path, agent_version) = agent.unzip();
         Machine {
-            id: format!("i-{}", &made.instance.to_string()[..SHORT]),
+            id: format!("i-{}", &made.instance.to_string()[..SHORT_ID_CHARS]),
             hostname: path.is_some().then(|| "127.0.0.1".to_owned()),
             internal_ip: path.is_some().then(|| "127.0.0.1".to_owned()),
-            reach: path.map(|path| Reach::Socket { path }),
+            reach: path.map(|path| AgentEndpoint::Socket { path }),
             has: None,
             agent_version,
             memo: json!({ "said": "a machine of the mock cloud" }),
         }
     }
 
-    async fn found(&self, order: &Order) -> Result<Found, BackendError> {
-        let _alone = self.books().await?;
+    async fn find_instance(&self, order: &Order) -> Result<Found, BackendError> {
+        let _alone = self.lock_ledger().await?;
         let Some(made) = self.ledger.machine(order.instance)? else { return Ok(Found::Unknown) };
-        if self.is_unknown_yet(&made)? {
+        if self.is_listing_stale(&made)? {
             return Ok(Found::Unknown);
         }
-        let kind = self.kind_of(&made);
+        let kind = self.script_for(&made);
         let is_due =
             |kind: &Kind| kind.preempt_after_ms.is_some_and(|after| now_ms() >= made.made_ms + after);
-        if made.preempted || self.ledger.preemption(made.instance).exists() || kind.is_some_and(is_due) {
-            self.take_back(made).await?;
+        if made.preempted || self.ledger.preemption_file(made.instance).exists() || kind.is_some_and(is_due) {
+            self.preempt_recorded(made).await?;
             return Ok(Found::Gone { said: "the spot instance was taken back".to_owned() });
         }
         let boot_ms = kind.map_or(0, |kind| kind.boot_ms);
         if now_ms() < made.made_ms + boot_ms {
             return Ok(Found::Starting(self.machine(&made, None)));
         }
-        Ok(Found::Running(self.serve(order, &made).await?))
+        Ok(Found::Running(self.ensure_agent(order, &made).await?))
     }
 
-    async fn take_back(&self, made: Made) -> Result<(), BackendError> {
+    async fn preempt_recorded(&self, made: InstanceRecord) -> Result<(), BackendError> {
         if !made.preempted {
             self.end(made.instance).await?;
-            self.ledger.keep_machine(&Made { preempted: true, ..made })?;
+            self.ledger.put_instance(&InstanceRecord { preempted: true, ..made })?;
         }
         Ok(())
     }
@@ -194,17 +199,17 @@ impl Mock {
         Ok(home.remove()?)
     }
 
-    async fn taken_back(&self, order: &Order) -> Result<Deleted, BackendError> {
-        let _alone = self.books().await?;
+    async fn delete_instance(&self, order: &Order) -> Result<Deleted, BackendError> {
+        let _alone = self.lock_ledger().await?;
         let Some(mut made) = self.ledger.machine(order.instance)? else { return Ok(Deleted::Gone) };
-        self.may_delete()?;
+        self.check_delete()?;
         made.deletes += 1;
-        if self.kind_of(&made).is_some_and(|kind| made.deletes <= kind.slow_deletes) {
-            self.ledger.keep_machine(&made)?;
-            return Ok(Deleted::Going);
+        if self.script_for(&made).is_some_and(|kind| made.deletes <= kind.slow_deletes) {
+            self.ledger.put_instance(&made)?;
+            return Ok(Deleted::InProgress);
         }
         self.end(made.instance).await?;
-        self.ledger.drop_machine(made.instance)?;
+        self.ledger.remove_instance(made.instance)?;
         Ok(Deleted::Gone)
     }
 }
@@ -223,11 +228,11 @@ impl Backend for Mock {
     }
 
     fn find<'a>(&'a self, order: &'a Order, _machine: &'a Machine) -> Answer<'a, Found> {
-        Box::pin(self.found(order))
+        Box::pin(self.find_instance(order))
     }
 
     fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
-        Box::pin(self.taken_back(order))
+        Box::pin(self.delete_instance(order))
     }
 
     fn volumes(&self) -> Option<&dyn Volumes> {

@@ -16,9 +16,9 @@ pub const NAME: &str = "windlass-agent";
 /// A setting or the environment may name another one.
 pub const VARIABLE: &str = "WINDLASS_AGENT";
 /// How long it may take to say something about itself or about the machine.
-const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest complaint that is handed on.
-const SAID_MAX: usize = 2000;
+const ERROR_TEXT_MAX: usize = 2000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
@@ -80,7 +80,7 @@ impl Program {
     }
 
     pub fn stamp(&self) -> Result<Stamp, ProgramError> {
-        let meta = std::fs::metadata(&self.0).map_err(|source| self.failed("", source))?;
+        let meta = std::fs::metadata(&self.0).map_err(|source| self.run_error("", source))?;
         Ok(Stamp {
             path: self.0.clone(),
             inode: meta.ino(),
@@ -100,22 +100,22 @@ impl Program {
         let what = args.join(OsStr::new(" ")).to_string_lossy().into_owned();
         let mut command = Command::new(&self.0);
         command.args(args).stdin(Stdio::null()).kill_on_drop(true);
-        let ran = match tokio::time::timeout(ANSWER_WITHIN, command.output()).await {
-            Ok(ran) => ran.map_err(|source| self.failed(&what, source))?,
+        let ran = match tokio::time::timeout(RESPONSE_TIMEOUT, command.output()).await {
+            Ok(ran) => ran.map_err(|source| self.run_error(&what, source))?,
             Err(_) => {
-                let said = format!("no answer within {} s", ANSWER_WITHIN.as_secs());
+                let said = format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs());
                 return Err(ProgramError::Failed { path: self.0.clone(), what, said });
             }
         };
         if !ran.status.success() {
             let said = String::from_utf8_lossy(&ran.stderr);
-            let said = format!("{}: {}", ran.status, tail(said.trim(), SAID_MAX));
+            let said = format!("{}: {}", ran.status, tail(said.trim(), ERROR_TEXT_MAX));
             return Err(ProgramError::Failed { path: self.0.clone(), what, said });
         }
         Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
     }
 
-    fn failed(&self, what: &str, source: std::io::Error) -> ProgramError {
+    fn run_error(&self, what: &str, source: std::io::Error) -> ProgramError {
         ProgramError::Run { path: self.0.clone(), what: what.to_owned(), source }
     }
 }

@@ -21,11 +21,11 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use windlass_model::{id::InstanceId, plan::offers::Offer};
-use windlass_tunnel::{Hosts, Target};
+use windlass_tunnel::{SshDestination, SshPool};
 
-use self::visit::{Visit, is_newer, unavailable};
+use self::visit::{HostSetup, is_newer, unavailable};
 pub use self::{
-    binary::{Binaries, Binary, BinaryError},
+    binary::{AgentBinary, Binaries, BinaryError},
     script::{AGENT, CRON, ROOT, SOCKET, UNIT},
 };
 use crate::{Answer, Backend, BackendError, Deleted, Found, Machine, Order, Want};
@@ -41,7 +41,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[derive(Clone, Debug)]
 pub struct Site {
     /// With the pinned host keys, once there are some: those of hosts on the way as well.
-    pub target: Target,
+    pub target: SshDestination,
     /// The address other nodes use; found in `network` when not given.
     pub internal_ip: Option<IpAddr>,
     /// Private network in CIDR notation, in which the host's internal address is looked for.
@@ -50,7 +50,7 @@ pub struct Site {
 
 /// What [`Remote`] keeps in [`Machine::memo`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Memo {
+pub struct RemoteState {
     /// SHA-256 of the agent's binary that was brought there.
     #[serde(default)]
     pub agent_sha256: String,
@@ -62,7 +62,7 @@ pub struct Memo {
     pub keeper: String,
 }
 
-impl Memo {
+impl RemoteState {
     /// What was remembered of a machine; empty for one of another backend.
     pub fn of(machine: &Machine) -> Self {
         serde_json::from_value(machine.memo.clone()).unwrap_or_default()
@@ -71,7 +71,7 @@ impl Memo {
 
 /// The backend `remote`.
 pub struct Remote {
-    hosts: Arc<Hosts<InstanceId>>,
+    hosts: Arc<SshPool<InstanceId>>,
     binaries: Arc<Binaries>,
     uploads: Semaphore,
     progress: Mutex<HashMap<InstanceId, String>>,
@@ -79,7 +79,7 @@ pub struct Remote {
 
 impl Remote {
     /// `hosts` are the connections that calls to agents use as well: one connection per host serves both.
-    pub fn new(hosts: Arc<Hosts<InstanceId>>, binaries: Binaries) -> Self {
+    pub fn new(hosts: Arc<SshPool<InstanceId>>, binaries: Binaries) -> Self {
         let (binaries, uploads) = (Arc::new(binaries), Semaphore::new(UPLOADS_MAX));
         Self { hosts, binaries, uploads, progress: Mutex::default() }
     }
@@ -91,9 +91,9 @@ impl Remote {
     }
 
     /// Nothing is told any more once the work is done or given up.
-    fn under_way(&self, order: &Order) -> UnderWay<'_> {
+    fn track_progress(&self, order: &Order) -> ProgressGuard<'_> {
         self.progress.lock().insert(order.instance, String::new());
-        UnderWay { remote: self, instance: order.instance }
+        ProgressGuard { remote: self, instance: order.instance }
     }
 
     /// The SHA-256 of our binary for an architecture.
@@ -101,7 +101,7 @@ impl Remote {
         self.binary(arch, |binaries, arch| binaries.sum(arch)).await
     }
 
-    async fn load(&self, arch: &'static str) -> Result<Arc<Binary>, BackendError> {
+    async fn load(&self, arch: &'static str) -> Result<Arc<AgentBinary>, BackendError> {
         self.binary(arch, |binaries, arch| binaries.load(arch)).await
     }
 
@@ -126,16 +126,16 @@ impl Remote {
     }
 
     /// Whether the host has another agent than it should.
-    async fn has_another(&self, machine: &Machine, version: &str) -> Result<bool, BackendError> {
-        let arch = machine.has.as_ref().and_then(|has| script::arch_of(has.arch.as_deref()?));
+    async fn has_outdated_agent(&self, machine: &Machine, version: &str) -> Result<bool, BackendError> {
+        let arch = machine.has.as_ref().and_then(|has| script::binary_arch(has.arch.as_deref()?));
         let Some(arch) = arch else { return Ok(false) };
-        Ok(self.sum(arch).await? != Memo::of(machine).agent_sha256 && !is_newer(version, VERSION))
+        Ok(self.sum(arch).await? != RemoteState::of(machine).agent_sha256 && !is_newer(version, VERSION))
     }
 
     async fn found(&self, order: &Order, machine: &Machine) -> Result<Found, BackendError> {
-        let visit = Visit::begin(self, order, site(order)?).await?;
+        let visit = HostSetup::begin(self, order, site(order)?).await?;
         match visit.health().await {
-            Ok(health) if !self.has_another(machine, &health.version).await? => {
+            Ok(health) if !self.has_outdated_agent(machine, &health.version).await? => {
                 let agent_version = Some(health.version);
                 Ok(Found::Running(Machine { agent_version, ..machine.clone() }))
             }
@@ -146,12 +146,12 @@ impl Remote {
     }
 }
 
-struct UnderWay<'a> {
+struct ProgressGuard<'a> {
     remote: &'a Remote,
     instance: InstanceId,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for ProgressGuard<'_> {
     fn drop(&mut self) {
         self.remote.progress.lock().remove(&self.instance);
     }
@@ -189,23 +189,23 @@ impl Backend for Remote {
 
     fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
         Box::pin(async move {
-            let _under_way = self.under_way(order);
-            Visit::begin(self, order, site(order)?).await?.bring_up().await
+            let _under_way = self.track_progress(order);
+            HostSetup::begin(self, order, site(order)?).await?.bring_up().await
         })
     }
 
     fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
         Box::pin(async move {
-            let _under_way = self.under_way(order);
+            let _under_way = self.track_progress(order);
             self.found(order, machine).await
         })
     }
 
     fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
         Box::pin(async move {
-            let _under_way = self.under_way(order);
-            let visit = Visit::begin(self, order, site(order)?).await?;
-            visit.leave().await?;
+            let _under_way = self.track_progress(order);
+            let visit = HostSetup::begin(self, order, site(order)?).await?;
+            visit.uninstall().await?;
             self.hosts.forget(&order.instance);
             Ok(Deleted::Gone)
         })
@@ -215,7 +215,7 @@ impl Backend for Remote {
         Box::pin(async move {
             let version = machine.agent_version.as_deref().unwrap_or_default();
             // A server that cannot read its own binary upgrades nobody; whoever creates a host is told so.
-            self.has_another(machine, version).await.unwrap_or(false)
+            self.has_outdated_agent(machine, version).await.unwrap_or(false)
         })
     }
 

@@ -24,7 +24,7 @@ use tokio::{
 use windlass_api::{
     agent::{
         Health, client,
-        shim::{ProcessMode, TaskStatus, Terminate},
+        shim::{ProcessMode, TaskStatus, TerminateRequest},
     },
     unix,
 };
@@ -36,34 +36,34 @@ use crate::{
 };
 
 /// Where the agent keeps volumes that are directories.
-pub(crate) const VOLUMES: &str = "volumes";
-const SOCKET: &str = "shim.sock";
-const ENROLMENT: &str = "enrolment.json";
-const LOCK: &str = "lock";
-const LOG: &str = "shim.log";
-const BUILD: &str = "program.json";
-const TASKS: &str = "tasks";
+pub(crate) const VOLUMES_DIR: &str = "volumes";
+const SOCKET_FILE: &str = "shim.sock";
+const ENROLMENT_FILE: &str = "enrolment.json";
+const LOCK_FILE: &str = "lock";
+const LOG_FILE: &str = "shim.log";
+const BUILD_FILE: &str = "program.json";
+const TASKS_DIR: &str = "tasks";
 /// From start to first answer. With an engine that is slow to come up, the next look finds it.
 const READY_WITHIN: Duration = Duration::from_secs(20);
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A shim that is asked to stop finishes the calls in flight.
-const STOP_WITHIN: Duration = Duration::from_secs(10);
-const KILL_WITHIN: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Whoever holds a home to start or end its shim is done by then.
-const ALONE_WITHIN: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Killing takes moments; what waits for a dead disk is looked at again later.
-const TASKS_END_WITHIN: Duration = Duration::from_secs(30);
+const TASKS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Later than any holder of a lock that ever called.
-const EVERY_EPOCH: i64 = i64::MAX;
+const MAX_EPOCH: i64 = i64::MAX;
 const LOG_BYTES_MAX: u64 = 1024 * 1024;
-const SAID_MAX: usize = 1000;
+const LOG_LINE_MAX: usize = 1000;
 /// What a shim says that finds another one in its home.
-const TAKEN: &str = "in use by another shim";
-const TRIES_MAX: u32 = 20;
-const TRY_AGAIN_AFTER: Duration = Duration::from_millis(50);
+const HOME_IN_USE: &str = "in use by another shim";
+const START_ATTEMPTS_MAX: u32 = 20;
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// The environment is not handed on whole: the server's has its admin's token in it.
-const HANDED_ON: &[&str] = &[
+const INHERITED_VARIABLES: &[&str] = &[
     "PATH",
     "HOME",
     "USER",
@@ -101,9 +101,9 @@ pub enum ShimProcessError {
     #[error("wait for the agent at {}: no answer within {} s; {said}", socket.display(), READY_WITHIN.as_secs())]
     Silent { socket: PathBuf, said: String },
     #[error("stop the agent: process {pid} is still there")]
-    Stays { pid: i32 },
+    StillRunning { pid: i32 },
     #[error("wait for {}: another process works there", path.display())]
-    Crowded { path: PathBuf },
+    Locked { path: PathBuf },
     #[error("ask the agent")]
     Ask(#[from] client::ShimError),
     #[error("draw random bytes")]
@@ -121,8 +121,8 @@ impl From<ShimProcessError> for BackendError {
             | ShimProcessError::Io { .. }
             | ShimProcessError::Ended { .. }
             | ShimProcessError::Silent { .. }
-            | ShimProcessError::Stays { .. }
-            | ShimProcessError::Crowded { .. }
+            | ShimProcessError::StillRunning { .. }
+            | ShimProcessError::Locked { .. }
             | ShimProcessError::Ask(_)
             | ShimProcessError::Random(_) => {
                 Self::Unavailable { what: "look after the agent of this machine", said }
@@ -141,7 +141,7 @@ pub struct Owner {
 
 /// How a shim is started.
 #[derive(Clone, Debug)]
-pub struct StartWith {
+pub struct StartOptions {
     pub program: Program,
     /// `any`, `docker`, `process` or `hollow`.
     pub runtime: &'static str,
@@ -151,24 +151,24 @@ pub struct StartWith {
     pub env: BTreeMap<String, String>,
 }
 
-impl StartWith {
-    fn how(&self) -> How {
-        How { runtime: self.runtime.to_owned(), processes: self.processes }
+impl StartOptions {
+    fn how(&self) -> LaunchConfig {
+        LaunchConfig { runtime: self.runtime.to_owned(), processes: self.processes }
     }
 }
 
 /// Which build was started last, and how.
 #[derive(Debug, Serialize, Deserialize)]
-struct Build {
+struct BuildRecord {
     stamp: Stamp,
     /// Absent from what was started by an older server.
     #[serde(default)]
-    how: Option<How>,
+    how: Option<LaunchConfig>,
 }
 
 /// What a running shim cannot be told: it is started anew.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct How {
+struct LaunchConfig {
     runtime: String,
     processes: ProcessMode,
 }
@@ -179,7 +179,7 @@ pub struct Home(PathBuf);
 
 /// Nobody else starts or ends the shim of a home while this is held.
 #[derive(Debug)]
-pub struct Alone {
+pub struct HomeLock {
     _lock: fs::File,
 }
 
@@ -193,38 +193,42 @@ impl Home {
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.0.join(SOCKET)
+        self.0.join(SOCKET_FILE)
     }
 
-    fn failed<'a>(&'a self, what: &'static str) -> impl FnOnce(io::Error) -> ShimProcessError + 'a {
+    fn io_error<'a>(&'a self, what: &'static str) -> impl FnOnce(io::Error) -> ShimProcessError + 'a {
         move |source| ShimProcessError::Io { what, path: self.0.clone(), source }
     }
 
     /// Waits its turn. The lock is beside the directory, which may come and go.
-    pub async fn alone(&self) -> Result<Alone, ShimProcessError> {
+    pub async fn alone(&self) -> Result<HomeLock, ShimProcessError> {
         let mut path = self.0.clone().into_os_string();
         path.push(".lock");
         if let Some(parent) = self.0.parent() {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(self.failed("make"))?;
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(parent)
+                .map_err(self.io_error("make"))?;
         }
         let opened = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
-        let file = opened.map_err(self.failed("lock"))?;
-        let deadline = Instant::now() + ALONE_WITHIN;
+        let file = opened.map_err(self.io_error("lock"))?;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(Alone { _lock: file }),
-                Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => sleep(LOOK_EVERY).await,
+                Ok(()) => return Ok(HomeLock { _lock: file }),
+                Err(fs::TryLockError::WouldBlock) if Instant::now() < deadline => sleep(POLL_INTERVAL).await,
                 Err(fs::TryLockError::WouldBlock) => {
-                    return Err(ShimProcessError::Crowded { path: self.0.clone() });
+                    return Err(ShimProcessError::Locked { path: self.0.clone() });
                 }
-                Err(fs::TryLockError::Error(error)) => return Err(self.failed("lock")(error)),
+                Err(fs::TryLockError::Error(error)) => return Err(self.io_error("lock")(error)),
             }
         }
     }
 
     /// `None`: nobody's.
     pub fn owner(&self) -> Option<Owner> {
-        serde_json::from_slice(&fs::read(self.0.join(ENROLMENT)).ok()?).ok()
+        serde_json::from_slice(&fs::read(self.0.join(ENROLMENT_FILE)).ok()?).ok()
     }
 
     /// A running shim takes it up with the next call.
@@ -244,12 +248,12 @@ impl Home {
 
     /// Whether no task is kept here, running or not.
     pub fn is_idle(&self) -> bool {
-        fs::read_dir(self.0.join(TASKS)).map_or(true, |mut entries| entries.next().is_none())
+        fs::read_dir(self.0.join(TASKS_DIR)).map_or(true, |mut entries| entries.next().is_none())
     }
 
     /// The process that serves this home, whoever started it.
     pub fn pid(&self) -> Option<i32> {
-        let pid: i32 = fs::read_to_string(self.0.join(LOCK)).ok()?.trim().parse().ok()?;
+        let pid: i32 = fs::read_to_string(self.0.join(LOCK_FILE)).ok()?.trim().parse().ok()?;
         // A number may have been given to another process since; one that ended has no arguments.
         let args = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let mut args = args.split(|byte| *byte == 0);
@@ -260,16 +264,16 @@ impl Home {
 
     /// Who answers at the socket.
     pub async fn answer(&self) -> Option<Health> {
-        let asked = timeout(ANSWER_WITHIN, async {
+        let asked = timeout(RESPONSE_TIMEOUT, async {
             let stream = unix::connect(&self.socket()).await.ok()?;
-            client::Shim::connect(stream, "").await.ok()?.health().await.ok()
+            client::ShimClient::connect(stream, "").await.ok()?.health().await.ok()
         });
         asked.await.ok().flatten()
     }
 
     /// A shim that answers: the one that runs, or a new one. An older build makes place for a newer one; the tasks
     /// go on meanwhile.
-    pub async fn ensure(&self, with: &StartWith) -> Result<Health, ShimProcessError> {
+    pub async fn ensure(&self, with: &StartOptions) -> Result<Health, ShimProcessError> {
         if self.pid().is_some()
             && let Some(health) = self.answer().await
         {
@@ -284,15 +288,17 @@ impl Home {
         Ok(health)
     }
 
-    async fn start(&self, with: &StartWith) -> Result<Health, ShimProcessError> {
+    async fn start(&self, with: &StartOptions) -> Result<Health, ShimProcessError> {
         let mut tries = 1;
         loop {
             let mut child = if self.pid().is_some() { None } else { Some(self.spawn(with)?) };
-            match self.until_ready(child.as_mut()).await {
+            match self.wait_ready(child.as_mut()).await {
                 // One that was killed lets go of its home a moment after it is gone.
-                Err(ShimProcessError::Ended { said }) if said.contains(TAKEN) && tries < TRIES_MAX => {
+                Err(ShimProcessError::Ended { said })
+                    if said.contains(HOME_IN_USE) && tries < START_ATTEMPTS_MAX =>
+                {
                     tries += 1;
-                    sleep(TRY_AGAIN_AFTER).await;
+                    sleep(RETRY_DELAY).await;
                 }
                 ready => return ready,
             }
@@ -301,11 +307,11 @@ impl Home {
 
     /// By how it was started, by version, and between builds of one version by the file: but only where it is the same
     /// file, so that two servers with programs of their own do not take turns.
-    async fn is_outdated(&self, running: &Health, with: &StartWith) -> Result<bool, ShimProcessError> {
+    async fn is_outdated(&self, running: &Health, with: &StartOptions) -> Result<bool, ShimProcessError> {
         let program = &with.program;
         let stamp = program.stamp()?;
-        let noted = fs::read(self.0.join(BUILD)).ok();
-        match noted.and_then(|text| serde_json::from_slice::<Build>(&text).ok()) {
+        let noted = fs::read(self.0.join(BUILD_FILE)).ok();
+        match noted.and_then(|text| serde_json::from_slice::<BuildRecord>(&text).ok()) {
             Some(build) if build.how.as_ref().is_some_and(|how| *how != with.how()) => Ok(true),
             Some(build) if build.stamp == stamp => Ok(false),
             Some(build) if build.stamp.path == stamp.path => Ok(true),
@@ -313,15 +319,15 @@ impl Home {
         }
     }
 
-    fn note_build(&self, with: &StartWith) -> Result<(), ShimProcessError> {
-        let build = Build { stamp: with.program.stamp()?, how: Some(with.how()) };
-        let text = serde_json::to_vec(&build).map_err(io::Error::from).map_err(self.failed("note"))?;
-        fs::write(self.0.join(BUILD), text).map_err(self.failed("write to"))
+    fn note_build(&self, with: &StartOptions) -> Result<(), ShimProcessError> {
+        let build = BuildRecord { stamp: with.program.stamp()?, how: Some(with.how()) };
+        let text = serde_json::to_vec(&build).map_err(io::Error::from).map_err(self.io_error("note"))?;
+        fs::write(self.0.join(BUILD_FILE), text).map_err(self.io_error("write to"))
     }
 
-    fn spawn(&self, with: &StartWith) -> Result<Child, ShimProcessError> {
-        let log = self.open_log().map_err(self.failed("write the log in"))?;
-        let second = log.try_clone().map_err(self.failed("write the log in"))?;
+    fn spawn(&self, with: &StartOptions) -> Result<Child, ShimProcessError> {
+        let log = self.open_log().map_err(self.io_error("write the log in"))?;
+        let second = log.try_clone().map_err(self.io_error("write the log in"))?;
         let mut command = Command::new(with.program.path());
         command.arg("shim").arg("--home").arg(&self.0).args(["--runtime", with.runtime, "--own-session"]);
         command.args(["--processes", with.processes.as_str()]);
@@ -332,7 +338,7 @@ impl Home {
         if let Some(data) = self.0.parent().filter(|data| data.parent().is_some()) {
             command.arg("--hide").arg(data);
         }
-        command.env_clear().envs(handed_on()).envs(&with.env);
+        command.env_clear().envs(inherited_env()).envs(&with.env);
         command.current_dir("/").stdin(Stdio::null()).stdout(log).stderr(second);
         command.spawn().map_err(|source| ShimProcessError::Io {
             what: "start",
@@ -342,14 +348,14 @@ impl Home {
     }
 
     fn open_log(&self) -> io::Result<fs::File> {
-        let path = self.0.join(LOG);
+        let path = self.0.join(LOG_FILE);
         if fs::metadata(&path).is_ok_and(|meta| meta.len() > LOG_BYTES_MAX) {
             fs::rename(&path, self.0.join("shim.log.1"))?;
         }
         fs::OpenOptions::new().create(true).append(true).mode(0o600).open(path)
     }
 
-    async fn until_ready(&self, mut child: Option<&mut Child>) -> Result<Health, ShimProcessError> {
+    async fn wait_ready(&self, mut child: Option<&mut Child>) -> Result<Health, ShimProcessError> {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
             if let Some(health) = self.answer().await {
@@ -357,49 +363,49 @@ impl Home {
             }
             // One that found the home taken ends; the one that took it answers soon.
             let ended = match &mut child {
-                Some(child) => child.try_wait().map_err(self.failed("look after the agent of"))?.is_some(),
+                Some(child) => child.try_wait().map_err(self.io_error("look after the agent of"))?.is_some(),
                 None => true,
             };
             if ended && self.pid().is_none() {
-                return Err(ShimProcessError::Ended { said: self.last_words() });
+                return Err(ShimProcessError::Ended { said: self.last_log_line() });
             }
             if Instant::now() >= deadline {
-                return Err(ShimProcessError::Silent { socket: self.socket(), said: self.last_words() });
+                return Err(ShimProcessError::Silent { socket: self.socket(), said: self.last_log_line() });
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
     /// The last line of its log.
-    fn last_words(&self) -> String {
-        let log = fs::read(self.0.join(LOG)).unwrap_or_default();
+    fn last_log_line(&self) -> String {
+        let log = fs::read(self.0.join(LOG_FILE)).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         match log.lines().rfind(|line| !line.trim().is_empty()) {
-            Some(line) => tail(line.trim(), SAID_MAX).trim_start_matches("error: ").to_owned(),
+            Some(line) => tail(line.trim(), LOG_LINE_MAX).trim_start_matches("error: ").to_owned(),
             None => "it said nothing".to_owned(),
         }
     }
 
     /// Ends the process; the tasks go on.
     pub async fn stop(&self) -> Result<(), ShimProcessError> {
-        for (signal, within) in [(Signal::TERM, STOP_WITHIN), (Signal::KILL, KILL_WITHIN)] {
+        for (signal, within) in [(Signal::TERM, STOP_TIMEOUT), (Signal::KILL, KILL_TIMEOUT)] {
             let Some(pid) = self.pid() else { return Ok(()) };
             let Some(process) = Pid::from_raw(pid) else { return Ok(()) };
             // It may have ended just now.
             let _ = kill_process(process, signal);
             let deadline = Instant::now() + within;
             while self.pid() == Some(pid) && Instant::now() < deadline {
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
         }
         match self.pid() {
             None => Ok(()),
-            Some(pid) => Err(ShimProcessError::Stays { pid }),
+            Some(pid) => Err(ShimProcessError::StillRunning { pid }),
         }
     }
 
     /// Ends and removes every task, whoever asked for it, through a shim that is started for that where none runs.
-    pub async fn end_tasks(&self, with: &StartWith) -> Result<(), ShimProcessError> {
+    pub async fn end_tasks(&self, with: &StartOptions) -> Result<(), ShimProcessError> {
         let Some(owner) = self.owner().filter(|_| !self.is_idle()) else { return Ok(()) };
         self.ensure(with).await?;
         let mut random = [0; 32];
@@ -409,7 +415,7 @@ impl Home {
         let hash = hex::encode(Sha256::digest(credential.as_bytes()));
         let hashes = owner.credential_sha256.iter().take(1).cloned().chain([hash]).collect();
         self.enrol(&with.program, &Owner { credential_sha256: hashes, ..owner.clone() }).await?;
-        let ended = match timeout(TASKS_END_WITHIN, self.end_each(&credential)).await {
+        let ended = match timeout(TASKS_TIMEOUT, self.end_all_tasks(&credential)).await {
             Ok(ended) => ended,
             Err(_) => {
                 Err(ShimProcessError::Silent { socket: self.socket(), said: "its tasks do not end".into() })
@@ -419,23 +425,23 @@ impl Home {
         ended
     }
 
-    async fn end_each(&self, credential: &str) -> Result<(), ShimProcessError> {
-        let stream = unix::connect(&self.socket()).await.map_err(self.failed("connect to"))?;
-        let shim = client::Shim::connect(stream, credential).await?;
-        let how = Terminate {
+    async fn end_all_tasks(&self, credential: &str) -> Result<(), ShimProcessError> {
+        let stream = unix::connect(&self.socket()).await.map_err(self.io_error("connect to"))?;
+        let shim = client::ShimClient::connect(stream, credential).await?;
+        let how = TerminateRequest {
             termination_reason: "terminated_by_server".into(),
             termination_message: "the instance is taken back".into(),
             timeout: 0,
         };
         let tasks = shim.tasks().await?.tasks;
         for task in &tasks {
-            shim.terminate(task.id, &how, EVERY_EPOCH).await?;
+            shim.terminate(task.id, &how, MAX_EPOCH).await?;
         }
         for task in &tasks {
             while shim.task(task.id).await?.status != TaskStatus::Terminated {
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
-            shim.remove(task.id, EVERY_EPOCH).await?;
+            shim.remove(task.id, MAX_EPOCH).await?;
         }
         Ok(())
     }
@@ -444,13 +450,13 @@ impl Home {
     /// The shim must have been stopped.
     pub fn remove(&self) -> Result<(), ShimProcessError> {
         match self.remove_all_but_volumes() {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove")(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.io_error("remove")(error)),
             Ok(()) | Err(_) => Ok(()),
         }
     }
 
     fn remove_all_but_volumes(&self) -> io::Result<()> {
-        let volumes = self.0.join(VOLUMES);
+        let volumes = self.0.join(VOLUMES_DIR);
         // Only an empty directory can be removed this way.
         if fs::remove_dir(&volumes).is_ok() || !volumes.exists() {
             return fs::remove_dir_all(&self.0);
@@ -458,7 +464,7 @@ impl Home {
         for entry in fs::read_dir(&self.0)? {
             let entry = entry?;
             match entry.file_type()?.is_dir() {
-                true if entry.file_name() == VOLUMES => {}
+                true if entry.file_name() == VOLUMES_DIR => {}
                 true => fs::remove_dir_all(entry.path())?,
                 false => fs::remove_file(entry.path())?,
             }
@@ -467,6 +473,6 @@ impl Home {
     }
 }
 
-fn handed_on() -> impl Iterator<Item = (&'static str, OsString)> {
-    HANDED_ON.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)))
+fn inherited_env() -> impl Iterator<Item = (&'static str, OsString)> {
+    INHERITED_VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)))
 }

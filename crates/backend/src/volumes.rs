@@ -7,7 +7,7 @@ use crate::{Answer, Machine};
 
 /// One volume to make or to find.
 #[derive(Clone, Debug, PartialEq)]
-pub struct VolumeOrder {
+pub struct VolumeRequest {
     /// The key: a repeat answers with what the first made.
     pub volume: VolumeId,
     pub name: String,
@@ -51,13 +51,13 @@ pub trait Volumes: Send + Sync {
     }
 
     /// Makes it, or finds it where the order names one that exists.
-    fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Made>;
+    fn make<'a>(&'a self, order: &'a VolumeRequest) -> Answer<'a, Made>;
 
     /// `None`: the backend does not have it.
-    fn look<'a>(&'a self, order: &'a VolumeOrder, id: &'a str) -> Answer<'a, Option<Made>>;
+    fn look<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> Answer<'a, Option<Made>>;
 
     /// Deletes what it made. Gone already is fine. One that was there before us is left alone.
-    fn remove<'a>(&'a self, order: &'a VolumeOrder, id: &'a str) -> Answer<'a, ()>;
+    fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> Answer<'a, ()>;
 
     fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached>;
 

@@ -6,20 +6,20 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use windlass_server::db::{Change, DatabaseUrl, Db, Unit, Val};
 
-use super::sheet::Sheet;
-use windlass_testenv::server::{Options, Server, submission_bytes};
-use windlass_testenv::{closed::Figures, hosts};
+use super::sheet::BenchResults;
+use windlass_testenv::server::{Server, ServerOptions, submission_bytes};
+use windlass_testenv::{closed::LoadFigures, hosts};
 use windlass_testkit::temp_dir;
 
 pub(super) const RUNS: usize = 100_000;
 /// Rows of one transaction.
-const CHUNK: usize = 1_000;
-const LASTS: Duration = Duration::from_secs(6);
+const ROWS_PER_TRANSACTION: usize = 1_000;
+const DURATION: Duration = Duration::from_secs(6);
 
 /// `server` is the `windlass` binary.
 pub async fn run(server: &Path) -> Result<()> {
     let scratch = temp_dir("api")?;
-    let options = Options {
+    let options = ServerOptions {
         binary: server,
         data: scratch.path(),
         database: None,
@@ -33,28 +33,28 @@ pub async fn run(server: &Path) -> Result<()> {
     drop(first);
     fill(&hosts::database(scratch.path(), None), RUNS).await?;
     let server = Server::start(&options).await?;
-    let mut sheet = Sheet::new("api")?;
+    let mut sheet = BenchResults::new("api")?;
     sheet.say("the server on one core, SQLite")?;
     sheet.figure("ready_ms", "ready after start", server.ready.as_secs_f64() * 1e3, "ms")?;
     sheet.figure("idle_resident_mb", "resident, idle", idle, "MB")?;
 
     let body = json!({"run_name": "run-50000"}).to_string();
-    let get = server.load("/api/project/main/runs/get", &body, 16, LASTS, |_, _| None).await?;
-    show(&mut sheet, "get", "get a run of 100,000, 16 connections", get)?;
+    let get = server.load("/api/project/main/runs/get", &body, 16, DURATION, |_, _| None).await?;
+    print_figures(&mut sheet, "get", "get a run of 100,000, 16 connections", get)?;
     let body =
         json!({"project_name": "main", "only_active": false, "limit": 100, "job_submissions_limit": 1});
-    let list = server.load("/api/runs/list", &body.to_string(), 4, LASTS, |_, _| None).await?;
-    show(&mut sheet, "list", "list 100 of 100,000, 4 connections", list)?;
+    let list = server.load("/api/runs/list", &body.to_string(), 4, DURATION, |_, _| None).await?;
+    print_figures(&mut sheet, "list", "list 100 of 100,000, 4 connections", list)?;
     let submit = server
-        .load("/api/project/main/runs/apply", "{}", 64, LASTS, |n, repeat| Some(submission(n, repeat)))
+        .load("/api/project/main/runs/apply", "{}", 64, DURATION, |n, repeat| Some(submission(n, repeat)))
         .await?;
-    show(&mut sheet, "submit", "submit, durable, 64 connections", submit)?;
+    print_figures(&mut sheet, "submit", "submit, durable, 64 connections", submit)?;
     sheet.figure("end_resident_mb", "resident, after all that", server.resident_mb()?, "MB")?;
     sheet.save()?;
     Ok(())
 }
 
-fn show(sheet: &mut Sheet, key: &str, what: &str, figures: Figures) -> Result<()> {
+fn print_figures(sheet: &mut BenchResults, key: &str, what: &str, figures: LoadFigures) -> Result<()> {
     let ms = |d: Duration| d.as_secs_f64() * 1e3;
     sheet.put(&format!("{key}_per_s"), figures.per_second);
     sheet.put(&format!("{key}_p50_ms"), ms(figures.p50));
@@ -85,9 +85,9 @@ pub(super) async fn fill(url: &str, runs: usize) -> Result<()> {
     let job = json!({"job_num": 0, "replica_num": 0, "job_name": "x-0-0", "jobs_per_replica": 1, "app_specs": [],
         "commands": ["/bin/sh", "-i", "-c", "true"], "env": {}, "image_name": "busybox",
         "requirements": {"resources": {"cpu": {"count": {"min": 2}}, "memory": {"min": 8.0}}}});
-    for from in (0..runs).step_by(CHUNK) {
+    for from in (0..runs).step_by(ROWS_PER_TRANSACTION) {
         let mut unit = Unit::new();
-        for n in from..runs.min(from + CHUNK) {
+        for n in from..runs.min(from + ROWS_PER_TRANSACTION) {
             let (run, submission) = (db.new_id()?, db.new_id()?);
             let at = Val::NowPlus(i64::try_from(n)? - i64::try_from(runs)?);
             let common = |status: &str| {

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::api;
 use windlass_testenv::hosts;
-use windlass_testenv::server::{Options, Server, TOKEN, submission};
+use windlass_testenv::server::{Server, ServerOptions, TOKEN, submission};
 use windlass_testkit::temp_dir;
 
 /// Beside the finished ones: these wait for the first of January.
@@ -34,7 +34,7 @@ const COMMANDS: &[&[&str]] = &[
 /// `windlass` is the binary, of the server and of the command line.
 pub async fn run(windlass: &Path) -> Result<()> {
     let scratch = temp_dir("cli")?;
-    let options = Options {
+    let options = ServerOptions {
         binary: windlass,
         data: scratch.path(),
         database: None,
@@ -57,7 +57,7 @@ pub async fn run(windlass: &Path) -> Result<()> {
     for args in COMMANDS {
         let mut taken = Vec::with_capacity(REPEATS);
         for _ in 0..REPEATS {
-            taken.push(once(windlass, &server, scratch.path(), args)?);
+            taken.push(time_command(windlass, &server, scratch.path(), args)?);
         }
         taken.sort();
         let ms = |part: f64| taken[((taken.len() - 1) as f64 * part) as usize].as_secs_f64() * 1e3;
@@ -67,7 +67,7 @@ pub async fn run(windlass: &Path) -> Result<()> {
     Ok(())
 }
 
-fn once(windlass: &Path, server: &Server, home: &Path, args: &[&str]) -> Result<Duration> {
+fn time_command(windlass: &Path, server: &Server, home: &Path, args: &[&str]) -> Result<Duration> {
     let started = Instant::now();
     let done = Command::new(windlass)
         .args(args)

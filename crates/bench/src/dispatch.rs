@@ -11,51 +11,51 @@ use serde_json::json;
 use windlass_sim::invariants::containers::is_final;
 use windlass_testkit::slurm::{Cluster, Size};
 
-use super::sheet::Sheet;
+use super::sheet::BenchResults;
 use windlass_testenv::queue::Ground;
 
 /// Containers that wait when the clock starts.
-const CROWD: usize = 200;
+const CROWD_SIZE: usize = 200;
 /// One after the other, each alone.
-const ALONE: usize = 20;
+const ALONE_REPEATS: usize = 20;
 const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
-const PATIENCE: Duration = Duration::from_secs(300);
-const LOOK: Duration = Duration::from_millis(1);
-const CROWD_LOOK: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_secs(300);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+const CROWD_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub async fn run() -> Result<()> {
-    let mut sheet = Sheet::new("dispatch")?;
-    sheet.put("crowd", CROWD as f64);
+    let mut sheet = BenchResults::new("dispatch")?;
+    sheet.put("crowd", CROWD_SIZE as f64);
     let cluster = Cluster::start(&[SIZE, SIZE]);
     sheet.say("Slurm alone, one `sbatch` after the other")?;
     sheet.about("sbatch");
-    raw(&cluster, &mut sheet).await?;
+    measure_plain_slurm(&cluster, &mut sheet).await?;
     sheet.say("Slurm, through the queue")?;
     sheet.about("slurm");
-    through(&mut sheet, Some(&cluster)).await?;
+    measure_dispatcher(&mut sheet, Some(&cluster)).await?;
     sheet.say("this machine, through the queue")?;
     sheet.about("local");
-    through(&mut sheet, None).await?;
+    measure_dispatcher(&mut sheet, None).await?;
     sheet.about("");
     sheet.save()?;
     Ok(())
 }
 
-fn figures(sheet: &mut Sheet, crowd: Duration, alone: &mut [Duration]) -> Result<()> {
+fn record_figures(sheet: &mut BenchResults, crowd: Duration, alone: &mut [Duration]) -> Result<()> {
     sheet.figure(
         "per_s",
         "containers, all waiting at the start",
-        CROWD as f64 / crowd.as_secs_f64(),
+        CROWD_SIZE as f64 / crowd.as_secs_f64(),
         "/s",
     )?;
     sheet.times("first", "asked → first instruction, alone", alone)
 }
 
 /// Until the program has written its file.
-async fn seen(file: &Path, asked: Instant) -> Result<Duration> {
+async fn wait_for_file(file: &Path, asked: Instant) -> Result<Duration> {
     while !file.exists() {
-        ensure!(asked.elapsed() < PATIENCE, "{} was never written", file.display());
-        tokio::time::sleep(LOOK).await;
+        ensure!(asked.elapsed() < TIMEOUT, "{} was never written", file.display());
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(asked.elapsed())
 }
@@ -74,54 +74,54 @@ fn submit(cluster: &Cluster, script: &str, file: &Path) -> Result<()> {
     Ok(())
 }
 
-async fn raw(cluster: &Cluster, sheet: &mut Sheet) -> Result<()> {
+async fn measure_plain_slurm(cluster: &Cluster, sheet: &mut BenchResults) -> Result<()> {
     let dir = cluster.dir().join("raw");
     std::fs::create_dir_all(&dir)?;
     let program = script(&dir.join("program"), r#"echo > "$1""#)?;
     let mut alone = Vec::new();
-    for number in 0..ALONE {
+    for number in 0..ALONE_REPEATS {
         let (file, asked) = (dir.join(format!("alone-{number}")), Instant::now());
         submit(cluster, &program, &file)?;
-        alone.push(seen(&file, asked).await?);
-        idle(cluster).await?;
+        alone.push(wait_for_file(&file, asked).await?);
+        wait_until_idle(cluster).await?;
     }
     let begun = Instant::now();
-    for number in 0..CROWD {
+    for number in 0..CROWD_SIZE {
         submit(cluster, &program, &dir.join(format!("crowd-{number}")))?;
     }
-    idle(cluster).await?;
-    figures(sheet, begun.elapsed(), &mut alone)
+    wait_until_idle(cluster).await?;
+    record_figures(sheet, begun.elapsed(), &mut alone)
 }
 
-async fn idle(cluster: &Cluster) -> Result<()> {
+async fn wait_until_idle(cluster: &Cluster) -> Result<()> {
     let since = Instant::now();
     while !cluster.say("squeue", &["-h"]).is_empty() {
-        ensure!(since.elapsed() < PATIENCE, "jobs do not end");
-        tokio::time::sleep(CROWD_LOOK).await;
+        ensure!(since.elapsed() < TIMEOUT, "jobs do not end");
+        tokio::time::sleep(CROWD_POLL_INTERVAL).await;
     }
     Ok(())
 }
 
-async fn through(sheet: &mut Sheet, cluster: Option<&Cluster>) -> Result<()> {
+async fn measure_dispatcher(sheet: &mut BenchResults, cluster: Option<&Cluster>) -> Result<()> {
     let mut ground = Ground::start(if cluster.is_some() { "bench-slurm" } else { "bench-local" }).await;
     let token = ground.token("token").await;
     let config = cluster.map(Cluster::config);
     let start = |ground: &mut Ground| match &config {
-        Some(config) => ground.dispatch_slurm(&token, config, &["--tag", "windlass:bench"]),
+        Some(config) => ground.start_slurm_dispatcher(&token, config, &["--tag", "windlass:bench"]),
         None => ground.dispatch(&token, "attempts"),
     };
     start(&mut ground);
     let mut alone = Vec::new();
-    for number in 0..ALONE {
+    for number in 0..ALONE_REPEATS {
         let file = ground.dir.join(format!("alone-{number}"));
         let asked = Instant::now();
         let uuid = ask(&ground, &file).await;
-        alone.push(seen(&file, asked).await?);
+        alone.push(wait_for_file(&file, asked).await?);
         ground.ended(&uuid).await;
     }
     ground.kill_dispatchers();
     let mut crowd: Vec<PathBuf> = Vec::new();
-    for number in 0..CROWD {
+    for number in 0..CROWD_SIZE {
         crowd.push(ground.dir.join(format!("crowd-{number}")));
         ask(&ground, crowd.last().context("just pushed")?).await;
     }
@@ -129,16 +129,16 @@ async fn through(sheet: &mut Sheet, cluster: Option<&Cluster>) -> Result<()> {
     start(&mut ground);
     // All have run before their ends are asked for: to ask costs the server something.
     for file in &crowd {
-        seen(file, begun).await?;
+        wait_for_file(file, begun).await?;
     }
     while !ground.containers().await.values().all(is_final) {
-        ensure!(begun.elapsed() < PATIENCE, "containers do not end");
-        tokio::time::sleep(CROWD_LOOK).await;
+        ensure!(begun.elapsed() < TIMEOUT, "containers do not end");
+        tokio::time::sleep(CROWD_POLL_INTERVAL).await;
     }
     let taken = begun.elapsed();
     let lost = ground.containers().await.values().filter(|one| one["exit_code"] != 0).count();
     ensure!(lost == 0, "{lost} containers failed\n{}", ground.dispatcher_log());
-    figures(sheet, taken, &mut alone)
+    record_figures(sheet, taken, &mut alone)
 }
 
 async fn ask(ground: &Ground, file: &Path) -> String {

@@ -15,7 +15,7 @@ use windlass_server::db::{Change, DatabaseUrl, Db, DbError, Unit, Val, Written};
 use windlass_testkit::temp_dir;
 
 const ROWS: usize = 10_000;
-const LASTS: Duration = Duration::from_secs(4);
+const DURATION: Duration = Duration::from_secs(4);
 const BATCH: usize = 256;
 const QUEUE: Queue = Queue { pipeline: "bench", table: "fleets", statuses: &["active"] };
 
@@ -24,12 +24,12 @@ pub async fn run(postgres: Option<String>) -> Result<()> {
     let scratch = temp_dir("engine")?;
     let file = scratch.path().join("engine.db");
     let sqlite = format!("sqlite:{}", file.display());
-    fill(&sqlite).await?;
-    measure("SQLite", &sqlite, raw_sqlite(&file)?).await?;
+    insert_rows(&sqlite).await?;
+    measure("SQLite", &sqlite, measure_raw_sqlite(&file)?).await?;
     match postgres {
         Some(url) => {
-            fill(&url).await?;
-            measure("Postgres", &url, raw_postgres(&url).await?).await
+            insert_rows(&url).await?;
+            measure("Postgres", &url, measure_raw_postgres(&url).await?).await
         }
         None => {
             writeln!(std::io::stdout(), "Postgres: not measured, no database was given")?;
@@ -40,8 +40,8 @@ pub async fn run(postgres: Option<String>) -> Result<()> {
 
 async fn measure(name: &str, url: &str, raw: f64) -> Result<()> {
     let db = Db::open(&url.parse::<DatabaseUrl>()?).await?;
-    let unchanged = turn(&db, Noop { db: db.clone(), writes: false }).await?;
-    let written = turn(&db, Noop { db: db.clone(), writes: true }).await?;
+    let unchanged = measure_once(&db, NoopPipeline { db: db.clone(), writes: false }).await?;
+    let written = measure_once(&db, NoopPipeline { db: db.clone(), writes: true }).await?;
     db.close().await;
     let mut out = std::io::stdout();
     writeln!(out, "{name}, {ROWS} rows of a real table: claimed and applied per second")?;
@@ -60,7 +60,7 @@ async fn measure(name: &str, url: &str, raw: f64) -> Result<()> {
 }
 
 /// Rows of a real table, with the real indexes.
-async fn fill(url: &str) -> Result<()> {
+async fn insert_rows(url: &str) -> Result<()> {
     let db = Db::open(&url.parse::<DatabaseUrl>()?).await?;
     let (user, project) = (db.new_id()?, db.new_id()?);
     let insert = |table, values| Change::Insert { table, values };
@@ -101,7 +101,7 @@ async fn fill(url: &str) -> Result<()> {
     Ok(())
 }
 
-async fn turn(db: &Db, pipeline: Noop) -> Result<f64> {
+async fn measure_once(db: &Db, pipeline: NoopPipeline) -> Result<f64> {
     let mut engine = Engine::new(Arc::new(db.clone()), Hints::new());
     let settings = Settings {
         workers: 512,
@@ -114,21 +114,21 @@ async fn turn(db: &Db, pipeline: Noop) -> Result<f64> {
     let applied = || engine.status().first().map_or(0, |s| s.totals.applied);
     tokio::time::sleep(Duration::from_millis(500)).await;
     let (started, before) = (Instant::now(), applied());
-    tokio::time::sleep(LASTS).await;
+    tokio::time::sleep(DURATION).await;
     let rate = (applied() - before) as f64 / started.elapsed().as_secs_f64();
     engine.stop(Duration::from_secs(2)).await;
     Ok(rate)
 }
 
 /// No work: either nothing to write, or one guarded write that says so.
-struct Noop {
+struct NoopPipeline {
     db: Db,
     writes: bool,
 }
 
-impl Pipeline for Noop {
+impl Pipeline for NoopPipeline {
     type Row = ();
-    type Seen = ();
+    type Observation = ();
     type Plan = ();
     type Error = DbError;
 
@@ -158,14 +158,14 @@ impl Pipeline for Noop {
 }
 
 /// One connection, no threads, one token for all, rows in the order the engine takes them: what the database itself can do with this table.
-fn raw_sqlite(path: &std::path::Path) -> Result<f64> {
+fn measure_raw_sqlite(path: &std::path::Path) -> Result<f64> {
     let connection = rusqlite::Connection::open(path)?;
     let pragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -65536;
         PRAGMA wal_autocheckpoint = 8000";
     connection.execute_batch(pragmas)?;
     let (started, mut rows) = (Instant::now(), 0);
     let mut now = 1_i64;
-    while started.elapsed() < LASTS {
+    while started.elapsed() < DURATION {
         now += 1;
         let mut claim = connection.prepare_cached(
             "UPDATE fleets SET lock_token = ?1, lock_expires_at = ?2, lock_epoch = lock_epoch + 1 WHERE id IN
@@ -186,7 +186,7 @@ fn raw_sqlite(path: &std::path::Path) -> Result<f64> {
     Ok(rows as f64 / started.elapsed().as_secs_f64())
 }
 
-async fn raw_postgres(url: &str) -> Result<f64> {
+async fn measure_raw_postgres(url: &str) -> Result<f64> {
     let (client, connection) =
         tokio_postgres::connect(url, tokio_postgres::NoTls).await.context("connect")?;
     let connection = tokio::spawn(connection);
@@ -206,7 +206,7 @@ async fn raw_postgres(url: &str) -> Result<f64> {
         .await?;
     let (started, mut rows) = (Instant::now(), 0);
     let mut now = 1_i64;
-    while started.elapsed() < LASTS {
+    while started.elapsed() < DURATION {
         now += 1;
         let token = Uuid::from_u128(now as u128).to_string();
         let taken = client.query(&claim, &[&token, &now, &i64::try_from(BATCH)?]).await?;

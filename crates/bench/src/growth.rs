@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use super::{
     api,
     plot::{self, Line, Panel},
-    runs::{Binaries, hosts_ready, live},
-    sheet::Sheet,
+    runs::{Binaries, live, wait_for_hosts},
+    sheet::BenchResults,
 };
-use windlass_testenv::server::{Options, Server};
+use windlass_testenv::server::{Server, ServerOptions};
 use windlass_testenv::{
     hosts::{self, Hosts},
     process,
@@ -25,13 +25,13 @@ const RUNS: [usize; 4] = [100, 1_000, 10_000, 100_000];
 const HOSTS: [usize; 5] = [1, 10, 100, 1_000, 2_000];
 /// Beside a growing number of runs.
 const FEW_HOSTS: usize = 20;
-const TIMES: usize = 20;
-const LISTS: Duration = Duration::from_secs(3);
+const REPEATS: usize = 20;
+const LIST_DURATION: Duration = Duration::from_secs(3);
 /// How long a server without work is watched.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_TIME: Duration = Duration::from_secs(10);
 
 pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
-    let mut sheet = Sheet::new("growth")?;
+    let mut sheet = BenchResults::new("growth")?;
     sheet.say("runs in the database: list 100 p50, p99 (ms), submit to done (ms), resident (MB)")?;
     for count in RUNS {
         runs(binaries, count, &mut sheet).await?;
@@ -45,19 +45,19 @@ pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
 }
 
 /// A server over so many finished runs, with so many hosts.
-struct Stage {
+struct ServerWithHistory {
     server: Server,
     _hosts: Hosts,
     _scratch: windlass_testkit::TempDir,
     ready: Duration,
 }
 
-impl Stage {
+impl ServerWithHistory {
     async fn set(binaries: &Binaries<'_>, finished: usize, count: usize) -> Result<Self> {
         let scratch = temp_dir(&format!("growth-{finished}-{count}"))?;
         let data: PathBuf = scratch.path().join("server");
         std::fs::create_dir_all(&data)?;
-        let options = Options {
+        let options = ServerOptions {
             binary: binaries.windlass,
             data: &data,
             database: None,
@@ -71,17 +71,17 @@ impl Stage {
         let hosts = Hosts::start(binaries.agent, &scratch.path().join("hosts"), &data, None, count).await?;
         let started = std::time::Instant::now();
         let server = Server::start(&options).await?;
-        hosts_ready(&server, "hollow", count).await?;
+        wait_for_hosts(&server, "hollow", count).await?;
         let ready = started.elapsed();
         process::settle(server.pid()).await?;
         Ok(Self { server, _hosts: hosts, _scratch: scratch, ready })
     }
 
     /// Medians of submit to running and submit to done, in milliseconds.
-    async fn lives(&self) -> Result<(f64, f64)> {
+    async fn measure_lifecycles(&self) -> Result<(f64, f64)> {
         let mut client = self.server.client().await?;
         let (mut running, mut done) = (Vec::new(), Vec::new());
-        for time in 0..=TIMES {
+        for time in 0..=REPEATS {
             // Long enough to be seen running.
             let seen = live(&mut client, &job(&format!("seen-{time}"), 50)).await?;
             let life = live(&mut client, &job(&format!("empty-{time}"), 0)).await?;
@@ -105,12 +105,12 @@ fn job(name: &str, run_ms: u64) -> Value {
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
-async fn runs(binaries: &Binaries<'_>, count: usize, sheet: &mut Sheet) -> Result<()> {
-    let stage = Stage::set(binaries, count, FEW_HOSTS).await?;
-    let (_, done) = stage.lives().await?;
+async fn runs(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) -> Result<()> {
+    let stage = ServerWithHistory::set(binaries, count, FEW_HOSTS).await?;
+    let (_, done) = stage.measure_lifecycles().await?;
     let body =
         json!({"project_name": "main", "only_active": false, "limit": 100, "job_submissions_limit": 1});
-    let list = stage.server.load("/api/runs/list", &body.to_string(), 1, LISTS, |_, _| None).await?;
+    let list = stage.server.load("/api/runs/list", &body.to_string(), 1, LIST_DURATION, |_, _| None).await?;
     let ms = |d: Duration| d.as_secs_f64() * 1e3;
     let resident = stage.server.resident_mb()?;
     let x = count as f64;
@@ -121,13 +121,13 @@ async fn runs(binaries: &Binaries<'_>, count: usize, sheet: &mut Sheet) -> Resul
     sheet.say(&format!("{count:>9} {:>9.2} {:>9.2} {done:>9.1} {resident:>9.1}", ms(list.p50), ms(list.p99)))
 }
 
-async fn hosts(binaries: &Binaries<'_>, count: usize, sheet: &mut Sheet) -> Result<()> {
-    let stage = Stage::set(binaries, 0, count).await?;
-    let (running, _) = stage.lives().await?;
+async fn hosts(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) -> Result<()> {
+    let stage = ServerWithHistory::set(binaries, 0, count).await?;
+    let (running, _) = stage.measure_lifecycles().await?;
     let pid = stage.server.pid();
     let before = process::cpu_secs(pid)?;
-    tokio::time::sleep(IDLE).await;
-    let mcore = (process::cpu_secs(pid)? - before) / IDLE.as_secs_f64() * 1e3;
+    tokio::time::sleep(IDLE_TIME).await;
+    let mcore = (process::cpu_secs(pid)? - before) / IDLE_TIME.as_secs_f64() * 1e3;
     let (resident, ready) = (process::resident_mb(pid)?, stage.ready.as_secs_f64());
     let x = count as f64;
     sheet.point("hosts.running_ms", x, running);

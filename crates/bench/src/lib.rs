@@ -23,7 +23,7 @@ use anyhow::{Result, bail};
 use self::flags::Flags;
 
 /// What `--db` asks for: `None` is SQLite. `url` is that of the Postgres that is there.
-fn postgres_of(flags: &mut Flags, url: Option<String>) -> Result<Option<String>> {
+fn postgres_url(flags: &mut Flags, url: Option<String>) -> Result<Option<String>> {
     let database = flags.value::<String>("--db")?.unwrap_or_else(|| "sqlite".to_owned());
     match (database.as_str(), url) {
         ("sqlite", _) => Ok(None),

@@ -21,7 +21,7 @@ use windlass_testenv::server::TOKEN;
 /// As many connections are open at once; whoever wants one more waits, and its latency counts on.
 const CONNECTIONS_MAX: usize = 1_000;
 /// A connection that rested longer may have been closed by the other side.
-const REST_MAX: Duration = Duration::from_secs(5);
+const IDLE_MAX: Duration = Duration::from_secs(5);
 /// Different errors that are kept to be shown.
 const ERRORS_MAX: usize = 8;
 
@@ -37,7 +37,7 @@ impl Tally {
         self.taken.lock().push(since.elapsed());
     }
 
-    fn failed(&self, error: &anyhow::Error) {
+    fn record_error(&self, error: &anyhow::Error) {
         let mut errors = self.errors.lock();
         let text: String = format!("{error:#}").chars().take(200).collect();
         let full = errors.len() >= ERRORS_MAX;
@@ -46,7 +46,7 @@ impl Tally {
 
     /// Counted as an error, and gone.
     pub fn keep<T>(&self, result: Result<T>) -> Option<T> {
-        result.map_err(|error| self.failed(&error)).ok()
+        result.map_err(|error| self.record_error(&error)).ok()
     }
 
     pub fn taken(&self) -> Vec<Duration> {
@@ -80,7 +80,7 @@ impl Pool {
     /// The body of the answer.
     pub async fn send(&self, request: &[u8]) -> Result<Vec<u8>> {
         let _permit = self.permits.acquire().await?;
-        let mut stream = match self.rested() {
+        let mut stream = match self.take_idle() {
             Some(stream) => stream,
             None => {
                 let stream = TcpStream::connect(&self.address).await.context("connect")?;
@@ -98,10 +98,10 @@ impl Pool {
     }
 
     /// The one used last, so that those not needed grow old and go.
-    fn rested(&self) -> Option<TcpStream> {
+    fn take_idle(&self) -> Option<TcpStream> {
         let mut resting = self.resting.lock();
         let (stream, since) = resting.pop()?;
-        if since.elapsed() < REST_MAX {
+        if since.elapsed() < IDLE_MAX {
             return Some(stream);
         }
         // All others have rested longer.
@@ -112,20 +112,20 @@ impl Pool {
 
 /// What ends a stream of requests.
 #[derive(Clone, Copy, Debug)]
-pub enum Until {
+pub enum StreamLimit {
     Time(Duration),
     Number(usize),
 }
 
 /// When requests of one kind leave.
-pub struct Arrivals {
+pub struct ArrivalPlan {
     pub begin: Instant,
-    pub until: Until,
+    pub until: StreamLimit,
     pub per_second: f64,
     pub rng: Rng,
 }
 
-impl Arrivals {
+impl ArrivalPlan {
     /// Starts `call` with its number and its planned time, at random moments with the mean rate, and waits for
     /// all of them. `late` learns how far behind its plan this driver itself was.
     pub async fn run<F>(mut self, late: &Tally, mut call: impl FnMut(usize, Instant) -> F) -> Result<()>
@@ -135,10 +135,10 @@ impl Arrivals {
         let mut calls = JoinSet::new();
         let mut planned = self.begin;
         for number in 0.. {
-            planned += self.gap();
+            planned += self.next_gap();
             let over = match self.until {
-                Until::Time(lasts) => planned.duration_since(self.begin) >= lasts,
-                Until::Number(last) => number >= last,
+                StreamLimit::Time(lasts) => planned.duration_since(self.begin) >= lasts,
+                StreamLimit::Number(last) => number >= last,
             };
             if over {
                 break;
@@ -153,7 +153,7 @@ impl Arrivals {
     }
 
     /// Exponential, as between independent users.
-    fn gap(&mut self) -> Duration {
+    fn next_gap(&mut self) -> Duration {
         let unit = (self.rng.draw() >> 11) as f64 / (1_u64 << 53) as f64;
         Duration::from_secs_f64(-(1.0 - unit).ln() / self.per_second)
     }
@@ -165,9 +165,9 @@ mod tests {
 
     #[tokio::test]
     async fn requests_leave_in_time_though_none_is_answered() {
-        let arrivals = Arrivals {
+        let arrivals = ArrivalPlan {
             begin: Instant::now(),
-            until: Until::Time(Duration::from_millis(500)),
+            until: StreamLimit::Time(Duration::from_millis(500)),
             per_second: 200.0,
             rng: Rng::new(7),
         };

@@ -35,7 +35,7 @@ pub fn svg(title: &str, across: &str, panels: &[Panel]) -> String {
     );
     for (number, panel) in panels.iter().enumerate() {
         let _ = writeln!(out, "<g transform=\"translate({} {HEAD})\">", number as f64 * WIDTH);
-        draw(&mut out, panel, across);
+        draw_panel(&mut out, panel, across);
         out.push_str("</g>\n");
     }
     out.push_str("</svg>\n");
@@ -52,7 +52,7 @@ struct Axis {
 }
 
 impl Axis {
-    fn over(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
+    fn covering(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let logs = values.filter(|value| *value > 0.0).map(f64::log10);
         let (low, high) = logs.fold((f64::MAX, f64::MIN), |(low, high), log| (low.min(log), high.max(log)));
         if low > high {
@@ -80,10 +80,10 @@ impl Axis {
     }
 }
 
-fn draw(out: &mut String, panel: &Panel, across: &str) {
+fn draw_panel(out: &mut String, panel: &Panel, across: &str) {
     let points = || panel.lines.iter().flat_map(|line| line.points.iter());
-    let x = Axis::over(points().map(|point| point.0), LEFT, WIDTH - RIGHT);
-    let y = Axis::over(points().map(|point| point.1), HEIGHT - BOTTOM, TOP);
+    let x = Axis::covering(points().map(|point| point.0), LEFT, WIDTH - RIGHT);
+    let y = Axis::covering(points().map(|point| point.1), HEIGHT - BOTTOM, TOP);
     let _ = writeln!(
         out,
         "<text x=\"{LEFT}\" y=\"20\" font-size=\"12\" font-weight=\"600\">{}</text>\n\
@@ -124,11 +124,11 @@ fn draw(out: &mut String, panel: &Panel, across: &str) {
     );
     for (number, line) in panel.lines.iter().enumerate() {
         // The upper of two lines has its values above, the lower below.
-        trace(out, line, COLOURS[number % COLOURS.len()], number > 0, (x, y));
+        draw_line(out, line, COLOURS[number % COLOURS.len()], number > 0, (x, y));
     }
 }
 
-fn trace(out: &mut String, line: &Line, colour: &str, below: bool, (x, y): (Axis, Axis)) {
+fn draw_line(out: &mut String, line: &Line, colour: &str, below: bool, (x, y): (Axis, Axis)) {
     let mut path = String::new();
     for (number, (across, up)) in line.points.iter().enumerate() {
         let step = if number == 0 { 'M' } else { 'L' };
@@ -185,11 +185,11 @@ mod tests {
 
     #[test]
     fn an_axis_covers_whole_decades_and_at_least_one() {
-        let axis = Axis::over([120.0, 80_000.0].into_iter(), 0.0, 300.0);
+        let axis = Axis::covering([120.0, 80_000.0].into_iter(), 0.0, 300.0);
         assert_eq!((axis.first, axis.last), (2, 5));
         assert!((axis.at(1_000.0) - 100.0).abs() < 1e-9);
-        assert_eq!(Axis::over([10.0].into_iter(), 0.0, 1.0).decades().count(), 2);
-        assert_eq!(Axis::over(std::iter::empty(), 0.0, 1.0).decades().count(), 2);
+        assert_eq!(Axis::covering([10.0].into_iter(), 0.0, 1.0).decades().count(), 2);
+        assert_eq!(Axis::covering(std::iter::empty(), 0.0, 1.0).decades().count(), 2);
     }
 
     #[test]

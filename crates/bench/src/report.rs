@@ -13,7 +13,7 @@ use super::growth;
 
 const PAGE: &str = "docs/performance.md";
 /// Results that the page is made of, and its pictures.
-const STORE: &str = "docs/performance";
+const RESULTS_DIR: &str = "docs/performance";
 
 const PICTURES: &str = "\
 ![List, submit to done and memory over the number of runs in the database](performance/growth-runs.svg)
@@ -32,13 +32,13 @@ enum Limit {
     None,
 }
 
-struct Row {
+struct BudgetRow {
     what: &'static str,
     unit: &'static str,
     limit: Limit,
     /// Benchmark and key.
     ours: (&'static str, &'static str),
-    /// The key of dstack's figure in the benchmark `peer`.
+    /// The key of dstack's figure in the benchmark `render_peer`.
     theirs: Option<&'static str>,
 }
 
@@ -48,11 +48,11 @@ const fn row(
     limit: Limit,
     ours: (&'static str, &'static str),
     theirs: Option<&'static str>,
-) -> Row {
-    Row { what, unit, limit, ours, theirs }
+) -> BudgetRow {
+    BudgetRow { what, unit, limit, ours, theirs }
 }
 
-const BUDGET: &[Row] = &[
+const BUDGET: &[BudgetRow] = &[
     row(
         "submit → running, agent instant",
         "ms",
@@ -207,13 +207,13 @@ const PROXY_GOALS: &[(&str, Limit, &str)] = &[
 
 /// Takes new results into the repository at `root` and writes page and pictures anew.
 pub fn run(root: &Path, fresh: &Path) -> Result<()> {
-    let store = root.join(STORE);
+    let store = root.join(RESULTS_DIR);
     std::fs::create_dir_all(&store)?;
     for path in results_in(fresh)? {
         let name = path.file_name().context("a file's name")?;
         std::fs::copy(&path, store.join(name))?;
     }
-    let results = stored(root)?;
+    let results = read_results(root)?;
     if let Some(record) = results.get("growth") {
         growth::draw(record, &store)?;
     }
@@ -226,7 +226,7 @@ pub fn run(root: &Path, fresh: &Path) -> Result<()> {
 /// The page as it is, and as its stored results make it.
 pub fn compare(root: &Path) -> Result<(String, String)> {
     let text = std::fs::read_to_string(root.join(PAGE)).with_context(|| format!("read {PAGE}"))?;
-    let filled = filled(&text, &stored(root)?)?;
+    let filled = filled(&text, &read_results(root)?)?;
     Ok((text, filled))
 }
 
@@ -236,9 +236,9 @@ fn results_in(place: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "json")).collect())
 }
 
-fn stored(root: &Path) -> Result<Results> {
+fn read_results(root: &Path) -> Result<Results> {
     let mut results = Results::new();
-    for path in results_in(&root.join(STORE))? {
+    for path in results_in(&root.join(RESULTS_DIR))? {
         let record: Value = serde_json::from_str(&std::fs::read_to_string(&path)?)
             .with_context(|| format!("read {}", path.display()))?;
         let name = record["bench"].as_str().context("a result without a name")?.to_owned();
@@ -251,13 +251,13 @@ fn stored(root: &Path) -> Result<Results> {
 fn filled(text: &str, results: &Results) -> Result<String> {
     let mut text = text.to_owned();
     let parts = [
-        ("budget", budget(results)),
-        ("peer", peer(results)),
-        ("dispatch", dispatch(results)),
-        ("load", load(results)),
-        ("jobs", jobs(results)),
-        ("growth", pictures(results)),
-        ("proxy", proxy(results)),
+        ("budget", render_budget(results)),
+        ("peer", render_peer(results)),
+        ("dispatch", render_dispatch(results)),
+        ("load", render_load(results)),
+        ("jobs", render_jobs(results)),
+        ("growth", render_pictures(results)),
+        ("proxy", render_proxy(results)),
     ];
     for (name, table) in parts {
         let open = format!("<!-- {name} -->\n");
@@ -273,7 +273,7 @@ fn figure(results: &Results, bench: &str, key: &str) -> Option<f64> {
     results.get(bench)?["figures"][key].as_f64()
 }
 
-fn budget(results: &Results) -> String {
+fn render_budget(results: &Results) -> String {
     let mut out =
         String::from("| what | dstack | budget | windlass | |\n| --- | ---: | ---: | ---: | --- |\n");
     for row in BUDGET {
@@ -284,15 +284,15 @@ fn budget(results: &Results) -> String {
             "| {} | {} | {} | {} | {} |",
             row.what,
             number(theirs, row.unit),
-            goal(row.limit, row.unit),
+            format_goal(row.limit, row.unit),
             number(ours, row.unit),
-            verdict(row.limit, ours)
+            format_verdict(row.limit, ours)
         );
     }
     out + &origin(results, &["runs", "api", "load-sqlite", "peer"])
 }
 
-fn peer(results: &Results) -> String {
+fn render_peer(results: &Results) -> String {
     let mut out =
         String::from("| what | dstack 0.22.5 | windlass | times better |\n| --- | ---: | ---: | ---: |\n");
     for (what, key, unit) in PEER {
@@ -309,7 +309,7 @@ fn peer(results: &Results) -> String {
     out + &origin(results, &["peer"])
 }
 
-fn dispatch(results: &Results) -> String {
+fn render_dispatch(results: &Results) -> String {
     let mut out = String::from(
         "| what | `sbatch` alone | Slurm through the queue | this machine |\n| --- | ---: | ---: | ---: |\n",
     );
@@ -320,7 +320,7 @@ fn dispatch(results: &Results) -> String {
     out + &origin(results, &["dispatch"])
 }
 
-fn load(results: &Results) -> String {
+fn render_load(results: &Results) -> String {
     let mut out =
         String::from("| what | goal | SQLite | | Postgres | |\n| --- | ---: | ---: | --- | ---: | --- |\n");
     for (what, unit, limit, key) in LOAD {
@@ -328,17 +328,17 @@ fn load(results: &Results) -> String {
         let _ = writeln!(
             out,
             "| {what} | {} | {} | {} | {} | {} |",
-            goal(*limit, unit),
+            format_goal(*limit, unit),
             number(sqlite, unit),
-            verdict(*limit, sqlite),
+            format_verdict(*limit, sqlite),
             number(postgres, unit),
-            verdict(*limit, postgres)
+            format_verdict(*limit, postgres)
         );
     }
     out + &origin(results, &["load-sqlite", "load-postgres"])
 }
 
-fn jobs(results: &Results) -> String {
+fn render_jobs(results: &Results) -> String {
     let mut out = String::from("| what | SkyPilot | windlass |\n| --- | ---: | ---: |\n");
     for (what, unit, key, theirs) in JOBS {
         let theirs = if theirs.is_empty() { "–" } else { theirs };
@@ -347,7 +347,7 @@ fn jobs(results: &Results) -> String {
     out + &origin(results, &["jobs"])
 }
 
-fn proxy(results: &Results) -> String {
+fn render_proxy(results: &Results) -> String {
     let mut out = String::from("| what | nginx | windlass |\n| --- | ---: | ---: |\n");
     for (what, unit, key) in PROXY {
         let of = |system: &str| number(figure(results, "proxy", &format!("{system}.{key}")), unit);
@@ -359,15 +359,15 @@ fn proxy(results: &Results) -> String {
         let _ = writeln!(
             out,
             "| {what} | {} | {} | {} |",
-            goal(*limit, ""),
+            format_goal(*limit, ""),
             number(value, ""),
-            verdict(*limit, value)
+            format_verdict(*limit, value)
         );
     }
     out + &origin(results, &["proxy"])
 }
 
-fn pictures(results: &Results) -> String {
+fn render_pictures(results: &Results) -> String {
     let origin = origin(results, &["growth"]);
     if results.contains_key("growth") {
         format!("{PICTURES}{origin}")
@@ -411,11 +411,11 @@ fn number(value: Option<f64>, unit: &str) -> String {
     };
     let text = format!("{value:.digits$}");
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    let text = thousands(text);
+    let text = format_thousands(text);
     if unit.is_empty() { text } else { format!("{text} {unit}") }
 }
 
-fn thousands(text: &str) -> String {
+fn format_thousands(text: &str) -> String {
     let (sign, digits) = text.strip_prefix('-').map_or(("", text), |rest| ("-", rest));
     if digits.contains('.') || digits.len() < 4 {
         return text.to_owned();
@@ -430,7 +430,7 @@ fn thousands(text: &str) -> String {
     format!("{sign}{out}")
 }
 
-fn goal(limit: Limit, unit: &str) -> String {
+fn format_goal(limit: Limit, unit: &str) -> String {
     match limit {
         Limit::AtMost(most) => format!("≤ {}", number(Some(most), unit)),
         Limit::AtLeast(least) => format!("≥ {}", number(Some(least), unit)),
@@ -438,7 +438,7 @@ fn goal(limit: Limit, unit: &str) -> String {
     }
 }
 
-fn verdict(limit: Limit, value: Option<f64>) -> &'static str {
+fn format_verdict(limit: Limit, value: Option<f64>) -> &'static str {
     let holds = match (limit, value) {
         (Limit::None, _) | (_, None) => return "",
         (Limit::AtMost(most), Some(value)) => value <= most,

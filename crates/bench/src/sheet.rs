@@ -11,10 +11,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 
 /// Where results go; `cargo xtask bench` names a place below `target`.
-const VARIABLE: &str = "WINDLASS_BENCH_RESULTS";
+const RESULTS_VARIABLE: &str = "WINDLASS_BENCH_RESULTS";
 
 /// One benchmark's results.
-pub struct Sheet {
+pub struct BenchResults {
     bench: String,
     place: PathBuf,
     before: Value,
@@ -24,7 +24,7 @@ pub struct Sheet {
     prefix: String,
 }
 
-impl Sheet {
+impl BenchResults {
     pub fn new(bench: &str) -> Result<Self> {
         Ok(Self {
             bench: bench.to_owned(),
@@ -104,11 +104,11 @@ impl Sheet {
         let record = json!({
             "bench": self.bench,
             "args": args.join(" "),
-            "date": said(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M"]))?,
-            "commit": said(Command::new("git").args(["-c", "safe.directory=*", "describe", "--always", "--dirty"]))
+            "date": command_stdout(Command::new("date").args(["-u", "+%Y-%m-%d %H:%M"]))?,
+            "commit": command_stdout(Command::new("git").args(["-c", "safe.directory=*", "describe", "--always", "--dirty"]))
                 .unwrap_or_default(),
-            "profile": profile()?,
-            "machine": machine()?,
+            "profile": cargo_profile()?,
+            "machine": machine_info()?,
             "load_average": {"before": self.before, "after": load_average()?},
             "figures": self.figures,
             "series": self.series,
@@ -123,7 +123,7 @@ impl Sheet {
 
 /// Where results are.
 pub fn place() -> Result<PathBuf> {
-    Ok(match std::env::var_os(VARIABLE) {
+    Ok(match std::env::var_os(RESULTS_VARIABLE) {
         Some(path) => PathBuf::from(path),
         None => std::env::current_exe()?.with_file_name("bench-results"),
     })
@@ -134,13 +134,13 @@ pub fn percentile(sorted: &[Duration], part: f64) -> Duration {
 }
 
 /// The directory of cargo's that this program lies in.
-fn profile() -> Result<String> {
+fn cargo_profile() -> Result<String> {
     let program = std::env::current_exe()?;
     let name = program.parent().and_then(Path::file_name).context("a program in a directory")?;
     Ok(name.to_string_lossy().into_owned())
 }
 
-fn machine() -> Result<Value> {
+fn machine_info() -> Result<Value> {
     let cpus = std::fs::read_to_string("/proc/cpuinfo")?;
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
     let memory = std::fs::read_to_string("/proc/meminfo")?;
@@ -149,7 +149,7 @@ fn machine() -> Result<Value> {
         "cores": std::thread::available_parallelism()?.get(),
         "cpu": model.map_or("unknown", |(_, name)| name.trim()),
         "memory_gib": (kb / 1024.0 / 1024.0).round(),
-        "kernel": said(Command::new("uname").arg("-r"))?,
+        "kernel": command_stdout(Command::new("uname").arg("-r"))?,
     }))
 }
 
@@ -159,7 +159,7 @@ fn load_average() -> Result<Value> {
     Ok(parts.collect::<Result<Vec<_>, _>>()?.into())
 }
 
-fn said(command: &mut Command) -> Result<String> {
+fn command_stdout(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("start {:?}", command.get_program()))?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())

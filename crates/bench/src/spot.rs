@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use windlass_model::spot::{
-    Terms,
+    DeadlineTerms,
     replay::{Row, Trace, render, row},
 };
 
@@ -17,8 +17,8 @@ use super::flags::Flags;
 
 /// The page with the table, from the root of the repository.
 const PAGE: &str = "docs/spot-policy.md";
-const OPEN: &str = "<!-- spot -->\n";
-const CLOSE: &str = "<!-- end -->";
+const TABLE_START: &str = "<!-- spot -->\n";
+const TABLE_END: &str = "<!-- end -->";
 
 const HOUR: f64 = 3600.0;
 /// As in the study that the traces come from.
@@ -26,7 +26,7 @@ const WORK: f64 = 48.0 * HOUR;
 const CHANGEOVER: f64 = 0.2 * HOUR;
 const TIGHTNESS: [f64; 3] = [0.6, 0.8, 0.9];
 /// Price of spot over that of on-demand.
-const RATIO: f64 = 0.918 / 3.06;
+const SPOT_PRICE_RATIO: f64 = 0.918 / 3.06;
 
 pub struct Plan {
     pub traces: PathBuf,
@@ -47,15 +47,15 @@ impl Plan {
 
 /// Replays all traces, prints the table, and writes it into the page of the repository at `root`.
 pub fn run(root: &Path, plan: &Plan) -> Result<()> {
-    let table = render(&replayed(plan)?);
+    let table = render(&replay_traces(plan)?);
     write!(std::io::stdout(), "{table}")?;
     let page = root.join(PAGE);
     let text = std::fs::read_to_string(&page).with_context(|| format!("read {PAGE}"))?;
-    std::fs::write(&page, filled(&text, &table)?)?;
+    std::fs::write(&page, fill_page(&text, &table)?)?;
     Ok(())
 }
 
-fn replayed(plan: &Plan) -> Result<Vec<Row>> {
+fn replay_traces(plan: &Plan) -> Result<Vec<Row>> {
     let entries =
         std::fs::read_dir(&plan.traces).with_context(|| format!("read {}", plan.traces.display()))?;
     let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
@@ -68,17 +68,18 @@ fn replayed(plan: &Plan) -> Result<Vec<Row>> {
         let trace =
             Trace::parse(&std::fs::read_to_string(&path)?).with_context(|| format!("read trace `{name}`"))?;
         for tightness in TIGHTNESS {
-            let terms = Terms { within: WORK / tightness, work: WORK, changeover: CHANGEOVER };
-            rows.push(row(&name, &trace, terms, RATIO, plan.starts, plan.optima));
+            let terms = DeadlineTerms { within: WORK / tightness, work: WORK, changeover: CHANGEOVER };
+            rows.push(row(&name, &trace, terms, SPOT_PRICE_RATIO, plan.starts, plan.optima));
         }
     }
     Ok(rows)
 }
 
 /// The page with the part between its marks written anew.
-fn filled(text: &str, table: &str) -> Result<String> {
-    let from = text.find(OPEN).with_context(|| format!("{PAGE} has no part `spot`"))? + OPEN.len();
-    let to = from + text[from..].find(CLOSE).context("the part `spot` has no end")?;
+fn fill_page(text: &str, table: &str) -> Result<String> {
+    let from =
+        text.find(TABLE_START).with_context(|| format!("{PAGE} has no part `spot`"))? + TABLE_START.len();
+    let to = from + text[from..].find(TABLE_END).context("the part `spot` has no end")?;
     Ok(format!("{}\n{table}\n{}", &text[..from], &text[to..]))
 }
 
@@ -89,10 +90,10 @@ mod tests {
     #[test]
     fn the_table_of_the_page_is_written_anew_and_nothing_else() {
         let page = "a\n<!-- spot -->\nold\n<!-- end -->\nb\n";
-        let once = filled(page, "| t |\n").unwrap();
+        let once = fill_page(page, "| t |\n").unwrap();
         assert_eq!(once, "a\n<!-- spot -->\n\n| t |\n\n<!-- end -->\nb\n");
-        assert_eq!(filled(&once, "| t |\n").unwrap(), once);
-        assert!(filled("nothing", "").is_err());
+        assert_eq!(fill_page(&once, "| t |\n").unwrap(), once);
+        assert!(fill_page("nothing", "").is_err());
     }
 
     #[test]
@@ -104,7 +105,7 @@ mod tests {
             format!("{{\"metadata\":{{\"gap_seconds\":300}},\"data\":[{ticks}]}}"),
         )
         .unwrap();
-        let rows = replayed(&Plan { traces: dir.path().to_owned(), starts: 3, optima: 1 }).unwrap();
+        let rows = replay_traces(&Plan { traces: dir.path().to_owned(), starts: 3, optima: 1 }).unwrap();
         assert_eq!(rows.iter().map(|row| row.trace.as_str()).collect::<Vec<_>>(), ["calm"; 3]);
         assert!(rows.iter().all(|row| row.missed == [0; 3] && row.uniform < 0.31), "{rows:?}");
     }

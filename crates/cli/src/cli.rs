@@ -10,7 +10,7 @@ use crate::commands::{
     secret, server, show, ssh, stop, top, user, volume, why,
 };
 
-const AFTER: &str = "\
+const AFTER_HELP: &str = "\
 Examples:
   windlass apply -f examples/hello.yml    run a task and see its output
   windlass ps -a                          what ran
@@ -21,7 +21,7 @@ Without a server configured, the first command starts one on this machine, in th
 
 /// Runs container workloads on machines you own or rent.
 #[derive(Debug, Parser)]
-#[command(name = "windlass", version, arg_required_else_help = true, disable_help_subcommand = true, after_help = AFTER)]
+#[command(name = "windlass", version, arg_required_else_help = true, disable_help_subcommand = true, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -107,7 +107,7 @@ pub(crate) enum Command {
 
 /// Which server, as whom, where.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct At {
+pub(crate) struct ServerArgs {
     /// Project to work in
     #[arg(long, env = "WINDLASS_PROJECT", value_name = "PROJECT", global = true, help_heading = "Server")]
     pub(crate) project: Option<String>,
@@ -152,7 +152,7 @@ pub(crate) enum Format {
 }
 
 #[derive(Clone, Copy, Debug, Args)]
-pub(crate) struct Output {
+pub(crate) struct OutputArgs {
     /// Output format
     #[arg(short = 'o', long = "output", value_enum, default_value_t = Format::Table, value_name = "FORMAT", global = true)]
     pub(crate) format: Format,
@@ -160,14 +160,14 @@ pub(crate) struct Output {
 
 /// How often to answer.
 #[derive(Clone, Copy, Debug, Default, Args)]
-pub(crate) struct Watch {
+pub(crate) struct WatchArgs {
     /// Show it again whenever it changes
     #[arg(short = 'w', long)]
     pub(crate) watch: bool,
 }
 
-/// Flags of [`At`], which may stand before the command.
-const BEFORE_COMMAND: [&str; 4] = ["--url", "--token", "--project", "--server-cert"];
+/// Flags of [`ServerArgs`], which may stand before the command.
+const SERVER_FLAGS: [&str; 4] = ["--url", "--token", "--project", "--server-cert"];
 
 /// The words of a command line, with flags that name the server moved behind the command, which has them.
 pub(crate) fn arranged(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
@@ -176,8 +176,8 @@ pub(crate) fn arranged(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut moved = Vec::new();
     while let Some(word) = words.peek() {
         let text = word.to_string_lossy();
-        let is_alone = BEFORE_COMMAND.contains(&text.as_ref());
-        let is_joined = text.split_once('=').is_some_and(|(flag, _)| BEFORE_COMMAND.contains(&flag));
+        let is_alone = SERVER_FLAGS.contains(&text.as_ref());
+        let is_joined = text.split_once('=').is_some_and(|(flag, _)| SERVER_FLAGS.contains(&flag));
         if !is_alone && !is_joined {
             break;
         }

@@ -23,22 +23,22 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{At, Cli},
+    cli::{Cli, ServerArgs},
     commands::{explain, help},
     context::{self, Context, name_of},
     login,
-    problem::Problem,
+    problem::CliError,
 };
 
 /// Set by the scripts of `windlass completion`.
 pub(crate) const VARIABLE: &str = "WINDLASS_COMPLETE";
 /// Nobody waits longer for a Tab.
-const ANSWER_WITHIN: Duration = Duration::from_millis(700);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(700);
 /// More names than anybody reads.
 const NAMES_MAX: i64 = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Noun {
+enum NameKind {
     Run,
     Fleet,
     Instance,
@@ -52,8 +52,8 @@ enum Noun {
     Command,
 }
 
-impl Noun {
-    fn of(arg: &Arg) -> Option<Self> {
+impl NameKind {
+    fn for_arg(arg: &Arg) -> Option<Self> {
         Some(match arg.get_value_names()?.first()?.as_str() {
             "RUN" | "RUN|JOB" => Self::Run,
             "FLEET" => Self::Fleet,
@@ -88,28 +88,28 @@ fn command() -> Command {
 }
 
 fn with_names(command: Command) -> Command {
-    let named = command.mut_args(|arg| match Noun::of(&arg) {
+    let named = command.mut_args(|arg| match NameKind::for_arg(&arg) {
         Some(noun) => arg.add(ArgValueCandidates::new(move || candidates(noun))),
         None => arg,
     });
     named.mut_subcommands(with_names)
 }
 
-fn candidates(noun: Noun) -> Vec<CompletionCandidate> {
+fn candidates(noun: NameKind) -> Vec<CompletionCandidate> {
     match noun {
-        Noun::Code => return explain::codes().map(CompletionCandidate::new).collect(),
-        Noun::Command => return commands().map(CompletionCandidate::new).collect(),
-        Noun::Run
-        | Noun::Fleet
-        | Noun::Instance
-        | Noun::Volume
-        | Noun::Gateway
-        | Noun::Secret
-        | Noun::Project
-        | Noun::User => {}
+        NameKind::Code => return explain::codes().map(CompletionCandidate::new).collect(),
+        NameKind::Command => return commands().map(CompletionCandidate::new).collect(),
+        NameKind::Run
+        | NameKind::Fleet
+        | NameKind::Instance
+        | NameKind::Volume
+        | NameKind::Gateway
+        | NameKind::Secret
+        | NameKind::Project
+        | NameKind::User => {}
     }
     let at = at(std::env::args().skip_while(|word| word != "--").skip(1));
-    let names = ask(&at, noun).unwrap_or_default();
+    let names = fetch_names(&at, noun).unwrap_or_default();
     // A shell may give what it gets a meaning: only plain names are offered.
     let plain = |name: &String| {
         !name.is_empty() && name.chars().all(|one| one.is_alphanumeric() || "-_.@/".contains(one))
@@ -121,11 +121,11 @@ fn candidates(noun: Noun) -> Vec<CompletionCandidate> {
 fn commands() -> impl Iterator<Item = String> {
     let command = Cli::command();
     let names: Vec<String> = command.get_subcommands().map(|one| one.get_name().to_owned()).collect();
-    names.into_iter().chain(help::topics().map(str::to_owned))
+    names.into_iter().chain(help::list_topics().map(str::to_owned))
 }
 
 /// The flags that were typed already, and else the environment.
-fn at(words: impl Iterator<Item = String>) -> At {
+fn at(words: impl Iterator<Item = String>) -> ServerArgs {
     let words: Vec<String> = words.collect();
     let said = |flag: &str| {
         let follows = words.windows(2).find(|pair| pair[0] == flag).map(|pair| pair[1].clone());
@@ -134,7 +134,7 @@ fn at(words: impl Iterator<Item = String>) -> At {
         follows.or(joined)
     };
     let either = |flag: &str, variable: &str| said(flag).or_else(|| std::env::var(variable).ok());
-    At {
+    ServerArgs {
         project: either("--project", "WINDLASS_PROJECT"),
         url: either("--url", "WINDLASS_URL"),
         token: either("--token", "WINDLASS_TOKEN"),
@@ -142,20 +142,20 @@ fn at(words: impl Iterator<Item = String>) -> At {
     }
 }
 
-fn ask(at: &At, noun: Noun) -> Result<Vec<String>, Problem> {
+fn fetch_names(at: &ServerArgs, noun: NameKind) -> Result<Vec<String>, CliError> {
     let Some(chosen) = login::choose_running(at)? else { return Ok(Vec::new()) };
     context::block_on(async {
         let asked = async {
             let cx = Context::new(chosen)?;
             names(&cx, noun).await
         };
-        tokio::time::timeout(ANSWER_WITHIN, asked).await.unwrap_or_else(|_| Ok(Vec::new()))
+        tokio::time::timeout(ANSWER_TIMEOUT, asked).await.unwrap_or_else(|_| Ok(Vec::new()))
     })
 }
 
-async fn names(cx: &Context, noun: Noun) -> Result<Vec<String>, Problem> {
+async fn names(cx: &Context, noun: NameKind) -> Result<Vec<String>, CliError> {
     Ok(match noun {
-        Noun::Run => {
+        NameKind::Run => {
             let request = runs::ListRequest {
                 project_name: Some(cx.project.clone()),
                 include_jobs: false,
@@ -168,11 +168,11 @@ async fn names(cx: &Context, noun: Noun) -> Result<Vec<String>, Problem> {
             names.retain(|name| seen.insert(name.clone()));
             names
         }
-        Noun::Fleet => {
+        NameKind::Fleet => {
             let request = fleets::ProjectListRequest { include_imported: true };
             cx.call::<ListProjectFleets>(&request).await?.into_iter().map(|fleet| fleet.name).collect()
         }
-        Noun::Instance => {
+        NameKind::Instance => {
             let request = instances::ListRequest {
                 project_names: Some(vec![cx.project.clone()]),
                 only_active: true,
@@ -181,23 +181,23 @@ async fn names(cx: &Context, noun: Noun) -> Result<Vec<String>, Problem> {
             };
             cx.call::<ListInstances>(&request).await?.into_iter().map(|one| one.name).collect()
         }
-        Noun::Volume => {
+        NameKind::Volume => {
             cx.call::<ListProjectVolumes>(&Nothing {}).await?.into_iter().map(|one| one.name).collect()
         }
-        Noun::Gateway => {
+        NameKind::Gateway => {
             let request = gateways::ListRequest { include_imported: false };
             cx.call::<ListGateways>(&request).await?.into_iter().map(|one| one.name).collect()
         }
-        Noun::Secret => {
+        NameKind::Secret => {
             cx.call::<ListSecrets>(&Nothing {}).await?.into_iter().map(|secret| secret.name).collect()
         }
-        Noun::Project => match cx.call::<ListProjects>(&projects::ListRequest::default()).await? {
+        NameKind::Project => match cx.call::<ListProjects>(&projects::ListRequest::default()).await? {
             projects::Listing::Plain(all) | projects::Listing::Counted { projects: all, .. } => {
                 all.into_iter().map(|project| project.project_name).collect()
             }
         },
-        Noun::Code | Noun::Command => Vec::new(),
-        Noun::User => match cx.call::<ListUsers>(&users::ListRequest::default()).await? {
+        NameKind::Code | NameKind::Command => Vec::new(),
+        NameKind::User => match cx.call::<ListUsers>(&users::ListRequest::default()).await? {
             users::Listing::Plain(all) | users::Listing::Counted { users: all, .. } => {
                 all.into_iter().map(|user| user.username).collect()
             }

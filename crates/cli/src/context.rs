@@ -7,30 +7,30 @@ use std::{
 
 use windlass_api::{
     Operation,
-    client::{CallError, Client},
+    client::{ApiClient, CallError},
     operations::{ListProjects, ListRuns, ReadRun},
     projects, runs,
 };
 
 use crate::{
-    cli::At,
-    login::{self, Chosen},
-    problem::{Code, Problem},
+    cli::ServerArgs,
+    login::{self, ServerTarget},
+    problem::{CliError, Code},
 };
 
 /// Names that a "did you mean" looks at.
 const NAMES_MAX: i64 = 100;
 /// From this likeness on, a name is worth a question.
-const ALIKE_MIN: f64 = 0.75;
+const SIMILARITY_MIN: f64 = 0.75;
 /// What is left behind when a command ends, such as a question nobody answered, gets this long.
-const LEAVE_WITHIN: Duration = Duration::from_millis(20);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(20);
 
 /// How long whoever follows a run waits for a server that is away.
-const PATIENCE: Duration = Duration::from_secs(30);
-const AGAIN_AFTER: Duration = Duration::from_millis(200);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 pub(crate) struct Context {
-    pub(crate) client: Client,
+    pub(crate) client: ApiClient,
     pub(crate) url: String,
     pub(crate) token: String,
     pub(crate) certificate: Option<String>,
@@ -41,31 +41,31 @@ pub(crate) struct Context {
 
 /// Runs a command that talks to a server.
 pub(crate) fn with<T>(
-    at: &At,
-    command: impl AsyncFnOnce(&Context) -> Result<T, Problem>,
-) -> Result<T, Problem> {
-    let chosen = login::choose(at)?;
+    at: &ServerArgs,
+    command: impl AsyncFnOnce(&Context) -> Result<T, CliError>,
+) -> Result<T, CliError> {
+    let chosen = login::choose_server(at)?;
     block_on(async {
         let context = Context::new(chosen)?;
         command(&context).await
     })
 }
 
-pub(crate) fn block_on<T>(command: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
+pub(crate) fn block_on<T>(command: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Problem::caused("start the runtime", &error))?;
+        .map_err(|error| CliError::from_error("start the runtime", &error))?;
     let done = runtime.block_on(command);
-    runtime.shutdown_timeout(LEAVE_WITHIN);
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     done
 }
 
 impl Context {
-    pub(crate) fn new(chosen: Chosen) -> Result<Self, Problem> {
-        let Chosen { url, token, certificate, project } = chosen;
-        let client = Client::knowing(&url, Some(&token), certificate.as_deref())
-            .map_err(|error| Problem::call(&url, &error))?;
+    pub(crate) fn new(chosen: ServerTarget) -> Result<Self, CliError> {
+        let ServerTarget { url, token, certificate, project } = chosen;
+        let client = ApiClient::with_certificate(&url, Some(&token), certificate.as_deref())
+            .map_err(|error| CliError::call(&url, &error))?;
         Ok(Self { client, url, token, certificate, project, is_known: AtomicBool::new(false) })
     }
 
@@ -82,7 +82,7 @@ impl Context {
     }
 
     /// Calls an operation of the project.
-    pub(crate) async fn call<O: Operation>(&self, request: &O::Request) -> Result<O::Response, Problem> {
+    pub(crate) async fn call<O: Operation>(&self, request: &O::Request) -> Result<O::Response, CliError> {
         match self.try_call::<O>(request).await {
             Ok(answer) => Ok(answer),
             Err(error) => Err(self.explain(&error).await),
@@ -91,16 +91,19 @@ impl Context {
 
     /// The same, for a question that may be asked again: a server that was there and restarts is waited for. Of one that
     /// never answered nothing is known.
-    pub(crate) async fn patiently<O: Operation>(&self, request: &O::Request) -> Result<O::Response, Problem> {
+    pub(crate) async fn call_with_retry<O: Operation>(
+        &self,
+        request: &O::Request,
+    ) -> Result<O::Response, CliError> {
         let began = tokio::time::Instant::now();
         loop {
             match self.try_call::<O>(request).await {
                 Err(error)
-                    if error.is_lost()
+                    if error.is_unconfirmed()
                         && self.is_known.load(Ordering::Relaxed)
-                        && began.elapsed() < PATIENCE =>
+                        && began.elapsed() < RETRY_TIMEOUT =>
                 {
-                    tokio::time::sleep(AGAIN_AFTER).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
                 Ok(answer) => return Ok(answer),
                 Err(error) => return Err(self.explain(&error).await),
@@ -115,21 +118,21 @@ impl Context {
     ) -> Result<O::Response, CallError> {
         let path: &[&str] = if O::ACCESS.in_project() { &[&self.project] } else { &[] };
         let answer = self.client.call::<O>(path, request).await;
-        if !answer.as_ref().is_err_and(CallError::is_lost) {
+        if !answer.as_ref().is_err_and(CallError::is_unconfirmed) {
             self.is_known.store(true, Ordering::Relaxed);
         }
         answer
     }
 
-    pub(crate) async fn explain(&self, error: &CallError) -> Problem {
+    pub(crate) async fn explain(&self, error: &CallError) -> CliError {
         if let CallError::Denied { status: 404, .. } = error {
             return self.unknown_project().await;
         }
-        Problem::call(&self.url, error)
+        CliError::call(&self.url, error)
     }
 
-    async fn unknown_project(&self) -> Problem {
-        let problem = Problem::new(format!("no project named `{}` on the server", self.project))
+    async fn unknown_project(&self) -> CliError {
+        let problem = CliError::new(format!("no project named `{}` on the server", self.project))
             .code(Code::UnknownProject);
         let request = projects::ListRequest::default();
         let names: Vec<String> = match self.client.call::<ListProjects>(&[], &request).await {
@@ -138,7 +141,7 @@ impl Context {
             }
             Err(_) => Vec::new(),
         };
-        let near = closest(&self.project, names.iter().map(String::as_str));
+        let near = closest_name(&self.project, names.iter().map(String::as_str));
         match near {
             Some(name) => problem.hint(format!("did you mean `--project {name}`?")),
             None if names.is_empty() => problem.hint("you are a member of no project"),
@@ -147,16 +150,16 @@ impl Context {
     }
 
     /// One run by its name.
-    pub(crate) async fn run(&self, name: &str) -> Result<runs::Run, Problem> {
+    pub(crate) async fn run(&self, name: &str) -> Result<runs::Run, CliError> {
         let request = runs::ReadRequest { run_name: Some(name.to_owned()), id: None };
         match self.try_call::<ReadRun>(&request).await {
             Ok(run) => Ok(run),
-            Err(error) if error.is_absent() => Err(self.unknown_run(name).await),
+            Err(error) if error.is_not_found() => Err(self.unknown_run(name).await),
             Err(error) => Err(self.explain(&error).await),
         }
     }
 
-    pub(crate) async fn unknown_run(&self, name: &str) -> Problem {
+    pub(crate) async fn unknown_run(&self, name: &str) -> CliError {
         let request = runs::ListRequest {
             project_name: Some(self.project.clone()),
             include_jobs: false,
@@ -165,9 +168,9 @@ impl Context {
         };
         let runs = self.client.call::<ListRuns>(&[], &request).await.unwrap_or_default();
         let names: Vec<String> = runs.iter().map(name_of).collect();
-        let problem = Problem::new(format!("no run named `{name}` in project `{}`", self.project))
+        let problem = CliError::new(format!("no run named `{name}` in project `{}`", self.project))
             .code(Code::UnknownName);
-        match closest(name, names.iter().map(String::as_str)) {
+        match closest_name(name, names.iter().map(String::as_str)) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
             None => problem.hint("`windlass ps -a` lists the runs"),
         }
@@ -176,10 +179,10 @@ impl Context {
 
 /// Which of the project's things was meant, and where they are listed.
 impl Context {
-    pub(crate) fn unknown<'a>(&self, kind: &str, name: &str, all: impl Iterator<Item = &'a str>) -> Problem {
-        let problem = Problem::new(format!("no {kind} named `{name}` in project `{}`", self.project))
+    pub(crate) fn unknown<'a>(&self, kind: &str, name: &str, all: impl Iterator<Item = &'a str>) -> CliError {
+        let problem = CliError::new(format!("no {kind} named `{name}` in project `{}`", self.project))
             .code(Code::UnknownName);
-        match closest(name, all) {
+        match closest_name(name, all) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
             None => problem.hint(format!("`windlass {kind}` lists them")),
         }
@@ -193,22 +196,22 @@ pub(crate) fn name_of(run: &runs::Run) -> String {
 }
 
 /// The name that was probably meant.
-pub(crate) fn closest<'a>(name: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn closest_name<'a>(name: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     all.map(|other| (strsim::jaro_winkler(name, other), other))
-        .filter(|(alike, _)| *alike >= ALIKE_MIN)
+        .filter(|(alike, _)| *alike >= SIMILARITY_MIN)
         .max_by(|left, right| left.0.total_cmp(&right.0))
         .map(|(_, other)| other)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::closest;
+    use super::closest_name;
 
     #[test]
     fn a_slip_of_the_finger_finds_its_name_and_nonsense_none() {
         let names = ["hello", "train-7b"];
-        assert_eq!(closest("helo", names.into_iter()), Some("hello"));
-        assert_eq!(closest("trian-7b", names.into_iter()), Some("train-7b"));
-        assert_eq!(closest("zzzz", names.into_iter()), None);
+        assert_eq!(closest_name("helo", names.into_iter()), Some("hello"));
+        assert_eq!(closest_name("trian-7b", names.into_iter()), Some("train-7b"));
+        assert_eq!(closest_name("zzzz", names.into_iter()), None);
     }
 }

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 /// Codes from here on are ours and never a job's.
-pub(crate) const OURS_MIN: i64 = 200;
+pub(crate) const OWN_CODES_MIN: i64 = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -13,7 +13,7 @@ pub(crate) enum Exit {
     /// Refused or failed.
     Failed,
     /// The command was called in a way that cannot work.
-    Misuse,
+    Usage,
     /// What the job itself returned; below 200.
     Job(u8),
     /// The run, or what was to be applied, failed, and not by a job's own exit code.
@@ -21,7 +21,7 @@ pub(crate) enum Exit {
     /// Somebody stopped the run.
     RunStopped,
     /// The job returned 200 or more.
-    JobAbove,
+    JobCodeTooHigh,
     /// A limit of the run ended it, such as `max_duration`.
     RunLimit,
 }
@@ -31,11 +31,11 @@ impl Exit {
         match self {
             Self::Done => 0,
             Self::Failed => 1,
-            Self::Misuse => 2,
+            Self::Usage => 2,
             Self::Job(code) => code,
             Self::RunFailed => 200,
             Self::RunStopped => 201,
-            Self::JobAbove => 202,
+            Self::JobCodeTooHigh => 202,
             Self::RunLimit => 203,
         }
     }

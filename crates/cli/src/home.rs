@@ -7,17 +7,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::problem::Problem;
+use crate::problem::CliError;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Home(PathBuf);
 
 impl Home {
     /// `WINDLASS_HOME`, else `~/.windlass`.
-    pub(crate) fn find() -> Result<Self, Problem> {
+    pub(crate) fn find() -> Result<Self, CliError> {
         Self::path()
             .map(Self)
-            .ok_or_else(|| Problem::new("find a home").hint("set `WINDLASS_HOME` or `HOME` to a directory"))
+            .ok_or_else(|| CliError::new("find a home").hint("set `WINDLASS_HOME` or `HOME` to a directory"))
     }
 
     pub(crate) fn path() -> Option<PathBuf> {
@@ -77,10 +77,10 @@ pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// The text of a file; `None` when there is none.
-pub(crate) fn read_if_there(path: &Path) -> Result<Option<String>, Problem> {
+pub(crate) fn read_if_exists(path: &Path) -> Result<Option<String>, CliError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Problem::caused(&format!("read `{}`", path.display()), &error)),
+        Err(error) => Err(CliError::from_error(&format!("read `{}`", path.display()), &error)),
     }
 }

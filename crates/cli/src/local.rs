@@ -21,18 +21,18 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use windlass_server::config::USUAL_PORT;
+use windlass_server::config::DEFAULT_PORT;
 
 use crate::{
-    home::{Home, make_private_dir, read_if_there, write_private},
+    home::{Home, make_private_dir, read_if_exists, write_private},
     login::Login,
     output,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
-const READY_WITHIN: Duration = Duration::from_secs(30);
-const STOP_WITHIN: Duration = Duration::from_secs(30);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How much of the log a failed start shows.
 const TAIL_BYTES: u64 = 2000;
 const TAIL_LINES: usize = 8;
@@ -41,14 +41,14 @@ const PORT_FILE: &str = "port";
 
 /// A server that is ready.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct Running {
+pub(crate) struct ServerProcess {
     pub(crate) pid: i32,
     /// When the process began, in the kernel's ticks.
     pub(crate) began: u64,
     pub(crate) url: String,
 }
 
-impl Running {
+impl ServerProcess {
     pub(crate) fn this(url: &str) -> Option<Self> {
         let pid = i32::try_from(std::process::id()).ok()?;
         Some(Self { pid, began: began(pid)?, url: url.to_owned() })
@@ -65,21 +65,21 @@ impl Running {
 
     /// Only its own: another server may be ready there by now.
     pub(crate) fn remove(&self, data_dir: &Path) {
-        if Self::stored(data_dir).as_ref() == Some(self) {
+        if Self::read(data_dir).as_ref() == Some(self) {
             let _ = std::fs::remove_file(Self::path(data_dir));
         }
     }
 
-    fn stored(data_dir: &Path) -> Option<Self> {
+    fn read(data_dir: &Path) -> Option<Self> {
         serde_json::from_str(&std::fs::read_to_string(Self::path(data_dir)).ok()?).ok()
     }
 
     /// The one that is alive.
     pub(crate) fn find(data_dir: &Path) -> Option<Self> {
-        Self::stored(data_dir).filter(Self::lives)
+        Self::read(data_dir).filter(Self::is_alive)
     }
 
-    fn lives(&self) -> bool {
+    fn is_alive(&self) -> bool {
         began(self.pid) == Some(self.began)
     }
 }
@@ -105,10 +105,10 @@ pub(crate) fn log_file(data_dir: &Path) -> PathBuf {
 }
 
 /// The local server, when it runs and we have its token.
-pub(crate) fn find(home: &Home) -> Result<Option<Login>, Problem> {
+pub(crate) fn find(home: &Home) -> Result<Option<Login>, CliError> {
     let dir = home.server_dir();
-    let Some(running) = Running::find(&dir) else { return Ok(None) };
-    let token = read_if_there(&token_file(&dir))?;
+    let Some(running) = ServerProcess::find(&dir) else { return Ok(None) };
+    let token = read_if_exists(&token_file(&dir))?;
     Ok(token.map(|token| Login {
         url: running.url,
         token: token.trim().to_owned(),
@@ -119,10 +119,10 @@ pub(crate) fn find(home: &Home) -> Result<Option<Login>, Problem> {
 }
 
 /// For a command that needs a server: says so when it had to start one.
-pub(crate) fn find_or_start(home: &Home) -> Result<Login, Problem> {
-    let (login, started) = start_once(home, Wishes::None)?;
+pub(crate) fn find_or_start(home: &Home) -> Result<Login, CliError> {
+    let (login, started) = start_once(home, StartRequest::None)?;
     if started {
-        output::say(&format!(
+        output::print_message(&format!(
             "No server is configured: started one at {} (data and log in {}; stop it with `windlass server stop`).",
             login.url,
             home.server_dir().display()
@@ -132,7 +132,7 @@ pub(crate) fn find_or_start(home: &Home) -> Result<Login, Problem> {
 }
 
 /// What a server that is to be started was asked to be.
-pub(crate) enum Wishes {
+pub(crate) enum StartRequest {
     /// Nobody asked: another command needs it.
     None,
     Flags {
@@ -142,19 +142,20 @@ pub(crate) enum Wishes {
 }
 
 /// The server of this home, and whether it was started just now.
-pub(crate) fn start_once(home: &Home, wishes: Wishes) -> Result<(Login, bool), Problem> {
+pub(crate) fn start_once(home: &Home, wishes: StartRequest) -> Result<(Login, bool), CliError> {
     if let Some(found) = find(home)? {
         return Ok((found, false));
     }
     let dir = home.server_dir();
-    make_private_dir(&dir).map_err(|error| Problem::caused(&format!("make `{}`", dir.display()), &error))?;
+    make_private_dir(&dir)
+        .map_err(|error| CliError::from_error(&format!("make `{}`", dir.display()), &error))?;
     let _lock = lock(&dir)?;
     // Whoever held the lock before us may have started it.
     if let Some(found) = find(home)? {
         return Ok((found, false));
     }
-    if let Some(running) = Running::find(&dir) {
-        return Err(Problem::new(format!("use the server at {}", running.url))
+    if let Some(running) = ServerProcess::find(&dir) {
+        return Err(CliError::new(format!("use the server at {}", running.url))
             .code(Code::NoToken)
             .why("it was started by hand, so its token is not known here")
             .hint(format!(
@@ -166,9 +167,9 @@ pub(crate) fn start_once(home: &Home, wishes: Wishes) -> Result<(Login, bool), P
 }
 
 /// Held until it is dropped. Waiting for it is waiting for another command that starts the server.
-fn lock(dir: &Path) -> Result<File, Problem> {
+fn lock(dir: &Path) -> Result<File, CliError> {
     let path = dir.join("start.lock");
-    let failed = |error: std::io::Error| Problem::caused(&format!("lock `{}`", path.display()), &error);
+    let failed = |error: std::io::Error| CliError::from_error(&format!("lock `{}`", path.display()), &error);
     let file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -176,39 +177,39 @@ fn lock(dir: &Path) -> Result<File, Problem> {
         .mode(0o600)
         .open(&path)
         .map_err(failed)?;
-    let until = Instant::now() + READY_WITHIN;
+    let until = Instant::now() + READY_TIMEOUT;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => thread::sleep(LOOK_EVERY),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => thread::sleep(POLL_INTERVAL),
             Err(error) => return Err(failed(error.into())),
         }
     }
 }
 
 /// The port it had the last time, so that addresses people have written down stay true.
-fn usual_port(dir: &Path) -> u16 {
+fn last_port(dir: &Path) -> u16 {
     let kept = std::fs::read_to_string(dir.join(PORT_FILE)).ok();
-    kept.and_then(|text| text.trim().parse().ok()).unwrap_or(USUAL_PORT)
+    kept.and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT_PORT)
 }
 
-fn keep_port(dir: &Path, url: &str) {
+fn save_port(dir: &Path, url: &str) {
     let Some((_, port)) = url.rsplit_once(':') else { return };
-    if port != usual_port(dir).to_string()
+    if port != last_port(dir).to_string()
         && let Err(error) = write_private(&dir.join(PORT_FILE), &format!("{port}\n"))
     {
         tracing::warn!(%error, "keep the port of the server");
     }
 }
 
-fn start(dir: &Path, wishes: Wishes) -> Result<Login, Problem> {
+fn start(dir: &Path, wishes: StartRequest) -> Result<Login, CliError> {
     let log = log_file(dir);
     let problem = |error: &dyn std::error::Error| {
-        Problem::caused("start a local server", error).code(Code::LocalServer)
+        CliError::from_error("start a local server", error).code(Code::LocalServer)
     };
     let (flags, given) = match wishes {
-        Wishes::None => (None, None),
-        Wishes::Flags { flags, admin_token } => (Some(flags), admin_token),
+        StartRequest::None => (None, None),
+        StartRequest::Flags { flags, admin_token } => (Some(flags), admin_token),
     };
     let token = token(dir, given)?;
     let open = || OpenOptions::new().append(true).create(true).mode(0o600).open(&log);
@@ -217,7 +218,7 @@ fn start(dir: &Path, wishes: Wishes) -> Result<Login, Problem> {
     let program = std::env::current_exe().map_err(|e| problem(&e))?;
     let mut command = Command::new(program);
     command
-        .args(["server", "--background", "--usual-port", &usual_port(dir).to_string(), "--data-dir"])
+        .args(["server", "--background", "--usual-port", &last_port(dir).to_string(), "--data-dir"])
         .arg(dir)
         // Not on the command line, which everybody on the machine can read.
         .env("WINDLASS_SERVER_ADMIN_TOKEN", &token)
@@ -238,15 +239,15 @@ fn start(dir: &Path, wishes: Wishes) -> Result<Login, Problem> {
         .current_dir("/")
         .spawn()
         .map_err(|e| problem(&e))?;
-    let running = wait(dir, &mut child, &log, from)?;
-    keep_port(dir, &running.url);
+    let running = wait_until_ready(dir, &mut child, &log, from)?;
+    save_port(dir, &running.url);
     Ok(Login { url: running.url, token, project: None, certificate: None, name: None })
 }
 
 /// The token that was given, or that of an earlier start, or a new one.
-fn token(dir: &Path, given: Option<String>) -> Result<String, Problem> {
+fn token(dir: &Path, given: Option<String>) -> Result<String, CliError> {
     let path = token_file(dir);
-    let kept = read_if_there(&path)?.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    let kept = read_if_exists(&path)?.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
     let token = match (given, kept) {
         (Some(given), Some(kept)) if given != kept => given,
         (None, Some(kept)) | (Some(_), Some(kept)) => return Ok(kept),
@@ -254,14 +255,14 @@ fn token(dir: &Path, given: Option<String>) -> Result<String, Problem> {
         (None, None) => draw()?,
     };
     write_private(&path, &format!("{token}\n"))
-        .map_err(|error| Problem::caused(&format!("write `{}`", path.display()), &error))?;
+        .map_err(|error| CliError::from_error(&format!("write `{}`", path.display()), &error))?;
     Ok(token)
 }
 
 /// 256 random bits.
-pub(crate) fn draw() -> Result<String, Problem> {
+pub(crate) fn draw() -> Result<String, CliError> {
     let mut bytes = [0_u8; 32];
-    getrandom::fill(&mut bytes).map_err(|error| Problem::caused("draw a token", &error))?;
+    getrandom::fill(&mut bytes).map_err(|error| CliError::from_error("draw a token", &error))?;
     Ok(hex::encode(bytes))
 }
 
@@ -269,32 +270,32 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-fn wait(dir: &Path, child: &mut Child, log: &Path, from: u64) -> Result<Running, Problem> {
-    let until = Instant::now() + READY_WITHIN;
+fn wait_until_ready(dir: &Path, child: &mut Child, log: &Path, from: u64) -> Result<ServerProcess, CliError> {
+    let until = Instant::now() + READY_TIMEOUT;
     let failed = |why: String| {
-        Problem::new("start a local server")
+        CliError::new("start a local server")
             .code(Code::LocalServer)
             .why(why)
             .hint(format!("its log is {}", log.display()))
     };
     loop {
         if let Some(running) =
-            Running::find(dir).filter(|running| u32::try_from(running.pid) == Ok(child.id()))
+            ServerProcess::find(dir).filter(|running| u32::try_from(running.pid) == Ok(child.id()))
         {
             return Ok(running);
         }
         if let Ok(Some(status)) = child.try_wait() {
-            return Err(failed(format!("it ended with {status}\n{}", tail(log, from))));
+            return Err(failed(format!("it ended with {status}\n{}", read_log_tail(log, from))));
         }
         if Instant::now() > until {
-            return Err(failed(format!("it was not ready after {} s", READY_WITHIN.as_secs())));
+            return Err(failed(format!("it was not ready after {} s", READY_TIMEOUT.as_secs())));
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// The last lines of what was logged since `from`.
-fn tail(log: &Path, from: u64) -> String {
+fn read_log_tail(log: &Path, from: u64) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(log)?;
         let from = from.max(file.metadata()?.len().saturating_sub(TAIL_BYTES));
@@ -309,33 +310,33 @@ fn tail(log: &Path, from: u64) -> String {
 }
 
 /// Stops the server of a data directory and waits until it is gone. `None` when none runs.
-pub(crate) fn stop(data_dir: &Path) -> Result<Option<Running>, Problem> {
-    let Some(running) = Running::find(data_dir) else { return Ok(None) };
+pub(crate) fn stop(data_dir: &Path) -> Result<Option<ServerProcess>, CliError> {
+    let Some(running) = ServerProcess::find(data_dir) else { return Ok(None) };
     let what = || format!("stop the server at {} (process {})", running.url, running.pid);
     if let Some(pid) = Pid::from_raw(running.pid) {
         kill_process(pid, Signal::TERM)
-            .map_err(|error| Problem::caused(&what(), &error).code(Code::LocalServer))?;
+            .map_err(|error| CliError::from_error(&what(), &error).code(Code::LocalServer))?;
     }
-    let until = Instant::now() + STOP_WITHIN;
-    while running.lives() {
+    let until = Instant::now() + STOP_TIMEOUT;
+    while running.is_alive() {
         if Instant::now() > until {
-            let why = format!("it is still there after {} s", STOP_WITHIN.as_secs());
-            return Err(Problem::new(what()).code(Code::LocalServer).why(why));
+            let why = format!("it is still there after {} s", STOP_TIMEOUT.as_secs());
+            return Err(CliError::new(what()).code(Code::LocalServer).why(why));
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(Some(running))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Running, began};
+    use super::{ServerProcess, began};
 
     #[test]
     fn a_process_that_took_over_an_old_id_is_not_the_server() {
-        let this = Running::this("http://127.0.0.1:1").unwrap();
-        assert!(this.lives());
-        assert!(!Running { began: this.began + 1, ..this.clone() }.lives());
+        let this = ServerProcess::this("http://127.0.0.1:1").unwrap();
+        assert!(this.is_alive());
+        assert!(!ServerProcess { began: this.began + 1, ..this.clone() }.is_alive());
         assert_eq!(began(0), None);
     }
 }

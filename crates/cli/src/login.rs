@@ -9,14 +9,14 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cli::At,
-    home::{Home, read_if_there, write_private},
+    cli::ServerArgs,
+    home::{Home, read_if_exists, write_private},
     local,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 /// The project of a new server.
-pub(crate) const PROJECT: &str = "main";
+pub(crate) const DEFAULT_PROJECT: &str = "main";
 
 /// What `windlass login` writes.
 #[derive(Clone, Deserialize, Serialize)]
@@ -34,7 +34,7 @@ pub(crate) struct Login {
 }
 
 /// What `windlass context` calls the server on this machine.
-pub(crate) const LOCAL: &str = "local";
+pub(crate) const LOCAL_CONTEXT: &str = "local";
 
 /// Letters, digits and `.`, `-`, `_`, none of those first: it is the name of a file.
 pub(crate) fn is_context_name(name: &str) -> bool {
@@ -42,7 +42,7 @@ pub(crate) fn is_context_name(name: &str) -> bool {
     (1..=60).contains(&name.len())
         && name.starts_with(|letter: char| letter.is_ascii_alphanumeric())
         && name.chars().all(is_plain)
-        && name != LOCAL
+        && name != LOCAL_CONTEXT
 }
 
 impl Login {
@@ -60,9 +60,10 @@ impl Login {
     }
 
     /// Every server that was logged in to and not forgotten, by name.
-    pub(crate) fn all(home: &Home) -> Result<Vec<Self>, Problem> {
+    pub(crate) fn all(home: &Home) -> Result<Vec<Self>, CliError> {
         let dir = home.contexts_dir();
-        let failed = |error: &std::io::Error| Problem::caused(&format!("read `{}`", dir.display()), error);
+        let failed =
+            |error: &std::io::Error| CliError::from_error(&format!("read `{}`", dir.display()), error);
         let mut all = Vec::new();
         match std::fs::read_dir(&dir) {
             Ok(entries) => {
@@ -91,28 +92,28 @@ impl Login {
     }
 
     /// Forgets the server, whether or not it is in use.
-    pub(crate) fn remove(&self, home: &Home) -> Result<(), Problem> {
+    pub(crate) fn remove(&self, home: &Home) -> Result<(), CliError> {
         remove_file(&self.file(home))
     }
 
-    pub(crate) fn read(home: &Home) -> Result<Option<Self>, Problem> {
+    pub(crate) fn read(home: &Home) -> Result<Option<Self>, CliError> {
         Self::stored(&home.login_file())
     }
 
-    fn stored(path: &Path) -> Result<Option<Self>, Problem> {
-        let Some(text) = read_if_there(path)? else { return Ok(None) };
+    fn stored(path: &Path) -> Result<Option<Self>, CliError> {
+        let Some(text) = read_if_exists(path)? else { return Ok(None) };
         let login = serde_json::from_str(&text).map_err(|error| {
-            Problem::caused(&format!("understand `{}`", path.display()), &error)
+            CliError::from_error(&format!("understand `{}`", path.display()), &error)
                 .hint("`windlass login --url URL --token TOKEN` writes it anew")
         })?;
         Ok(Some(login))
     }
 
     /// Commands talk to it from now on, and it can be chosen again later.
-    pub(crate) fn write(&self, home: &Home) -> Result<(), Problem> {
+    pub(crate) fn write(&self, home: &Home) -> Result<(), CliError> {
         for path in [self.file(home), home.login_file()] {
             let failed = |error: &dyn std::error::Error| {
-                Problem::caused(&format!("write `{}`", path.display()), error)
+                CliError::from_error(&format!("write `{}`", path.display()), error)
             };
             let text = serde_json::to_string_pretty(self).map_err(|error| failed(&error))?;
             write_private(&path, &format!("{text}\n")).map_err(|error| failed(&error))?;
@@ -122,26 +123,26 @@ impl Login {
 }
 
 /// Commands talk to the server on this machine from now on.
-pub(crate) fn clear(home: &Home) -> Result<(), Problem> {
+pub(crate) fn clear(home: &Home) -> Result<(), CliError> {
     remove_file(&home.login_file())
 }
 
-fn remove_file(path: &Path) -> Result<(), Problem> {
+fn remove_file(path: &Path) -> Result<(), CliError> {
     match std::fs::remove_file(path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(Problem::caused(&format!("remove `{}`", path.display()), &error)),
+        Err(error) => Err(CliError::from_error(&format!("remove `{}`", path.display()), &error)),
     }
 }
 
 /// The project that commands work in on the server of this machine.
-pub(crate) fn local_project(home: &Home) -> Result<String, Problem> {
-    let chosen = read_if_there(&home.project_file())?.map(|name| name.trim().to_owned());
-    Ok(chosen.filter(|name| !name.is_empty()).unwrap_or_else(|| PROJECT.to_owned()))
+pub(crate) fn local_project(home: &Home) -> Result<String, CliError> {
+    let chosen = read_if_exists(&home.project_file())?.map(|name| name.trim().to_owned());
+    Ok(chosen.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_PROJECT.to_owned()))
 }
 
 /// Where a command goes.
-pub(crate) struct Chosen {
+pub(crate) struct ServerTarget {
     pub(crate) url: String,
     pub(crate) token: String,
     /// What the server is known by, as PEM; what the machine trusts, without it.
@@ -150,22 +151,22 @@ pub(crate) struct Chosen {
 }
 
 /// Decides, and starts a server on this machine when nothing names one.
-pub(crate) fn choose(at: &At) -> Result<Chosen, Problem> {
+pub(crate) fn choose_server(at: &ServerArgs) -> Result<ServerTarget, CliError> {
     let home = Home::find()?;
     let found = choose_with(&home, at, |home| local::find_or_start(home).map(Some))?;
-    found.ok_or_else(|| Problem::new("find a server"))
+    found.ok_or_else(|| CliError::new("find a server"))
 }
 
 /// Decides, and starts nothing.
-pub(crate) fn choose_running(at: &At) -> Result<Option<Chosen>, Problem> {
+pub(crate) fn choose_running(at: &ServerArgs) -> Result<Option<ServerTarget>, CliError> {
     choose_with(&Home::find()?, at, local::find)
 }
 
 fn choose_with(
     home: &Home,
-    at: &At,
-    local: impl Fn(&Home) -> Result<Option<Login>, Problem>,
-) -> Result<Option<Chosen>, Problem> {
+    at: &ServerArgs,
+    local: impl Fn(&Home) -> Result<Option<Login>, CliError>,
+) -> Result<Option<ServerTarget>, CliError> {
     let set = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
     let (url, token, project) = (set(&at.url), set(&at.token), set(&at.project));
     let given = certificate(at.server_cert.as_deref())?;
@@ -174,7 +175,7 @@ fn choose_with(
         (Some(url), Some(token)) => {
             (Some(Login { url, token, project: None, certificate: None, name: None }), None)
         }
-        (Some(url), None) => (Some(known(home, stored, url)?), None),
+        (Some(url), None) => (Some(find_known_login(home, stored, url)?), None),
         (None, token) => {
             let base = match stored {
                 Some(login) => Some(login),
@@ -185,53 +186,53 @@ fn choose_with(
             (found, default)
         }
     };
-    Ok(found.map(|found| Chosen {
+    Ok(found.map(|found| ServerTarget {
         url: found.url.trim_end_matches('/').to_owned(),
         token: found.token,
         certificate: given.or(found.certificate),
-        project: project.or(default).or(found.project).unwrap_or_else(|| PROJECT.to_owned()),
+        project: project.or(default).or(found.project).unwrap_or_else(|| DEFAULT_PROJECT.to_owned()),
     }))
 }
 
 /// The text of a certificate, from a file or as it is.
-pub(crate) fn certificate(given: Option<&str>) -> Result<Option<String>, Problem> {
+pub(crate) fn certificate(given: Option<&str>) -> Result<Option<String>, CliError> {
     let Some(given) = given.filter(|given| !given.is_empty()) else { return Ok(None) };
     if given.trim_start().starts_with("-----BEGIN") {
         return Ok(Some(given.to_owned()));
     }
     let text = std::fs::read_to_string(given).map_err(|error| {
-        Problem::caused(&format!("read the server's certificate `{given}`"), &error).hint(
+        CliError::from_error(&format!("read the server's certificate `{given}`"), &error).hint(
             "a server makes it at its first start with `--tls-port`: `tls/cert.pem` in its data directory",
         )
     })?;
     if !text.contains("-----BEGIN CERTIFICATE") {
-        return Err(Problem::misuse(format!("there is no certificate in `{given}`"))
+        return Err(CliError::usage(format!("there is no certificate in `{given}`"))
             .hint("it is a text between `-----BEGIN CERTIFICATE-----` and `-----END CERTIFICATE-----`"));
     }
     Ok(Some(text))
 }
 
 /// The server on this machine, with the project that was chosen for it.
-fn here(home: &Home, found: Login) -> Result<Login, Problem> {
-    let chosen = read_if_there(&home.project_file())?;
+fn here(home: &Home, found: Login) -> Result<Login, CliError> {
+    let chosen = read_if_exists(&home.project_file())?;
     let project = chosen.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
     Ok(Login { project: project.or(found.project), ..found })
 }
 
 /// From now on commands work in this project. The answer is the file that says so.
-pub(crate) fn set_default_project(home: &Home, name: &str) -> Result<PathBuf, Problem> {
+pub(crate) fn set_default_project(home: &Home, name: &str) -> Result<PathBuf, CliError> {
     if let Some(login) = Login::read(home)? {
         Login { project: Some(name.to_owned()), ..login }.write(home)?;
         return Ok(home.login_file());
     }
     let path = home.project_file();
     write_private(&path, &format!("{name}\n"))
-        .map_err(|error| Problem::caused(&format!("write `{}`", path.display()), &error))?;
+        .map_err(|error| CliError::from_error(&format!("write `{}`", path.display()), &error))?;
     Ok(path)
 }
 
 /// A server named without a token: one that we know.
-fn known(home: &Home, stored: Option<Login>, url: String) -> Result<Login, Problem> {
+fn find_known_login(home: &Home, stored: Option<Login>, url: String) -> Result<Login, CliError> {
     let same = |login: &Login| login.url.trim_end_matches('/') == url.trim_end_matches('/');
     if let Some(login) = stored.filter(same) {
         return Ok(login);
@@ -242,7 +243,7 @@ fn known(home: &Home, stored: Option<Login>, url: String) -> Result<Login, Probl
     if let Some(login) = local::find(home)?.filter(same) {
         return Ok(login);
     }
-    Err(Problem::misuse(format!("no token is known for {url}"))
+    Err(CliError::usage(format!("no token is known for {url}"))
         .code(Code::NoToken)
         .hint("set `WINDLASS_TOKEN`, or `windlass login --url URL --token TOKEN`"))
 }

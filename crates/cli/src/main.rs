@@ -28,6 +28,6 @@ fn main() -> ExitCode {
     }
     match cli::Cli::try_parse_from(cli::arranged(std::env::args_os())) {
         Ok(cli) => commands::run(cli),
-        Err(error) => problem::misused(&error).into(),
+        Err(error) => problem::report_usage_error(&error).into(),
     }
 }

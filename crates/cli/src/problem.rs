@@ -15,7 +15,7 @@ use crate::{
 
 /// Nobody reacts to a kind of it: it is shown, and sets the exit code.
 #[derive(Debug)]
-pub(crate) struct Problem {
+pub(crate) struct CliError {
     code: Code,
     what: String,
     why: Vec<String>,
@@ -23,14 +23,14 @@ pub(crate) struct Problem {
     exit: Exit,
 }
 
-impl Problem {
+impl CliError {
     pub(crate) fn new(what: impl Into<String>) -> Self {
         Self { code: Code::Failed, what: what.into(), why: Vec::new(), hint: None, exit: Exit::Failed }
     }
 
     /// The command cannot work as it was called.
-    pub(crate) fn misuse(what: impl Into<String>) -> Self {
-        Self { code: Code::Usage, exit: Exit::Misuse, ..Self::new(what) }
+    pub(crate) fn usage(what: impl Into<String>) -> Self {
+        Self { code: Code::Usage, exit: Exit::Usage, ..Self::new(what) }
     }
 
     /// Everything was said already; only the exit code is left.
@@ -101,10 +101,10 @@ impl Problem {
             CallError::Dial(DialError::Lookup(error)) => {
                 Self::new(format!("find the server's host `{}`", error.name))
                     .code(Code::Address)
-                    .why(lookup(&error.why))
+                    .why(format_lookup_error(&error.why))
                     .hint("check the spelling of the address, and that this machine can look names up")
             }
-            CallError::Dial(DialError::Tls { source, .. }) if speaks_plain(&source.to_string()) => {
+            CallError::Dial(DialError::Tls { source, .. }) if is_plaintext_reply(&source.to_string()) => {
                 Self::new(format!("reach the server at {url}"))
                     .code(Code::Untrusted)
                     .why("this port does not speak HTTPS")
@@ -114,10 +114,10 @@ impl Problem {
                 .code(Code::Untrusted)
                 .why(source.to_string())
                 .hint("`--server-cert FILE` names the certificate that it is known by"),
-            CallError::Trust(error) => {
-                Self::caused(&format!("trust the server at {url}"), error).code(Code::Untrusted)
+            CallError::TlsRoots(error) => {
+                Self::from_error(&format!("trust the server at {url}"), error).code(Code::Untrusted)
             }
-            CallError::Address { url } => Self::new(format!("understand the server's address `{url}`"))
+            CallError::InvalidUrl { url } => Self::new(format!("understand the server's address `{url}`"))
                 .code(Code::Address)
                 .hint("it looks like http://host:3000, or https://host:3443"),
             CallError::Denied { status: 403, msg } if msg == "Invalid token" => {
@@ -137,47 +137,47 @@ impl Problem {
                 .why("the server does not allow it to this user in this project")
                 .hint("ask an admin of the project for a role in it"),
             CallError::Exchange(_)
-            | CallError::Silent
+            | CallError::TimedOut
             | CallError::Encode(_)
             | CallError::Build(_)
             | CallError::Decode(_)
             | CallError::Base64(_)
-            | CallError::LongLine => {
-                Self::caused(&format!("talk to the server at {url}"), error).code(Code::BrokenTalk)
+            | CallError::LineTooLong => {
+                Self::from_error(&format!("talk to the server at {url}"), error).code(Code::ProtocolError)
             }
             CallError::Refused(_) | CallError::Denied { .. } | CallError::Status { .. } => {
-                Self::caused("the server refuses", error).code(Code::Refused)
+                Self::from_error("the server refuses", error).code(Code::Refused)
             }
         }
     }
 
     /// An error with all its causes.
-    pub(crate) fn caused(what: &str, error: &dyn std::error::Error) -> Self {
+    pub(crate) fn from_error(what: &str, error: &dyn std::error::Error) -> Self {
         let mut texts = vec![error.to_string()];
         let mut cause = error.source();
         while let Some(error) = cause {
             texts.push(error.to_string());
             cause = error.source();
         }
-        Self { why: once_each(texts.into_iter()), ..Self::new(what) }
+        Self { why: dedup_causes(texts.into_iter()), ..Self::new(what) }
     }
 }
 
 /// What the parser of flags says: help, the version, or a mistake, which gets its code like all others.
-pub(crate) fn misused(error: &clap::Error) -> Exit {
+pub(crate) fn report_usage_error(error: &clap::Error) -> Exit {
     if !error.use_stderr() {
         // A reader that went away is no error.
         let _ = error.print();
         return Exit::Done;
     }
     let rendered = error.render();
-    let text = if Style::stderr().is_on() { rendered.ansi().to_string() } else { rendered.to_string() };
-    output::say(text.replacen("error:", &format!("error[{}]:", Code::Usage.id()), 1).trim_end());
-    Exit::Misuse
+    let text = if Style::stderr().is_enabled() { rendered.ansi().to_string() } else { rendered.to_string() };
+    output::print_message(text.replacen("error:", &format!("error[{}]:", Code::Usage.id()), 1).trim_end());
+    Exit::Usage
 }
 
 /// Without causes that say what was said already, as errors do that wrap one of the same text.
-fn once_each(texts: impl Iterator<Item = String>) -> Vec<String> {
+fn dedup_causes(texts: impl Iterator<Item = String>) -> Vec<String> {
     let mut told: Vec<String> = Vec::new();
     for text in texts {
         if !told.iter().any(|before| before.contains(&text) || text.ends_with(before.as_str())) {
@@ -188,12 +188,12 @@ fn once_each(texts: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 /// What a server without TLS answers is no TLS.
-fn speaks_plain(said: &str) -> bool {
+fn is_plaintext_reply(said: &str) -> bool {
     said.contains("InvalidContentType")
 }
 
 /// A resolver tells its whole question; people want to know that there is no such name.
-fn lookup(why: &str) -> String {
+fn format_lookup_error(why: &str) -> String {
     if why.contains("no records found") { "host name not found".to_owned() } else { why.to_owned() }
 }
 
@@ -202,33 +202,33 @@ fn explain(code: Code) -> String {
     format!("`windlass explain {}` says what this means", code.id())
 }
 
-impl From<anyhow::Error> for Problem {
+impl From<anyhow::Error> for CliError {
     fn from(error: anyhow::Error) -> Self {
         let mut causes = error.chain().map(ToString::to_string);
         let what = causes.next().unwrap_or_default();
-        Self { why: once_each(causes), ..Self::new(what) }
+        Self { why: dedup_causes(causes), ..Self::new(what) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Exit, Problem, lookup, speaks_plain};
+    use super::{CliError, Exit, format_lookup_error, is_plaintext_reply};
 
     #[test]
     fn errors_of_libraries_are_said_in_words() {
-        assert!(speaks_plain("received corrupt message of type InvalidContentType"));
+        assert!(is_plaintext_reply("received corrupt message of type InvalidContentType"));
         let raw = "DNS error: no records found for Query { name: Name(\"nowhere.invalid.\") }";
-        assert_eq!(lookup(raw), "host name not found");
-        assert_eq!(lookup("timed out"), "timed out");
+        assert_eq!(format_lookup_error(raw), "host name not found");
+        assert_eq!(format_lookup_error("timed out"), "timed out");
         let texts = ["open the database", "file is not a database", "Error code 26: file is not a database"];
-        assert_eq!(super::once_each(texts.map(str::to_owned).into_iter()), texts[..2]);
+        assert_eq!(super::dedup_causes(texts.map(str::to_owned).into_iter()), texts[..2]);
     }
 
     #[test]
     fn a_problem_says_what_why_and_what_to_do() {
-        let problem = Problem::new("do it").why("no").why("never").hint("wait");
+        let problem = CliError::new("do it").why("no").why("never").hint("wait");
         assert_eq!(problem.text(), "error[W001]: do it: no: never\n  hint: wait");
         assert_eq!(problem.ours().exit(), Exit::RunFailed);
-        assert_eq!(Problem::misuse("x").ours().exit(), Exit::Misuse);
+        assert_eq!(CliError::usage("x").ours().exit(), Exit::Usage);
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! All of it works in a static binary, which cannot load the C library's name service.
 
-mod allowed;
-mod names;
-mod peer;
-mod place;
-mod trust;
+mod allowed_addresses;
+mod endpoint;
+mod resolver;
+mod server_url;
+mod tls_roots;
 
-pub use allowed::{AddressError, AllowedAddresses, Network, NetworkError};
-pub use names::{LookupError, lookup};
-pub use peer::{DialError, Io, Peer, Stream, connect, connect_first};
-pub use place::{Place, PlaceError};
-pub use trust::{Trust, TrustError, of_this_machine};
+pub use allowed_addresses::{AddressError, AllowedAddresses, Network, NetworkError};
+pub use endpoint::{DialError, Endpoint, Io, Stream, connect, connect_first};
+pub use resolver::{LookupError, lookup};
+pub use server_url::{ServerUrl, ServerUrlError};
+pub use tls_roots::{TlsRoots, TlsRootsError, system_certificates};

@@ -47,7 +47,7 @@ impl Drop for Hook {
 }
 
 /// Never waits: a full socket is one that has been knocked at.
-pub fn knock(path: &Path) -> io::Result<()> {
+pub fn notify(path: &Path) -> io::Result<()> {
     let socket = net::UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;
     match socket.send_to(b"!", path) {

@@ -22,13 +22,13 @@ use serde_json::{Value, json};
 use tokio::{sync::Notify, time::Instant};
 use windlass_model::{
     dispatch::{
-        Attempt, Job, Life, Lower, Needs,
+        Attempt, Job, Life, Needs, SchedulerSnapshot,
         room::{Amount, Machine},
     },
     time::{Span, Timestamp},
 };
 
-use crate::scheduler::{Order, Pressure, Scheduler, SubmitError, Unknown};
+use crate::scheduler::{Order, Scheduler, StopMode, SubmitError, Unknown};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -46,15 +46,15 @@ pub struct Local {
     settings: Settings,
     begun: Instant,
     /// What was read of each attempt: it does not change, and there may be thousands of them.
-    known: Mutex<BTreeMap<Attempt, Kept>>,
+    known: Mutex<BTreeMap<Attempt, ExecutorRecord>>,
     /// An executor that this process started is over.
     over: Arc<Notify>,
 }
 
 /// Who runs an attempt.
-const FILE: &str = "executor.json";
+const EXECUTOR_FILE: &str = "executor.json";
 /// What it was given.
-const NEEDS: &str = "needs.json";
+const NEEDS_FILE: &str = "needs.json";
 /// An attempt that is over is forgotten after this time.
 const FORGET_AFTER: Span = Span::mins(5);
 
@@ -68,13 +68,13 @@ impl Local {
     }
 
     /// All that have a directory now, and since when each is over.
-    fn attempts(&self) -> io::Result<MutexGuard<'_, BTreeMap<Attempt, Kept>>> {
+    fn refresh_records(&self) -> io::Result<MutexGuard<'_, BTreeMap<Attempt, ExecutorRecord>>> {
         let there = self.named()?;
         let mut known = self.known.lock();
         known.retain(|attempt, _| there.contains(attempt));
         for attempt in there {
             let Entry::Vacant(new) = known.entry(attempt) else { continue };
-            match Kept::read(&self.settings.dir.join(new.key().to_string())) {
+            match ExecutorRecord::read(&self.settings.dir.join(new.key().to_string())) {
                 Ok(kept) => {
                     new.insert(kept);
                 }
@@ -109,7 +109,7 @@ impl Local {
         if count == 0 {
             return Ok(Vec::new());
         }
-        let known = self.attempts()?;
+        let known = self.refresh_records()?;
         let alive = known.values().filter(|kept| kept.ended.is_none());
         let taken: Vec<u32> = alive.flat_map(|kept| &kept.gpus).copied().collect();
         let free = (0..self.size().gpus).filter(|gpu| !taken.contains(gpu));
@@ -126,7 +126,7 @@ impl Local {
         // What is in it is for nobody else on the machine.
         fs::create_dir_all(&self.settings.dir)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
-        fs::write(dir.join(NEEDS), needs(&order.needs, &gpus).to_string())?;
+        fs::write(dir.join(NEEDS_FILE), needs(&order.needs, &gpus).to_string())?;
         let named: Vec<String> = gpus.iter().map(u32::to_string).collect();
         let log =
             fs::File::options().create(true).truncate(true).write(true).mode(0o600).open(dir.join("log"))?;
@@ -150,7 +150,7 @@ impl Local {
             let _ = stdin.write_all(order.token.as_bytes());
         }
         // The executor writes the same; whoever is first, it is there before user code runs.
-        write(&dir.join(FILE), &json!({ "pid": id, "started": started(id) }))?;
+        write(&dir.join(EXECUTOR_FILE), &json!({ "pid": id, "started": started(id) }))?;
         // Somebody waits for each: none stays behind as a zombie, and its room is given away at once. Without a thread
         // for that the next look finds it.
         let over = self.over.clone();
@@ -163,7 +163,7 @@ impl Local {
 }
 
 /// Who runs an attempt.
-struct Kept {
+struct ExecutorRecord {
     pid: u32,
     /// In ticks since the machine started.
     started: u64,
@@ -185,10 +185,10 @@ fn needs(needs: &Needs, gpus: &[u32]) -> Value {
     json!({ "cpus": needs.cpus, "memory": needs.memory, "gpus": needs.gpus, "devices": gpus })
 }
 
-impl Kept {
+impl ExecutorRecord {
     fn read(dir: &Path) -> io::Result<Self> {
-        let who: Value = serde_json::from_slice(&fs::read(dir.join(FILE))?)?;
-        let given: Value = serde_json::from_slice(&fs::read(dir.join(NEEDS))?)?;
+        let who: Value = serde_json::from_slice(&fs::read(dir.join(EXECUTOR_FILE))?)?;
+        let given: Value = serde_json::from_slice(&fs::read(dir.join(NEEDS_FILE))?)?;
         let small = |value: &Value| u32::try_from(value.as_u64().unwrap_or(0)).unwrap_or(u32::MAX);
         let needs = Needs {
             cpus: small(&given["cpus"]),
@@ -255,25 +255,26 @@ fn unknown(source: io::Error) -> Unknown {
 impl Scheduler for Local {
     type Room = Machine;
 
-    async fn look(&self) -> Result<Lower, Unknown> {
+    async fn look(&self) -> Result<SchedulerSnapshot, Unknown> {
         let asked_at = self.now();
-        let known = self.attempts().map_err(unknown)?;
-        let job = |(attempt, kept): (&Attempt, &Kept)| {
+        let known = self.refresh_records().map_err(unknown)?;
+        let job = |(attempt, kept): (&Attempt, &ExecutorRecord)| {
             let life = kept.ended.map_or(Life::Running, Life::Ended);
             Job { attempt: attempt.clone(), id: kept.pid.to_string(), life, priority: None, said: None }
         };
         let jobs = known.iter().map(job).collect();
-        let is_old = |kept: &Kept| kept.ended.is_some_and(|since| asked_at.since(since) > FORGET_AFTER);
+        let is_old =
+            |kept: &ExecutorRecord| kept.ended.is_some_and(|since| asked_at.since(since) > FORGET_AFTER);
         for (attempt, _) in known.iter().filter(|(_, kept)| is_old(kept)) {
             // What cannot be removed now is tried again at the next look.
             let _ = fs::remove_dir_all(self.settings.dir.join(attempt.to_string()));
         }
-        Ok(Lower { jobs, asked_at, is_whole: true })
+        Ok(SchedulerSnapshot { jobs, asked_at, is_whole: true })
     }
 
-    async fn room(&self, lower: &Lower) -> Result<Machine, Unknown> {
+    async fn room(&self, lower: &SchedulerSnapshot) -> Result<Machine, Unknown> {
         let mut used = Amount::default();
-        let known = self.attempts().map_err(unknown)?;
+        let known = self.refresh_records().map_err(unknown)?;
         let live = lower.jobs.iter().filter(|job| !job.life.is_over());
         for kept in live.filter_map(|job| known.get(&job.attempt)) {
             used.cpus = used.cpus.saturating_add(kept.needs.cpus);
@@ -290,16 +291,16 @@ impl Scheduler for Local {
         }
     }
 
-    async fn stop(&self, job: &str, pressure: Pressure) -> Result<(), Unknown> {
-        let known = self.attempts().map_err(unknown)?;
+    async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), Unknown> {
+        let known = self.refresh_records().map_err(unknown)?;
         let ours = known.values().find(|kept| kept.pid.to_string() == job && kept.is_alive());
         let Some(pid) = ours.and_then(|kept| Pid::from_raw(i32::try_from(kept.pid).ok()?)) else {
             return Ok(());
         };
         // One that is gone already needs no signal.
         let _ = match pressure {
-            Pressure::Ask => kill_process(pid, Signal::TERM),
-            Pressure::Force => kill_process_group(pid, Signal::KILL),
+            StopMode::Ask => kill_process(pid, Signal::TERM),
+            StopMode::Force => kill_process_group(pid, Signal::KILL),
         };
         Ok(())
     }

@@ -19,11 +19,11 @@ use windlass_api::queue::Client;
 use windlass_dial::DialError;
 use windlass_model::causes::chain;
 
-const GREET_WITHIN: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The server says something every half a minute.
-const SILENT_MAX: Duration = Duration::from_secs(90);
-const AGAIN_MIN: Duration = Duration::from_secs(1);
-const AGAIN_MAX: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+const RETRY_DELAY_MIN: Duration = Duration::from_secs(1);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(60);
 
 pub struct News {
     heard: Arc<Notify>,
@@ -50,39 +50,43 @@ impl Drop for News {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Deaf {
+enum ListenError {
     #[error(transparent)]
     Dial(#[from] DialError),
     #[error("speak with the server")]
-    Speak(#[from] Box<tungstenite::Error>),
+    WebSocket(#[from] Box<tungstenite::Error>),
     #[error("nothing is heard")]
-    Silent,
+    NoEvents,
 }
 
 async fn listen(client: Client, heard: Arc<Notify>) {
-    let mut pause = AGAIN_MIN;
+    let mut pause = RETRY_DELAY_MIN;
     loop {
         let mut any = false;
-        let Err(deaf) = hear(&client, &heard, &mut any).await;
+        let Err(deaf) = receive_events(&client, &heard, &mut any).await;
         tracing::debug!(error = %chain(&deaf), "listen to the queue");
-        pause = if any { AGAIN_MIN } else { (pause * 2).min(AGAIN_MAX) };
+        pause = if any { RETRY_DELAY_MIN } else { (pause * 2).min(RETRY_DELAY_MAX) };
         sleep(pause).await;
     }
 }
 
-async fn hear(client: &Client, heard: &Notify, any: &mut bool) -> Result<std::convert::Infallible, Deaf> {
-    let spoken = |error| Deaf::Speak(Box::new(error));
-    let (stream, url) = client.events().await?.ok_or(Deaf::Silent)?;
-    let greeted = timeout(GREET_WITHIN, client_async(url, stream)).await;
-    let (mut socket, _) = greeted.map_err(|_| Deaf::Silent)?.map_err(spoken)?;
+async fn receive_events(
+    client: &Client,
+    heard: &Notify,
+    any: &mut bool,
+) -> Result<std::convert::Infallible, ListenError> {
+    let spoken = |error| ListenError::WebSocket(Box::new(error));
+    let (stream, url) = client.connect_events().await?.ok_or(ListenError::NoEvents)?;
+    let greeted = timeout(HANDSHAKE_TIMEOUT, client_async(url, stream)).await;
+    let (mut socket, _) = greeted.map_err(|_| ListenError::NoEvents)?.map_err(spoken)?;
     let wanted = json!({ "method": "subscribe", "filters": [["object_uuid", "is_a", "arvados#container"]] });
     socket.send(Message::text(wanted.to_string())).await.map_err(spoken)?;
     *any = true;
     // Whatever happened while nobody listened.
     heard.notify_one();
     loop {
-        match timeout(SILENT_MAX, socket.next()).await {
-            Err(_) | Ok(None) => return Err(Deaf::Silent),
+        match timeout(IDLE_TIMEOUT, socket.next()).await {
+            Err(_) | Ok(None) => return Err(ListenError::NoEvents),
             Ok(Some(Err(error))) => return Err(spoken(error)),
             Ok(Some(Ok(message))) => {
                 if message.to_text().is_ok_and(is_news) {

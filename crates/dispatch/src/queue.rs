@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use windlass_api::queue::{Client, QueueError, encoded};
 use windlass_model::{
     container::Status,
-    dispatch::{Attempt, Container, GpuWish, Needs, Queue, room::Kind},
+    dispatch::{Attempt, Container, GpuRequirement, Needs, Queue, room::Kind},
     gpu::compute_capability,
     time::{Span, Timestamp},
 };
@@ -17,9 +17,9 @@ use windlass_model::{
 /// Containers that one look takes into account; the rest waits its turn.
 const QUEUED_MAX: usize = 1_000;
 /// By uuid at once.
-const BATCH: usize = 100;
+const UUID_BATCH_MAX: usize = 100;
 /// What [`Door::read`] reads; a queue of records with all their mounts is long.
-const READ: [&str; 8] = [
+const SELECTED_FIELDS: [&str; 8] = [
     "uuid",
     "state",
     "priority",
@@ -77,7 +77,8 @@ impl Door {
     /// Holds the lease of this token for so many seconds; 0 gives it back. Says who holds it where that is another
     /// process. A queue without leases has nothing to hold.
     pub async fn hold(&self, seconds: u64) -> Result<Option<String>, QueueError> {
-        let lease = json!({ "lease": { "holder": *PROCESS, "described": described(), "seconds": seconds } });
+        let lease =
+            json!({ "lease": { "holder": *HOLDER_ID, "described": describe_process(), "seconds": seconds } });
         match self.client.put("dispatchers/current/lease", &lease).await {
             Ok(answer) if answer["held"] == false => {
                 Ok(Some(answer["holder"].as_str().unwrap_or("somewhere").to_owned()))
@@ -102,7 +103,7 @@ impl Door {
     }
 
     /// What asks for another dispatcher is not in sight.
-    fn is_for_us(&self, record: &Value) -> bool {
+    fn is_eligible(&self, record: &Value) -> bool {
         let wanted = record["scheduling_parameters"]["dispatcher"].as_str();
         record["state"] != "Queued"
             || wanted.is_none_or(|wanted| self.name.as_ref().is_some_and(|own| own.name == wanted))
@@ -121,7 +122,7 @@ impl Door {
         containers.extend(self.list(&path).await?);
         let missing: Vec<&String> =
             tracked.iter().filter(|uuid| !containers.iter().any(|one| one.uuid == **uuid)).collect();
-        for batch in missing.chunks(BATCH) {
+        for batch in missing.chunks(UUID_BATCH_MAX) {
             let filters = encoded(&json!([["uuid", "in", batch]]).to_string());
             containers
                 .extend(self.list(&format!("containers?filters={filters}&limit=1000&count=none")).await?);
@@ -130,10 +131,10 @@ impl Door {
     }
 
     async fn list(&self, path: &str) -> Result<Vec<Container>, QueueError> {
-        let select = encoded(&json!(READ).to_string());
+        let select = encoded(&json!(SELECTED_FIELDS).to_string());
         let page = self.client.get(&format!("{path}&select={select}")).await?;
         let items = page["items"].as_array().cloned().unwrap_or_default();
-        Ok(items.iter().filter(|item| self.is_for_us(item)).filter_map(|item| self.read(item)).collect())
+        Ok(items.iter().filter(|item| self.is_eligible(item)).filter_map(|item| self.read(item)).collect())
     }
 
     /// One more look at a container.
@@ -160,11 +161,11 @@ impl Door {
 
     pub async fn lock(&self, uuid: &str) -> Result<Lock, QueueError> {
         // The same name on a repeat: an answer that was lost is not lost for good.
-        let name = next_name();
+        let name = next_request_key();
         let path = format!("containers/{uuid}/lock");
-        let locked = match self.client.named("POST", &path, &Value::Null, &name).await {
-            Err(QueueError::Exchange(_) | QueueError::Silent) => {
-                self.client.named("POST", &path, &Value::Null, &name).await?
+        let locked = match self.client.send_idempotent("POST", &path, &Value::Null, &name).await {
+            Err(QueueError::Exchange(_) | QueueError::TimedOut) => {
+                self.client.send_idempotent("POST", &path, &Value::Null, &name).await?
             }
             other => other?,
         };
@@ -211,29 +212,29 @@ impl Door {
 }
 
 /// Drawn anew by every process.
-static PROCESS: LazyLock<String> = LazyLock::new(|| {
+static HOLDER_ID: LazyLock<String> = LazyLock::new(|| {
     let drawn = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
     drawn.trim().replace('-', "")
 });
 
 /// Where this process is, for people.
-fn described() -> String {
+fn describe_process() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host: String = host.trim().chars().take(64).collect();
     format!("process {} on {host}", std::process::id())
 }
 
 /// Different for every call, also of the process that takes this one's place.
-fn next_name() -> String {
+fn next_request_key() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    format!("lock-{}-{}", *PROCESS, COUNT.fetch_add(1, Ordering::Relaxed))
+    format!("lock-{}-{}", *HOLDER_ID, COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn gpu_wish(wants: &Value, scheduling: &Value) -> GpuWish {
+fn parse_gpu_needs(wants: &Value, scheduling: &Value) -> GpuRequirement {
     // Of CUDA programs it is the least capability; of others, names of processors that nobody tells us.
     let target =
         wants["gpu"]["hardware_target"][0].as_str().or(wants["cuda"]["hardware_capability"].as_str());
-    GpuWish {
+    GpuRequirement {
         model: scheduling["gpu_type"].as_str().map(str::to_owned),
         min_memory: wants["gpu"]["vram"].as_u64().unwrap_or(0),
         min_compute_capability: target.and_then(compute_capability),
@@ -255,7 +256,7 @@ fn needs(record: &Value) -> Needs {
         cpus: u32::try_from(number(&wants["vcpus"])).unwrap_or(u32::MAX),
         memory: number(&wants["ram"]),
         gpus: u32::try_from(gpus).unwrap_or(u32::MAX),
-        gpu: gpu_wish(wants, scheduling),
+        gpu: parse_gpu_needs(wants, scheduling),
         partitions: words("partitions"),
         features: words("features"),
         max_run_time: (seconds > 0).then(|| Span::secs(i64::try_from(seconds).unwrap_or(i64::MAX))),

@@ -12,8 +12,8 @@ use windlass_model::{
     causes::chain,
     container::Status,
     dispatch::{
-        Attempt, Container, Life, Lower, Queue,
-        choose::{Choice, Room as _, Said, Tries, choose},
+        Attempt, Container, Life, Queue, SchedulerSnapshot,
+        choose::{ReportedReasons, Room as _, Selection, Tries, choose},
         room::Kind,
         settle::{Memory, Step, Why, is_stray, settle},
     },
@@ -22,15 +22,15 @@ use windlass_model::{
 
 use crate::{
     queue::Door,
-    scheduler::{NODE_LOST, OUT_OF_MEMORY, OVER_TIME, Order, Pressure, Scheduler, SubmitError, Unknown},
+    scheduler::{NODE_LOST, OUT_OF_MEMORY, Order, Scheduler, StopMode, SubmitError, TIMED_OUT, Unknown},
 };
 
 /// Containers taken in one round; others of the same queue get their chance.
-const TAKES_MAX: usize = 50;
+const DISPATCHES_MAX: usize = 50;
 /// Calls under way at once for what is only told.
-const WORDS_AT_ONCE: usize = 8;
+const EVENT_CONCURRENCY: usize = 8;
 /// Containers of which one round tells what they wait for in the scheduler; others follow in the next ones.
-const WAITS_MAX: usize = 20;
+const WAIT_REPORTS_MAX: usize = 20;
 const DISPATCHED: &str = "dispatched";
 /// Servers count on one that they have heard of in the last two minutes.
 const ANNOUNCE_EVERY: Duration = Duration::from_secs(30);
@@ -72,7 +72,7 @@ pub struct Dispatcher<S> {
     scheduler: S,
     settings: Settings,
     memory: Memory,
-    said: Said,
+    said: ReportedReasons,
     tries: Tries,
     /// What each attempt was last said to wait for in the scheduler.
     waits: BTreeMap<Attempt, String>,
@@ -91,7 +91,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             scheduler,
             memory: Memory::new(settings.lost_after),
             settings,
-            said: Said::default(),
+            said: ReportedReasons::default(),
             tries: Tries::default(),
             waits: BTreeMap::new(),
             stopping: BTreeMap::new(),
@@ -101,7 +101,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     /// Takes the lease of the token, or keeps it. Without it nothing may be done: another process does it.
-    async fn hold(&mut self) -> Result<(), RoundError> {
+    async fn hold_lease(&mut self) -> Result<(), RoundError> {
         let asked = Instant::now();
         let age = self.leased.map(|at| asked - at);
         if age.is_some_and(|age| age < self.settings.lease / 3) {
@@ -136,7 +136,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     pub async fn round(&mut self) -> Result<Done, RoundError> {
-        self.hold().await?;
+        self.hold_lease().await?;
         self.announce().await;
         let lower = self.scheduler.look().await?;
         // What is over and still held comes with what is held; the rest of it is of no interest.
@@ -147,11 +147,11 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         let asked_at = self.now();
         let queue = self.door.look(&tracked, asked_at).await?;
         for step in settle(&queue, &lower, &mut self.memory) {
-            self.take_step(step, &lower).await;
+            self.apply_step(step, &lower).await;
         }
         self.stopping.retain(|attempt, _| lower.find(attempt).is_some_and(|job| !job.life.is_over()));
-        let taken = self.place(&queue, &lower).await?;
-        self.tell_waits(&queue, &lower).await;
+        let taken = self.dispatch_queued(&queue, &lower).await?;
+        self.report_waits(&queue, &lower).await;
         let held = queue.containers.iter().filter(|one| one.is_held()).count();
         let is_waiting = |one: &&Container| one.status == Status::Queued && one.priority > 0;
         let waiting = queue.containers.iter().filter(is_waiting).count();
@@ -164,7 +164,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     /// Says what containers wait for that the scheduler has not started. Nothing depends on it.
-    async fn tell_waits(&mut self, queue: &Queue, lower: &Lower) {
+    async fn report_waits(&mut self, queue: &Queue, lower: &SchedulerSnapshot) {
         let why = |container: &Container| {
             let job = lower.find(&container.attempt()).filter(|job| job.life == Life::Waiting)?;
             Some(format!("waits in the scheduler: {}", job.said.as_deref()?))
@@ -177,7 +177,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         let news: Vec<(Attempt, String)> = all
             .iter()
             .filter(is_news)
-            .take(WAITS_MAX)
+            .take(WAIT_REPORTS_MAX)
             .map(|(attempt, why)| (attempt.clone(), why.clone()))
             .collect();
         for (attempt, why) in news {
@@ -208,10 +208,10 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     /// What could not be done comes again next round.
-    async fn take_step(&mut self, step: Step, lower: &Lower) {
+    async fn apply_step(&mut self, step: Step, lower: &SchedulerSnapshot) {
         let done = match &step {
             Step::Stop { attempt, job } => self.stop(attempt, job).await,
-            Step::StopStray { attempt, job } => self.stop_stray(attempt, job, lower).await,
+            Step::StopOrphan { attempt, job } => self.stop_stray(attempt, job, lower).await,
             Step::Renice { job, priority, .. } => {
                 self.scheduler.renice(job, *priority).await.map_err(RoundError::from)
             }
@@ -253,11 +253,16 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
 
     async fn stop(&mut self, attempt: &Attempt, job: &str) -> Result<(), RoundError> {
         let since = *self.stopping.entry(attempt.clone()).or_insert_with(Instant::now);
-        let pressure = if since.elapsed() > FORCE_AFTER { Pressure::Force } else { Pressure::Ask };
+        let pressure = if since.elapsed() > FORCE_AFTER { StopMode::Force } else { StopMode::Ask };
         Ok(self.scheduler.stop(job, pressure).await?)
     }
 
-    async fn stop_stray(&mut self, attempt: &Attempt, job: &str, lower: &Lower) -> Result<(), RoundError> {
+    async fn stop_stray(
+        &mut self,
+        attempt: &Attempt,
+        job: &str,
+        lower: &SchedulerSnapshot,
+    ) -> Result<(), RoundError> {
         let now = self.door.find(&attempt.uuid).await?;
         match lower.find(attempt) {
             Some(seen) if is_stray(now.as_ref(), seen) => self.stop(attempt, job).await,
@@ -266,14 +271,18 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     /// Takes first and tells afterwards, all at once: whoever waits for room must not wait for words.
-    async fn place(&mut self, queue: &Queue, lower: &Lower) -> Result<usize, RoundError> {
+    async fn dispatch_queued(
+        &mut self,
+        queue: &Queue,
+        lower: &SchedulerSnapshot,
+    ) -> Result<usize, RoundError> {
         let mut room = self.scheduler.room(lower).await?;
         let (mut words, mut taken, mut failed) = (Vec::new(), 0, None);
         let kinds = room.kinds();
-        for choice in choose(queue, &mut room, TAKES_MAX, &mut self.said, &mut self.tries) {
+        for choice in choose(queue, &mut room, DISPATCHES_MAX, &mut self.said, &mut self.tries) {
             match choice {
-                Choice::Leave { uuid, why } => words.push(Word::left(uuid, why)),
-                Choice::Take { uuid } => {
+                Selection::Leave { uuid, why } => words.push(DispatchEvent::not_run(uuid, why)),
+                Selection::Take { uuid } => {
                     // One that was started under an earlier lock and still runs is stopped first.
                     let runs = lower.jobs.iter().any(|job| job.attempt.uuid == uuid && !job.life.is_over());
                     if runs {
@@ -293,7 +302,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             }
         }
         let this = &*self;
-        let told = stream::iter(words).map(|word| this.tell(word)).buffer_unordered(WORDS_AT_ONCE);
+        let told = stream::iter(words).map(|word| this.tell(word)).buffer_unordered(EVENT_CONCURRENCY);
         // What cannot be told does not keep back the rest.
         let told: Vec<Result<(), RoundError>> = told.collect().await;
         let told: Result<(), RoundError> = told.into_iter().collect();
@@ -304,7 +313,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     /// A container that somebody took meanwhile needs no word.
-    async fn tell(&self, word: Word) -> Result<(), RoundError> {
+    async fn tell(&self, word: DispatchEvent) -> Result<(), RoundError> {
         match self.door.say(&word.uuid, word.event, &word.text, word.attempt).await {
             Ok(()) => Ok(()),
             Err(error) if error.is_refusal() => Ok(()),
@@ -318,13 +327,13 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         queue: &Queue,
         uuid: String,
         kinds: &[Kind],
-    ) -> Result<Option<Word>, RoundError> {
+    ) -> Result<Option<DispatchEvent>, RoundError> {
         let Some(container) = queue.find(&uuid) else { return Ok(None) };
         let lock = match self.door.lock(&uuid).await {
             Ok(lock) => lock,
             Err(error) if error.is_refusal() => {
                 let text = error.to_string();
-                return Ok(Some(Word { uuid, event: "lock_failed", text, attempt: None }));
+                return Ok(Some(DispatchEvent { uuid, event: "lock_failed", text, attempt: None }));
             }
             Err(error) => return Err(error.into()),
         };
@@ -342,7 +351,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         match self.scheduler.submit(&order).await {
             Ok(job) => {
                 let text = format!("handed over as {job}");
-                Ok(Some(Word { uuid, event: DISPATCHED, text, attempt }))
+                Ok(Some(DispatchEvent { uuid, event: DISPATCHED, text, attempt }))
             }
             Err(SubmitError::Refused { why }) => {
                 self.door.unlock(&lock.attempt, true).await?;
@@ -351,7 +360,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
                     true => self.tries.refused(container, &why, kinds, now),
                     false => why,
                 };
-                Ok(self.said.is_news(&uuid, &why).then(|| Word::left(uuid, why)))
+                Ok(self.said.is_news(&uuid, &why).then(|| DispatchEvent::not_run(uuid, why)))
             }
             // It may run: the next look finds it by its name, or the lock is given back after a while.
             Err(SubmitError::Unclear(unclear)) => {
@@ -363,21 +372,21 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
 }
 
 /// One of the dispatcher's events, to be told.
-struct Word {
+struct DispatchEvent {
     uuid: String,
     event: &'static str,
     text: String,
     attempt: Option<u64>,
 }
 
-impl Word {
-    fn left(uuid: String, why: String) -> Self {
+impl DispatchEvent {
+    fn not_run(uuid: String, why: String) -> Self {
         Self { uuid, event: "decided_not_to_run", text: why, attempt: None }
     }
 }
 
 /// What the scheduler says of the job of an attempt.
-fn said<'a>(attempt: &Attempt, lower: &'a Lower) -> Option<&'a str> {
+fn said<'a>(attempt: &Attempt, lower: &'a SchedulerSnapshot) -> Option<&'a str> {
     lower.find(attempt).and_then(|job| job.said.as_deref())
 }
 
@@ -390,7 +399,7 @@ fn words(why: Why, said: Option<&str>) -> (&'static str, String, Option<&'static
                 Some(said) if said.starts_with(OUT_OF_MEMORY) => {
                     ("oom_killed", "it used more memory than it asked for")
                 }
-                Some(said) if said.starts_with(OVER_TIME) => ("max_run_time", "it ran longer than it may"),
+                Some(said) if said.starts_with(TIMED_OUT) => ("max_run_time", "it ran longer than it may"),
                 Some(_) | None => ("crashed", "the job ended and left no result"),
             };
             let said = said.map(|said| format!(": the scheduler says {said}")).unwrap_or_default();
@@ -399,7 +408,7 @@ fn words(why: Why, said: Option<&str>) -> (&'static str, String, Option<&'static
         Why::Abandoned => {
             ("abandoned", "nobody knows of a job for it".to_owned(), Some("cleaned_up_abandoned"))
         }
-        Why::Unwanted => ("priority_zero", "its priority is 0".to_owned(), None),
+        Why::PriorityZero => ("priority_zero", "its priority is 0".to_owned(), None),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a dispatcher asks of whatever runs its containers.
 
 use windlass_model::dispatch::{
-    Attempt, Lower, Needs,
+    Attempt, Needs, SchedulerSnapshot,
     choose::Room,
     room::{Kind, Node, kinds},
 };
@@ -11,7 +11,7 @@ pub const NODE_LOST: &str = "NODE_FAIL";
 /// The end of one that used more memory than it asked for.
 pub const OUT_OF_MEMORY: &str = "OUT_OF_MEMORY";
 /// The end of one that ran longer than it may.
-pub const OVER_TIME: &str = "TIMEOUT";
+pub const TIMED_OUT: &str = "TIMEOUT";
 
 /// A container to be handed over.
 #[derive(Clone)]
@@ -49,12 +49,12 @@ pub enum Unknown {
     #[error("`{program}` failed: {said}")]
     Failed { program: &'static str, said: String },
     #[error("read what `{program}` said: `{line}`")]
-    Garbled { program: &'static str, line: String },
+    InvalidOutput { program: &'static str, line: String },
 }
 
 /// How much a job is pressed to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pressure {
+pub enum StopMode {
     /// The executor is told, and captures what there is.
     Ask,
     /// The scheduler ends it by its own means.
@@ -65,11 +65,11 @@ pub enum Pressure {
 pub trait Scheduler {
     type Room: Room + Send;
 
-    fn look(&self) -> impl Future<Output = Result<Lower, Unknown>> + Send;
-    fn room(&self, lower: &Lower) -> impl Future<Output = Result<Self::Room, Unknown>> + Send;
+    fn look(&self) -> impl Future<Output = Result<SchedulerSnapshot, Unknown>> + Send;
+    fn room(&self, lower: &SchedulerSnapshot) -> impl Future<Output = Result<Self::Room, Unknown>> + Send;
     /// How the scheduler calls the job.
     fn submit(&self, order: &Order) -> impl Future<Output = Result<String, SubmitError>> + Send;
-    fn stop(&self, job: &str, pressure: Pressure) -> impl Future<Output = Result<(), Unknown>> + Send;
+    fn stop(&self, job: &str, pressure: StopMode) -> impl Future<Output = Result<(), Unknown>> + Send;
     fn renice(&self, job: &str, priority: u64) -> impl Future<Output = Result<(), Unknown>> + Send;
 
     /// Whether executors are processes of this machine and user.

@@ -11,7 +11,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use uuid::Uuid;
 
 pub use crate::memory::Row;
-use crate::store::{Claim, DbTime, LeaseKey, Lease, LeaseStore, Queue};
+use crate::store::{Claim, DbTime, Lease, LeaseKey, LeaseStore, Queue};
 
 pub use locks::*;
 pub use related::*;

@@ -11,15 +11,15 @@ use tokio::{
 
 use crate::{
     batch::BatchPipeline,
-    runtime::PipelineRuntime,
     fetch::{Fetcher, StopSignal},
     finish, heartbeat,
     hint::Hints,
-    work_queue::WorkQueue,
     pipeline::Pipeline,
+    runtime::PipelineRuntime,
     settings::Settings,
-    status::{PipelineMeter, Monitor, Snapshot},
+    status::{Monitor, PipelineMeter, Snapshot},
     store::{LeaseStore, Queue},
+    work_queue::WorkQueue,
     worker::{self, WorkerContext},
 };
 
@@ -91,7 +91,8 @@ impl<S: LeaseStore> Engine<S> {
         debug_assert!(settings.is_valid(), "a lease must outlive its renewal: {settings:?}");
         let meter = Arc::new(PipelineMeter::new(queue.pipeline));
         self.meters.push(meter.clone());
-        let crank = Arc::new(PipelineRuntime::new(self.store.clone(), queue, settings, self.hints.clone(), meter));
+        let crank =
+            Arc::new(PipelineRuntime::new(self.store.clone(), queue, settings, self.hints.clone(), meter));
         let aborts = self.aborts.clone();
         self.aborts.add(self.pipelines.spawn(supervise(crank, work, self.stop.subscribe(), aborts)));
     }
@@ -130,7 +131,12 @@ struct PipelineTasks {
 }
 
 impl PipelineTasks {
-    fn start<S: LeaseStore>(crank: &Arc<PipelineRuntime<S>>, work: &impl WorkerFn<S>, stop: StopSignal, aborts: &AbortHandles) -> Self {
+    fn start<S: LeaseStore>(
+        crank: &Arc<PipelineRuntime<S>>,
+        work: &impl WorkerFn<S>,
+        stop: StopSignal,
+        aborts: &AbortHandles,
+    ) -> Self {
         let line = crank.new_work_queue();
         let mut tasks = Self {
             queue: line.clone(),
@@ -176,7 +182,12 @@ impl PipelineTasks {
     }
 }
 
-async fn supervise<S: LeaseStore>(crank: Arc<PipelineRuntime<S>>, work: impl WorkerFn<S>, mut stop: StopSignal, aborts: AbortHandles) {
+async fn supervise<S: LeaseStore>(
+    crank: Arc<PipelineRuntime<S>>,
+    work: impl WorkerFn<S>,
+    mut stop: StopSignal,
+    aborts: AbortHandles,
+) {
     loop {
         let mut tasks = PipelineTasks::start(&crank, &work, stop.clone(), &aborts);
         let (which, how) = tokio::select! {
@@ -209,7 +220,11 @@ async fn wait_for_stop(stop: &mut StopSignal) -> Instant {
     }
 }
 
-async fn stop_gracefully<S: LeaseStore>(crank: &PipelineRuntime<S>, mut tasks: PipelineTasks, deadline: Instant) {
+async fn stop_gracefully<S: LeaseStore>(
+    crank: &PipelineRuntime<S>,
+    mut tasks: PipelineTasks,
+    deadline: Instant,
+) {
     // No worker takes another row, whatever the fetcher still brings.
     tasks.queue.close();
     crank.hand_back(tasks.queue.drain()).await;

@@ -12,11 +12,11 @@ use tokio::{
 };
 
 use crate::{
-    runtime::PipelineRuntime,
     hint::Subscription,
-    work_queue::WorkQueue,
+    runtime::PipelineRuntime,
     settings::{Jitter, delay_at},
     store::{Claim, LeaseStore},
+    work_queue::WorkQueue,
 };
 
 /// A due time that has come but whose row could not be claimed must not make the fetcher spin.
@@ -42,7 +42,12 @@ enum WakeReason {
 }
 
 impl<S: LeaseStore> Fetcher<S> {
-    pub(crate) fn new(runtime: Arc<PipelineRuntime<S>>, queue: Arc<WorkQueue>, hints: Subscription, stop: StopSignal) -> Self {
+    pub(crate) fn new(
+        runtime: Arc<PipelineRuntime<S>>,
+        queue: Arc<WorkQueue>,
+        hints: Subscription,
+        stop: StopSignal,
+    ) -> Self {
         let jitter = Jitter::new(runtime.settings.jitter_seed, runtime.queue.pipeline);
         Self { runtime, queue, hints, stop, jitter, empty_fetches: 0 }
     }

@@ -12,7 +12,7 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use crate::{runtime::PipelineRuntime, lease::TrackedLease, store::LeaseStore};
+use crate::{lease::TrackedLease, runtime::PipelineRuntime, store::LeaseStore};
 
 /// A statement that fails is tried so often; then its rows are left to expire.
 const ATTEMPTS_MAX: usize = 3;
@@ -54,7 +54,10 @@ impl FinishRequest {
 }
 
 /// Runs until every sender is gone and everything sent is finished.
-pub(crate) async fn run<S: LeaseStore>(crank: Arc<PipelineRuntime<S>>, mut inbox: mpsc::Receiver<FinishRequest>) {
+pub(crate) async fn run<S: LeaseStore>(
+    crank: Arc<PipelineRuntime<S>>,
+    mut inbox: mpsc::Receiver<FinishRequest>,
+) {
     let mut batch = Vec::new();
     while inbox.recv_many(&mut batch, crank.settings.finish_max.max(1)).await > 0 {
         flush(&crank, std::mem::take(&mut batch)).await;
@@ -87,7 +90,11 @@ async fn flush<S: LeaseStore>(crank: &PipelineRuntime<S>, mut batch: Vec<FinishR
     }
 }
 
-fn record_finished<S: LeaseStore>(crank: &PipelineRuntime<S>, batch: &[FinishRequest], finished: &BTreeSet<Uuid>) {
+fn record_finished<S: LeaseStore>(
+    crank: &PipelineRuntime<S>,
+    batch: &[FinishRequest],
+    finished: &BTreeSet<Uuid>,
+) {
     let now = Instant::now();
     let mut applied = 0;
     let mut stale = 0;

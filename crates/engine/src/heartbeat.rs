@@ -8,8 +8,8 @@ use uuid::Uuid;
 use windlass_planted_bugs::{Bug, is_planted};
 
 use crate::{
-    runtime::{PipelineRuntime, error_chain},
     lease::TrackedLease,
+    runtime::{PipelineRuntime, error_chain},
     store::{LeaseKey, LeaseStore},
 };
 

@@ -24,7 +24,7 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use crate::store::{LeaseKey, Lease};
+use crate::store::{Lease, LeaseKey};
 
 /// A lease on its way through the queue, a worker and the finish.
 #[derive(Debug)]
@@ -149,7 +149,10 @@ impl Leases {
 
 /// Runs the work for as long as all of its leases hold, then drops it. The leases are looked at before each
 /// poll, so that a process that was frozen does not take one more step after it thaws.
-pub(crate) async fn while_held<F: Future>(leases: &[Arc<TrackedLease>], work: F) -> Result<F::Output, LeaseLost> {
+pub(crate) async fn while_held<F: Future>(
+    leases: &[Arc<TrackedLease>],
+    work: F,
+) -> Result<F::Output, LeaseLost> {
     let mut guarded = LeaseWatch { leases, timer: None };
     let mut work = pin!(work);
     std::future::poll_fn(|context| {

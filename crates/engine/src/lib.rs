@@ -12,20 +12,20 @@
 mod batch;
 #[cfg(feature = "testing")]
 pub mod conformance;
-mod runtime;
 mod engine;
 mod fetch;
 mod finish;
 mod heartbeat;
 pub mod hint;
 mod lease;
-mod work_queue;
 #[cfg(feature = "testing")]
 pub mod memory;
 pub mod pipeline;
+mod runtime;
 pub mod settings;
 pub mod status;
 pub mod store;
+mod work_queue;
 mod worker;
 
 pub use batch::BatchPipeline;
@@ -35,4 +35,6 @@ pub use hint::Hints;
 pub use memory::MemoryStore;
 pub use pipeline::{ApplyOutcome, Pipeline};
 pub use settings::Settings;
-pub use store::{Claim, DbTime, LeaseKey, Lease, LeaseStore, Queue, RelatedLockOutcome, RelatedLock, StoreError};
+pub use store::{
+    Claim, DbTime, Lease, LeaseKey, LeaseStore, Queue, RelatedLock, RelatedLockOutcome, StoreError,
+};

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::{
     settings::URGENT_AFTER,
-    store::{Claim, DbTime, LeaseKey, Lease, LeaseStore, Queue, RelatedLockOutcome, RelatedLock, StoreError},
+    store::{Claim, DbTime, Lease, LeaseKey, LeaseStore, Queue, RelatedLock, RelatedLockOutcome, StoreError},
 };
 
 /// What the clock shows when the store is made: an ordinary day, in microseconds.
@@ -62,7 +62,13 @@ impl Row {
         self.lock_expires_at = Some(taken.now + micros(taken.ttl));
         self.lock_owner = Some(owner.to_owned());
         self.lock_epoch += 1;
-        Lease { id: self.id, token, epoch: self.lock_epoch, claimed_at: taken.now, requested_at: taken.requested_at }
+        Lease {
+            id: self.id,
+            token,
+            epoch: self.lock_epoch,
+            claimed_at: taken.now,
+            requested_at: taken.requested_at,
+        }
     }
 
     fn unlock(&mut self) {
@@ -194,8 +200,9 @@ impl LeaseStore for MemoryStore {
 
     async fn extend(&self, queue: &Queue, held: &[LeaseKey], ttl: Duration) -> Result<Vec<Uuid>, StoreError> {
         let expires_at = self.now() + micros(ttl);
-        let still =
-            |held: &&LeaseKey| self.with_locked_row(queue.table, **held, |row| row.lock_expires_at = Some(expires_at));
+        let still = |held: &&LeaseKey| {
+            self.with_locked_row(queue.table, **held, |row| row.lock_expires_at = Some(expires_at))
+        };
         Ok(held.iter().filter(still).map(|held| held.id).collect())
     }
 

@@ -22,7 +22,7 @@ pub enum ApplyOutcome {
 /// The hands of one kind of row.
 pub trait Pipeline: Send + Sync + 'static {
     type Row: Send + Sync;
-    type Seen: Send;
+    type Observation: Send;
     type Plan: Send;
     type Error: std::error::Error + Send + Sync + 'static;
 
@@ -36,10 +36,10 @@ pub trait Pipeline: Send + Sync + 'static {
         &self,
         lease: &Lease,
         row: &Self::Row,
-    ) -> impl Future<Output = Result<Self::Seen, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Self::Observation, Self::Error>> + Send;
 
     /// Pure. `now` is the database's time.
-    fn decide(row: &Self::Row, seen: Self::Seen, now: DbTime) -> Self::Plan;
+    fn decide(row: &Self::Row, seen: Self::Observation, now: DbTime) -> Self::Plan;
 
     /// Changes the world; idempotent; every call to an agent carries `lease.epoch`.
     fn act(

@@ -13,11 +13,11 @@ use crate::{
     finish::FinishRequest,
     hint::Hints,
     lease::TrackedLease,
-    work_queue::WorkQueue,
     pipeline::ApplyOutcome,
     settings::{Settings, delay_at},
     status::PipelineMeter,
     store::{LeaseKey, LeaseStore, Queue, StoreError},
+    work_queue::WorkQueue,
 };
 
 /// Rows whose failures are remembered, at most; beyond it the ones that failed longest ago are forgotten
@@ -71,7 +71,12 @@ impl<S: LeaseStore> PipelineRuntime<S> {
     }
 
     /// Does what the outcome of a pass asks for.
-    pub(crate) async fn handle_outcome(&self, row: Arc<TrackedLease>, applied: ApplyOutcome, out: &mpsc::Sender<FinishRequest>) {
+    pub(crate) async fn handle_outcome(
+        &self,
+        row: Arc<TrackedLease>,
+        applied: ApplyOutcome,
+        out: &mpsc::Sender<FinishRequest>,
+    ) {
         match applied {
             ApplyOutcome::Written { due_in_us, wake } => {
                 self.record_success(&row);
@@ -188,7 +193,10 @@ impl<S: LeaseStore> PipelineRuntime<S> {
     }
 
     /// The store's answer; `None`, and said, when it fails or takes as long as a lease lives.
-    pub(crate) async fn with_timeout<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Option<T> {
+    pub(crate) async fn with_timeout<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Option<T> {
         let said = match timeout(self.settings.lease_ttl, call).await {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(error)) => error_chain(&error),

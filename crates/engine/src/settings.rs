@@ -92,7 +92,8 @@ impl Settings {
 
     /// A lease must outlive the longest wait for its renewal, or every long pass would be dropped.
     pub(crate) fn is_valid(&self) -> bool {
-        self.renew_after + self.heartbeat_interval < self.lease_validity() && !self.heartbeat_interval.is_zero()
+        self.renew_after + self.heartbeat_interval < self.lease_validity()
+            && !self.heartbeat_interval.is_zero()
     }
 
     /// How long a lease may be relied on after the moment it was asked for.

@@ -127,7 +127,11 @@ pub trait LeaseStore: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<Uuid>, StoreError>> + Send;
 
     /// Gives rows back untouched (graceful stop): token, expiry and owner cleared, `last_processed_at` kept.
-    fn hand_back(&self, queue: &Queue, held: &[LeaseKey]) -> impl Future<Output = Result<(), StoreError>> + Send;
+    fn hand_back(
+        &self,
+        queue: &Queue,
+        held: &[LeaseKey],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// A needed related lock is busy: clear token and expiry, keep the owner, `last_processed_at` = now.
     /// False when the row was no longer held.
@@ -135,13 +139,19 @@ pub trait LeaseStore: Send + Sync + 'static {
 
     /// Somebody left a request on these rows: they are due at once. For a row that is held, the holder's own
     /// due time does not bury the wish; it comes round again right after the pass.
-    fn mark_due(&self, table: &'static str, ids: &[Uuid]) -> impl Future<Output = Result<(), StoreError>> + Send;
+    fn mark_due(
+        &self,
+        table: &'static str,
+        ids: &[Uuid],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
     /// All of the rows or none. A row can be had when it is unlocked or expired with no owner or ours
     /// (`PIPELINE:ITEM`), and whenever its owner is ours: that lock was taken by an earlier holder of the
     /// same item. A row that does not exist cannot be had.
-    fn lock_related(&self, lock: RelatedLock<'_>)
-    -> impl Future<Output = Result<RelatedLockOutcome, StoreError>> + Send;
+    fn lock_related(
+        &self,
+        lock: RelatedLock<'_>,
+    ) -> impl Future<Output = Result<RelatedLockOutcome, StoreError>> + Send;
 
     /// Unlocks related rows that carry these tokens and clears their owner.
     fn unlock_related(

@@ -7,12 +7,12 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     batch::BatchPipeline,
-    runtime::{PipelineRuntime, error_chain},
     finish::FinishRequest,
     lease::{TrackedLease, while_held},
-    work_queue::WorkQueue,
     pipeline::{ApplyOutcome, Pipeline},
+    runtime::{PipelineRuntime, error_chain},
     store::LeaseStore,
+    work_queue::WorkQueue,
 };
 
 /// What a worker works with.

@@ -25,8 +25,8 @@ use windlass_testkit::lab::Host;
 
 /// G6 gives so long after the end of faults.
 /// Keys of people stay for a minute after a task that is done: its output may still be read.
-const CLEAN_WITHIN: Duration = Duration::from_secs(90);
-const LOOK: Duration = Duration::from_millis(50);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(90);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The label that says whose a container is.
 const HOME_LABEL: &str = "windlass.shim.home";
 
@@ -126,7 +126,7 @@ impl Site {
     }
 
     /// What is left of tasks here: directories, mounts, keys, containers.
-    fn leftovers(&self, jobs: &BTreeSet<Uuid>) -> Vec<String> {
+    fn find_leftovers(&self, jobs: &BTreeSet<Uuid>) -> Vec<String> {
         let mut left = Vec::new();
         for entry in fs::read_dir(self.home.join("tasks")).into_iter().flatten().flatten() {
             left.push(format!("directory {}", entry.path().display()));
@@ -167,7 +167,7 @@ impl Site {
 }
 
 /// Tasks that have a process on this machine, by the mark every process of a task inherits.
-fn processes(jobs: &BTreeSet<Uuid>) -> Vec<SubmissionId> {
+fn tasks_with_processes(jobs: &BTreeSet<Uuid>) -> Vec<SubmissionId> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
@@ -180,7 +180,7 @@ fn processes(jobs: &BTreeSet<Uuid>) -> Vec<SubmissionId> {
 }
 
 /// Control groups named by a task.
-fn groups(jobs: &BTreeSet<Uuid>) -> Vec<String> {
+fn cgroups_of_tasks(jobs: &BTreeSet<Uuid>) -> Vec<String> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts =
         text.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
@@ -203,30 +203,30 @@ impl Trial {
     /// its database, the journals of the sites, and what is on the machine.
     pub async fn judge(&mut self, stage: &mut Stage, sites: &[Site]) {
         let began = Instant::now();
-        while let Some(run) = unfinished(stage).await {
-            if began.elapsed() > CLEAN_WITHIN {
+        while let Some(run) = find_active_run(stage).await {
+            if began.elapsed() > CLEANUP_TIMEOUT {
                 self.violation(&format!("R2: {} is still {}", run["run_spec"]["run_name"], run["status"]));
                 break;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         // A host that was given up is rid of its old tasks when the server sees it again.
-        while sites.iter().any(Site::has_tasks) && began.elapsed() < CLEAN_WITHIN {
-            tokio::time::sleep(LOOK).await;
+        while sites.iter().any(Site::has_tasks) && began.elapsed() < CLEANUP_TIMEOUT {
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         let url = DatabaseUrl::Sqlite(stage.home().join("server/windlass.db"));
         stage.stop_server();
-        self.judge_database(&url, sites).await;
+        self.check_database(&url, sites).await;
     }
 
     /// The same for a database whose servers have stopped.
-    pub async fn judge_database(&mut self, url: &DatabaseUrl, sites: &[Site]) {
-        if let Err(error) = self.check(url, sites).await {
+    pub async fn check_database(&mut self, url: &DatabaseUrl, sites: &[Site]) {
+        if let Err(error) = self.run_checkers(url, sites).await {
             self.violation(&format!("the checkers could not run: {error:#}"));
         }
     }
 
-    async fn check(&mut self, url: &DatabaseUrl, sites: &[Site]) -> Result<()> {
+    async fn run_checkers(&mut self, url: &DatabaseUrl, sites: &[Site]) -> Result<()> {
         let mut history = History::default();
         let db = Db::open(url).await.context("open the database")?;
         let read = rows::read(&mut history, &db).await;
@@ -234,15 +234,15 @@ impl Trial {
         read.context("read the database")?;
         let jobs: BTreeSet<Uuid> = history.jobs.iter().map(|job| job.id).collect();
         let began = Instant::now();
-        let mut left = left_over(sites, &jobs);
-        while !left.is_empty() && began.elapsed() < CLEAN_WITHIN {
-            tokio::time::sleep(LOOK).await;
-            left = left_over(sites, &jobs);
+        let mut left = find_all_leftovers(sites, &jobs);
+        while !left.is_empty() && began.elapsed() < CLEANUP_TIMEOUT {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            left = find_all_leftovers(sites, &jobs);
         }
         for what in left {
             self.violation(&format!("G6: left over: {what}"));
         }
-        history.containers = processes(&jobs);
+        history.containers = tasks_with_processes(&jobs);
         for (number, site) in (1..).zip(sites) {
             match site.journal(number) {
                 Ok(entries) => history.journal.extend(entries),
@@ -250,22 +250,23 @@ impl Trial {
                 Err(error) => return Err(error),
             }
         }
-        for broken in invariants::safety(&history).into_iter().chain(invariants::after_faults(&history)) {
+        for broken in invariants::safety(&history).into_iter().chain(invariants::check_after_faults(&history))
+        {
             self.violation(&format!("{}: {}", broken.id, broken.what));
         }
         Ok(())
     }
 }
 
-fn left_over(sites: &[Site], jobs: &BTreeSet<Uuid>) -> Vec<String> {
-    let mut left: Vec<String> = sites.iter().flat_map(|site| site.leftovers(jobs)).collect();
-    left.extend(groups(jobs));
-    left.extend(processes(jobs).iter().map(|id| format!("a process of {id}")));
+fn find_all_leftovers(sites: &[Site], jobs: &BTreeSet<Uuid>) -> Vec<String> {
+    let mut left: Vec<String> = sites.iter().flat_map(|site| site.find_leftovers(jobs)).collect();
+    left.extend(cgroups_of_tasks(jobs));
+    left.extend(tasks_with_processes(jobs).iter().map(|id| format!("a process of {id}")));
     left
 }
 
 /// Some run that has not ended.
-async fn unfinished(stage: &mut Stage) -> Option<Value> {
+async fn find_active_run(stage: &mut Stage) -> Option<Value> {
     let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
     runs.as_array().and_then(|runs| runs.first().cloned())
 }

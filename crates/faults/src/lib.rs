@@ -26,7 +26,7 @@ pub use self::{
     judge::Site,
     play::{Order, Outcome, play},
     rows::all,
-    trial::{Timed, Trial},
+    trial::{TimedStep, Trial},
 };
 
 /// One line of the matrix.
@@ -39,24 +39,24 @@ pub struct Row {
     pub bound: &'static str,
     /// Ids of invariants.
     pub proves: &'static str,
-    pub play: Play,
+    pub play: RowTest,
 }
 
 #[derive(Clone, Copy)]
-pub enum Play {
+pub enum RowTest {
     Now(fn(&mut Trial) -> Running<'_>),
     /// Not in continuous integration, and why.
-    Apart(&'static str, fn(&mut Trial) -> Running<'_>),
+    OutsideCi(&'static str, fn(&mut Trial) -> Running<'_>),
 }
 
 pub type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 impl Row {
     /// Why continuous integration leaves it out.
-    pub const fn is_apart(&self) -> Option<&'static str> {
+    pub const fn ci_exclusion(&self) -> Option<&'static str> {
         match self.play {
-            Play::Apart(why, _) => Some(why),
-            Play::Now(_) => None,
+            RowTest::OutsideCi(why, _) => Some(why),
+            RowTest::Now(_) => None,
         }
     }
 }

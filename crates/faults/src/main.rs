@@ -32,7 +32,7 @@ struct Args {
 
 fn main() -> Result<ExitCode> {
     let args = args()?;
-    let rows = chosen(&args)?;
+    let rows = select_rows(&args)?;
     let mut out = std::io::stdout();
     if args.list {
         writeln!(out, "{}", report::list(&rows))?;
@@ -73,17 +73,19 @@ fn drawn() -> Result<u64> {
     Ok(u32::from_le_bytes(bytes).into())
 }
 
-fn chosen(args: &Args) -> Result<Vec<Row>> {
+fn select_rows(args: &Args) -> Result<Vec<Row>> {
     let all = faults::all();
     for id in &args.rows {
         ensure!(all.iter().any(|row| row.id == id), "there is no row `{id}`; `--list` lists them");
     }
     let wanted = |row: &Row| {
         let is_named = args.rows.is_empty() || args.rows.iter().any(|id| id == row.id);
-        let is_left = args.skip.iter().any(|id| id == row.id) || (args.is_daily && row.is_apart().is_some());
+        let is_left =
+            args.skip.iter().any(|id| id == row.id) || (args.is_daily && row.ci_exclusion().is_some());
         is_named && !is_left
     };
-    for (row, why) in all.iter().filter_map(|row| Some((row, row.is_apart()?))).filter(|_| args.is_daily) {
+    for (row, why) in all.iter().filter_map(|row| Some((row, row.ci_exclusion()?))).filter(|_| args.is_daily)
+    {
         writeln!(std::io::stderr(), "left to `cargo xtask faults`: {}, which {why}", row.id)?;
     }
     Ok(all.into_iter().filter(wanted).collect())

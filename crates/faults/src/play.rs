@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 
-use super::{Play, Row, Timed, Trial};
+use super::{Row, RowTest, TimedStep, Trial};
 
 /// No trial takes longer unless it is stuck.
 const TRIAL_MAX: Duration = Duration::from_secs(300);
@@ -41,7 +41,7 @@ pub struct Outcome {
     pub took: Duration,
     /// How often which fault happened.
     pub fired: Vec<(&'static str, u64)>,
-    pub times: Vec<Timed>,
+    pub times: Vec<TimedStep>,
     pub violations: Vec<String>,
     /// Left for whoever wants to know why.
     pub kept: Option<PathBuf>,
@@ -49,14 +49,14 @@ pub struct Outcome {
 
 thread_local! {
     /// Where and why this thread panicked last.
-    static LAST_WORDS: RefCell<Option<String>> = const { RefCell::new(None) };
+    static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 /// Plays everything and tells of each trial as it ends.
 pub fn play(order: &Order, tell: impl Fn(&Outcome) + Sync) -> Result<Vec<Outcome>> {
     std::fs::create_dir_all(&order.dir).with_context(|| format!("make {}", order.dir.display()))?;
     std::panic::set_hook(Box::new(|info| {
-        LAST_WORDS.with(|words| *words.borrow_mut() = Some(info.to_string()));
+        LAST_PANIC.with(|words| *words.borrow_mut() = Some(info.to_string()));
     }));
     let trials =
         (0..order.times).flat_map(|time| order.rows.iter().map(move |row| (*row, order.seed + time)));
@@ -67,7 +67,7 @@ pub fn play(order: &Order, tell: impl Fn(&Outcome) + Sync) -> Result<Vec<Outcome
             scope.spawn(|| {
                 loop {
                     let Some((row, seed)) = queue.lock().pop_front() else { return };
-                    let outcome = once(&row, seed, order);
+                    let outcome = run_trial(&row, seed, order);
                     tell(&outcome);
                     outcomes.lock().push(outcome);
                 }
@@ -78,11 +78,11 @@ pub fn play(order: &Order, tell: impl Fn(&Outcome) + Sync) -> Result<Vec<Outcome
     Ok(outcomes.into_inner())
 }
 
-fn once(row: &Row, seed: u64, order: &Order) -> Outcome {
+fn run_trial(row: &Row, seed: u64, order: &Order) -> Outcome {
     let dir = order.dir.join(format!("{}-{seed}", row.id));
     let mut trial = Trial::new(seed, dir.clone(), order.is_long, order.slack);
     let began = Instant::now();
-    if let Err(error) = attempt(row, &mut trial, &dir) {
+    if let Err(error) = try_run_trial(row, &mut trial, &dir) {
         trial.violation(&format!("{error:#}"));
     }
     if trial.fired.is_empty() && trial.violations.is_empty() {
@@ -106,8 +106,8 @@ fn once(row: &Row, seed: u64, order: &Order) -> Outcome {
 }
 
 /// A panic in a row is how its assertions fail.
-fn attempt(row: &Row, trial: &mut Trial, dir: &Path) -> Result<()> {
-    let (Play::Now(play) | Play::Apart(_, play)) = row.play;
+fn try_run_trial(row: &Row, trial: &mut Trial, dir: &Path) -> Result<()> {
+    let (RowTest::Now(play) | RowTest::OutsideCi(_, play)) = row.play;
     let _ = std::fs::remove_dir_all(dir);
     std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
     let limit = if trial.is_long { LONG_TRIAL_MAX } else { TRIAL_MAX };
@@ -125,7 +125,7 @@ fn attempt(row: &Row, trial: &mut Trial, dir: &Path) -> Result<()> {
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) => anyhow::bail!("it takes longer than {limit:?}"),
         Err(_) => {
-            let words = LAST_WORDS.with(|words| words.borrow_mut().take());
+            let words = LAST_PANIC.with(|words| words.borrow_mut().take());
             anyhow::bail!("{}", words.unwrap_or_else(|| "it panicked without a word".to_owned()))
         }
     }

@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Outcome, Play, Row, Timed};
+use super::{Outcome, Row, RowTest, TimedStep};
 
 /// How many words of a violation a table has room for.
-const SHORT: usize = 160;
+const VIOLATION_LENGTH_MAX: usize = 160;
 
 /// One row's trials together.
 pub struct Line<'a> {
@@ -29,16 +29,16 @@ impl Line<'_> {
     }
 
     /// The time that came nearest to its bound, or went furthest beyond.
-    fn worst(&self) -> Option<&Timed> {
+    fn worst(&self) -> Option<&TimedStep> {
         let times = self.outcomes.iter().flat_map(|outcome| &outcome.times);
         times.max_by(|a, b| a.share().total_cmp(&b.share()))
     }
 
-    fn longest(&self) -> Duration {
+    fn longest_trial(&self) -> Duration {
         self.outcomes.iter().map(|outcome| outcome.took).max().unwrap_or_default()
     }
 
-    fn worst_words(&self) -> String {
+    fn format_worst_time(&self) -> String {
         self.worst().map_or_else(
             || "–".to_owned(),
             |worst| {
@@ -48,7 +48,7 @@ impl Line<'_> {
         )
     }
 
-    fn fired_words(&self) -> String {
+    fn format_faults(&self) -> String {
         let fired = self.fired();
         let words: Vec<String> = fired.iter().map(|(what, times)| format!("{what} {times}")).collect();
         words.join(", ")
@@ -77,13 +77,13 @@ pub fn table(lines: &[Line<'_>]) -> String {
             line.row.id,
             line.outcomes.len(),
             line.violations(),
-            line.worst_words()
+            line.format_worst_time()
         );
     }
-    text + &sums(lines)
+    text + &render_totals(lines)
 }
 
-fn sums(lines: &[Line<'_>]) -> String {
+fn render_totals(lines: &[Line<'_>]) -> String {
     let trials: usize = lines.iter().map(|line| line.outcomes.len()).sum();
     let faults: u64 = lines.iter().flat_map(|line| line.fired().into_values()).sum();
     let violations: usize = lines.iter().map(Line::violations).sum();
@@ -99,19 +99,19 @@ pub fn markdown(lines: &[Line<'_>]) -> String {
     );
     for line in lines {
         let row = line.row;
-        let (times, fired) = (line.outcomes.len(), line.fired_words());
-        let (violations, worst) = (line.violations(), line.worst_words());
+        let (times, fired) = (line.outcomes.len(), line.format_faults());
+        let (violations, worst) = (line.violations(), line.format_worst_time());
         let _ = writeln!(
             text,
             "| {} | {} | {} | {} | {} | {times} | {fired} | {violations} | {worst} |",
             row.id, row.injection, row.expected, row.bound, row.proves
         );
     }
-    text + "\n" + &sums(lines) + ".\n"
+    text + "\n" + &render_totals(lines) + ".\n"
 }
 
 pub fn json(lines: &[Line<'_>]) -> Value {
-    let timed = |timed: &Timed| {
+    let timed = |timed: &TimedStep| {
         json!({"what": timed.what, "took_ms": timed.took.as_millis() as u64,
             "bound_ms": timed.bound.as_millis() as u64})
     };
@@ -124,7 +124,7 @@ pub fn json(lines: &[Line<'_>]) -> Value {
         json!({"row": line.row.id, "injection": line.row.injection, "expected": line.row.expected,
             "bound": line.row.bound, "proves": line.row.proves.split(' ').collect::<Vec<_>>(),
             "status": {"violations": line.violations()}, "times": line.outcomes.len(), "fired": line.fired(),
-            "worst": line.worst().map(timed), "longest_ms": line.longest().as_millis() as u64,
+            "worst": line.worst().map(timed), "longest_ms": line.longest_trial().as_millis() as u64,
             "trials": line.outcomes.iter().map(trial).collect::<Vec<_>>()})
     };
     json!({"rows": lines.iter().map(line).collect::<Vec<_>>()})
@@ -135,8 +135,8 @@ pub fn list(rows: &[Row]) -> String {
     let mut text = String::new();
     for row in rows {
         let when = match row.play {
-            Play::Now(_) => String::new(),
-            Play::Apart(why, _) => format!("  [not in continuous integration: it {why}]"),
+            RowTest::Now(_) => String::new(),
+            RowTest::OutsideCi(why, _) => format!("  [not in continuous integration: it {why}]"),
         };
         let _ = writeln!(text, "{:<4} {}{when}", row.id, row.injection);
         let _ = writeln!(text, "     {}; {}; proves {}", row.expected, row.bound, row.proves);
@@ -154,9 +154,9 @@ pub fn told(outcome: &Outcome) -> String {
     }
     let _ = write!(text, "  {} VIOLATIONS", outcome.violations.len());
     for violation in &outcome.violations {
-        let short: String = violation.chars().take(SHORT).collect();
+        let short: String = violation.chars().take(VIOLATION_LENGTH_MAX).collect();
         let short = short.replace('\n', " ");
-        let more = if violation.chars().count() > SHORT { " …" } else { "" };
+        let more = if violation.chars().count() > VIOLATION_LENGTH_MAX { " …" } else { "" };
         let _ = write!(text, "\n       {short}{more}");
     }
     if let Some(kept) = &outcome.kept {

@@ -12,13 +12,13 @@ use windlass_testenv::stage::{Machines, Stage};
 
 /// Something that had to happen within a bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Timed {
+pub struct TimedStep {
     pub what: &'static str,
     pub took: Duration,
     pub bound: Duration,
 }
 
-impl Timed {
+impl TimedStep {
     /// Part of the bound that was used; more than 1 is a violation.
     pub fn share(&self) -> f64 {
         self.took.as_secs_f64() / self.bound.as_secs_f64().max(f64::MIN_POSITIVE)
@@ -34,7 +34,7 @@ pub struct Trial {
     slack: u32,
     dir: PathBuf,
     pub(super) fired: BTreeMap<&'static str, u64>,
-    pub(super) times: Vec<Timed>,
+    pub(super) times: Vec<TimedStep>,
     pub(super) violations: Vec<String>,
 }
 
@@ -64,17 +64,17 @@ impl Trial {
 
     /// A fault happened: said where it was seen to happen, never where it was only asked for.
     pub fn fired(&mut self, what: &'static str) {
-        self.fired_times(what, 1);
+        self.record_faults(what, 1);
     }
 
-    pub fn fired_times(&mut self, what: &'static str, times: u64) {
+    pub fn record_faults(&mut self, what: &'static str, times: u64) {
         *self.fired.entry(what).or_default() += times;
     }
 
     /// Holds a time against its bound.
     pub fn within(&mut self, what: &'static str, bound: Duration, took: Duration) {
         let bound = bound * self.slack;
-        let timed = Timed { what, took, bound };
+        let timed = TimedStep { what, took, bound };
         if took > bound {
             self.violation(&format!("bound: {what} took {took:.1?}, allowed are {bound:?}"));
         }

@@ -38,9 +38,9 @@ pub trait AccessLog: Send + Sync + 'static {
 
 /// One line of the process's log for each request. Never the query: it may hold somebody's credential.
 #[derive(Clone, Copy, Debug)]
-pub struct Lines;
+pub struct TracingAccessLog;
 
-impl AccessLog for Lines {
+impl AccessLog for TracingAccessLog {
     fn record(&self, record: Record) {
         tracing::info!(
             target: "windlass::access",

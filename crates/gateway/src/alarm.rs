@@ -15,9 +15,9 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 #[derive(Debug, Default)]
-pub(crate) struct Alarm(Option<Pin<Box<Sleep>>>);
+pub(crate) struct LazyTimer(Option<Pin<Box<Sleep>>>);
 
-impl Alarm {
+impl LazyTimer {
     /// Whether the moment has come. Else whoever asks is woken then; others who asked before are not.
     pub(crate) fn poll(&mut self, at: Instant, cx: &mut Context<'_>) -> Poll<()> {
         let timer = self.0.get_or_insert_with(|| Box::pin(sleep_until(at)));
@@ -36,14 +36,14 @@ impl Alarm {
 
 /// For one connection, which waits for one thing at a time.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Timer(Arc<Mutex<Alarm>>);
+pub(crate) struct ConnectionTimer(Arc<Mutex<LazyTimer>>);
 
-struct Wait {
-    alarm: Arc<Mutex<Alarm>>,
+struct TimerSleep {
+    alarm: Arc<Mutex<LazyTimer>>,
     at: Instant,
 }
 
-impl Future for Wait {
+impl Future for TimerSleep {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -51,15 +51,15 @@ impl Future for Wait {
     }
 }
 
-impl rt::Sleep for Wait {}
+impl rt::Sleep for TimerSleep {}
 
-impl rt::Timer for Timer {
+impl rt::Timer for ConnectionTimer {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn rt::Sleep>> {
-        Box::pin(Wait { alarm: Arc::clone(&self.0), at: Instant::now() + duration })
+        Box::pin(TimerSleep { alarm: Arc::clone(&self.0), at: Instant::now() + duration })
     }
 
     fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn rt::Sleep>> {
-        Box::pin(Wait { alarm: Arc::clone(&self.0), at: deadline.into() })
+        Box::pin(TimerSleep { alarm: Arc::clone(&self.0), at: deadline.into() })
     }
 
     fn now(&self) -> std::time::Instant {
@@ -75,7 +75,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_rings_at_the_moment_that_was_asked_for_last() {
-        let (mut alarm, began) = (Alarm::default(), Instant::now());
+        let (mut alarm, began) = (LazyTimer::default(), Instant::now());
         let after = |secs| began + Duration::from_secs(secs);
         let first = poll_fn(|cx| Poll::Ready(alarm.poll(after(10), cx))).await;
         assert!(first.is_pending());

@@ -11,13 +11,13 @@ use hyper::{
 use crate::reply::Reply;
 
 /// An answer of our own.
-pub(crate) struct Say {
+pub(crate) struct ErrorResponse {
     pub(crate) status: StatusCode,
     pub(crate) text: String,
     pub(crate) retry_after: Option<Duration>,
 }
 
-impl Say {
+impl ErrorResponse {
     pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Self {
         Self { status, text: text.into(), retry_after: None }
     }

@@ -19,9 +19,9 @@ use sha2::{Digest as _, Sha256};
 /// Cookies with this start are ours: never shown to a service, never set by one.
 pub const COOKIE_PREFIX: &str = "__Host-windlass-";
 /// The cookie of a browser's session.
-pub const COOKIE: &str = "__Host-windlass-session";
+pub const SESSION_COOKIE: &str = "__Host-windlass-session";
 /// Where a replica finds out who calls.
-pub const IDENTITY: &str = "x-windlass-identity";
+pub const IDENTITY_HEADER: &str = "x-windlass-identity";
 /// Of users and gateways, and of the queue.
 const TOKEN_PREFIXES: [&[u8]; 2] = [b"wl_", b"v2/wlass-"];
 const TOKEN_MAX: usize = 4096;
@@ -53,7 +53,7 @@ pub trait Gatekeeper: Send + Sync + 'static {
 }
 
 /// The rights that an answer rests on which may last.
-pub(crate) struct Rights {
+pub(crate) struct AccessGrant {
     gatekeeper: Arc<dyn Gatekeeper>,
     token: String,
     project: String,
@@ -62,7 +62,7 @@ pub(crate) struct Rights {
     lost: Mutex<Option<BoxFuture<'static, ()>>>,
 }
 
-impl Rights {
+impl AccessGrant {
     pub(crate) fn new(gatekeeper: &Arc<dyn Gatekeeper>, token: &str, project: &str) -> Self {
         Self {
             gatekeeper: Arc::clone(gatekeeper),
@@ -86,7 +86,7 @@ impl Rights {
 
 /// How long answers are believed.
 #[derive(Clone, Copy, Debug)]
-pub struct Trust {
+pub struct TokenCacheConfig {
     /// A revoked token works on for at most this long.
     pub allow: Duration,
     pub deny: Duration,
@@ -94,19 +94,19 @@ pub struct Trust {
 }
 
 /// A gatekeeper with a memory. Tokens are not kept, only their hashes.
-pub struct Cached<G> {
+pub struct CachingGatekeeper<G> {
     inner: G,
-    trust: Trust,
-    answers: RwLock<HashMap<[u8; 32], Answer>>,
+    trust: TokenCacheConfig,
+    answers: RwLock<HashMap<[u8; 32], CachedVerdict>>,
 }
 
-struct Answer {
+struct CachedVerdict {
     verdict: Verdict,
     until: Instant,
 }
 
-impl<G> Cached<G> {
-    pub fn new(inner: G, trust: Trust) -> Self {
+impl<G> CachingGatekeeper<G> {
+    pub fn new(inner: G, trust: TokenCacheConfig) -> Self {
         Self { inner, trust, answers: RwLock::new(HashMap::new()) }
     }
 
@@ -115,7 +115,7 @@ impl<G> Cached<G> {
         self.answers.write().clear();
     }
 
-    fn remember(&self, key: [u8; 32], verdict: &Verdict, now: Instant) {
+    fn store(&self, key: [u8; 32], verdict: &Verdict, now: Instant) {
         let life = match verdict {
             Verdict::Allow { .. } => self.trust.allow,
             Verdict::Deny => self.trust.deny,
@@ -128,11 +128,11 @@ impl<G> Cached<G> {
                 answers.clear();
             }
         }
-        answers.insert(key, Answer { verdict: verdict.clone(), until: now + life });
+        answers.insert(key, CachedVerdict { verdict: verdict.clone(), until: now + life });
     }
 }
 
-impl<G: Gatekeeper> Gatekeeper for Cached<G> {
+impl<G: Gatekeeper> Gatekeeper for CachingGatekeeper<G> {
     fn check<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Verdict> {
         Box::pin(async move {
             let key: [u8; 32] =
@@ -145,7 +145,7 @@ impl<G: Gatekeeper> Gatekeeper for Cached<G> {
                 return answer.verdict.clone();
             }
             let verdict = self.inner.check(token, project, peer).await;
-            self.remember(key, &verdict, now);
+            self.store(key, &verdict, now);
             verdict
         })
     }
@@ -163,7 +163,7 @@ impl<G: Gatekeeper> Gatekeeper for Cached<G> {
             }
             let is_known = self.inner.knows(token, project, peer).await?;
             let verdict = if is_known { Verdict::Allow { identity: None } } else { Verdict::Deny };
-            self.remember(key, &verdict, now);
+            self.store(key, &verdict, now);
             Some(is_known)
         })
     }
@@ -188,7 +188,7 @@ pub(crate) fn token(headers: &HeaderMap) -> Option<(&str, bool)> {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(';'))
         .filter_map(|cookie| cookie.trim().split_once('='))
-        .find(|(name, _)| *name == COOKIE)
+        .find(|(name, _)| *name == SESSION_COOKIE)
         .map(|(_, token)| (token, false))
         .filter(|(token, _)| token.len() <= TOKEN_MAX)
 }
@@ -201,13 +201,13 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
 }
 
 /// Whether an `Authorization` carries what looks like a token of ours, wherever it was sent.
-pub(crate) fn is_ours(value: &HeaderValue) -> bool {
+pub(crate) fn is_windlass_token(value: &HeaderValue) -> bool {
     bearer(value).is_some_and(|token| TOKEN_PREFIXES.iter().any(|prefix| token.starts_with(prefix)))
 }
 
 /// The tokens in `Authorization` that do not look like ours, but may be: an operator chooses what they like.
-pub(crate) fn doubtful(headers: &HeaderMap) -> impl Iterator<Item = Option<&str>> {
-    let values = headers.get_all(header::AUTHORIZATION).iter().filter(|value| !is_ours(value));
+pub(crate) fn unrecognized_tokens(headers: &HeaderMap) -> impl Iterator<Item = Option<&str>> {
+    let values = headers.get_all(header::AUTHORIZATION).iter().filter(|value| !is_windlass_token(value));
     values
         .filter_map(bearer)
         .map(|token| std::str::from_utf8(token).ok().filter(|token| token.len() <= TOKEN_MAX))
@@ -221,9 +221,9 @@ mod tests {
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-    struct Counting(AtomicUsize);
+    struct CountingGatekeeper(AtomicUsize);
 
-    impl Gatekeeper for Counting {
+    impl Gatekeeper for CountingGatekeeper {
         fn check<'a>(&'a self, token: &'a str, _project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Verdict> {
             self.0.fetch_add(1, Ordering::Relaxed);
             let verdict = match token {
@@ -249,12 +249,12 @@ mod tests {
         }
     }
 
-    fn cached(allow: Duration, entries_max: usize) -> Cached<Counting> {
-        let trust = Trust { allow, deny: Duration::from_secs(60), entries_max };
-        Cached::new(Counting(AtomicUsize::new(0)), trust)
+    fn cached(allow: Duration, entries_max: usize) -> CachingGatekeeper<CountingGatekeeper> {
+        let trust = TokenCacheConfig { allow, deny: Duration::from_secs(60), entries_max };
+        CachingGatekeeper::new(CountingGatekeeper(AtomicUsize::new(0)), trust)
     }
 
-    fn asked(gate: &Cached<Counting>) -> usize {
+    fn asked(gate: &CachingGatekeeper<CountingGatekeeper>) -> usize {
         gate.inner.0.load(Ordering::Relaxed)
     }
 

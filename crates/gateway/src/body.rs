@@ -25,24 +25,24 @@ const REPLAY_MAX: usize = 64 * 1024;
 
 /// Why the body of a request ended too early.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Fault {
+pub(crate) enum RequestBodyError {
     #[error("the body is larger than {max} bytes")]
     TooLarge { max: u64 },
     #[error("the caller sent nothing for {} s in the middle of the body", .after.as_secs())]
     Stalled { after: Duration },
     #[error("the body is not as long as it was announced")]
-    Length,
+    LengthMismatch,
     #[error("read the body of the request")]
-    Caller(#[source] BoxError),
+    Read(#[source] BoxError),
 }
 
 /// A piece of the body.
-pub(crate) enum Piece {
+pub(crate) enum BodyPart {
     Data(Bytes),
     Trailers(HeaderMap),
 }
 
-enum Kind {
+enum BodySource {
     Empty,
     Full(Option<Bytes>),
     Incoming(Incoming),
@@ -50,8 +50,8 @@ enum Kind {
 }
 
 /// The body of a request.
-pub struct Outgoing {
-    kind: Kind,
+pub struct RequestBody {
+    kind: BodySource,
     /// The exact length, where it was known before the first piece.
     length: Option<u64>,
     taken: u64,
@@ -68,25 +68,29 @@ pub struct Outgoing {
     ended: bool,
 }
 
-impl From<Incoming> for Outgoing {
+impl From<Incoming> for RequestBody {
     fn from(body: Incoming) -> Self {
-        if body.is_end_stream() { Self::new(Kind::Empty) } else { Self::new(Kind::Incoming(body)) }
+        if body.is_end_stream() {
+            Self::new(BodySource::Empty)
+        } else {
+            Self::new(BodySource::Incoming(body))
+        }
     }
 }
 
-impl From<Bytes> for Outgoing {
+impl From<Bytes> for RequestBody {
     fn from(body: Bytes) -> Self {
-        if body.is_empty() { Self::new(Kind::Empty) } else { Self::new(Kind::Full(Some(body))) }
+        if body.is_empty() { Self::new(BodySource::Empty) } else { Self::new(BodySource::Full(Some(body))) }
     }
 }
 
-impl Outgoing {
-    fn new(kind: Kind) -> Self {
+impl RequestBody {
+    fn new(kind: BodySource) -> Self {
         let length = match &kind {
-            Kind::Empty => Some(0),
-            Kind::Full(bytes) => Some(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Kind::Incoming(body) => SizeHint::exact(&body.size_hint()),
-            Kind::Boxed(body) => SizeHint::exact(&body.size_hint()),
+            BodySource::Empty => Some(0),
+            BodySource::Full(bytes) => Some(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            BodySource::Incoming(body) => SizeHint::exact(&body.size_hint()),
+            BodySource::Boxed(body) => SizeHint::exact(&body.size_hint()),
         };
         Self {
             kind,
@@ -104,7 +108,7 @@ impl Outgoing {
     }
 
     pub fn empty() -> Self {
-        Self::new(Kind::Empty)
+        Self::new(BodySource::Empty)
     }
 
     /// Any other body.
@@ -114,18 +118,18 @@ impl Outgoing {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         if body.is_end_stream() {
-            return Self::new(Kind::Empty);
+            return Self::new(BodySource::Empty);
         }
-        Self::new(Kind::Boxed(body.map_err(Into::into).boxed_unsync()))
+        Self::new(BodySource::Boxed(body.map_err(Into::into).boxed_unsync()))
     }
 
-    pub(crate) fn bounded(&mut self, bound: Option<u64>, stall: Duration) {
+    pub(crate) fn set_limits(&mut self, bound: Option<u64>, stall: Duration) {
         self.bound = bound;
         self.stall = stall;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        matches!(self.kind, Kind::Empty)
+        matches!(self.kind, BodySource::Empty)
     }
 
     /// The exact length, where it is known before.
@@ -138,7 +142,7 @@ impl Outgoing {
     }
 
     /// From now on remember what is taken, if it is short.
-    pub(crate) fn remember(&mut self) {
+    pub(crate) fn enable_replay(&mut self) {
         if self.length().is_some_and(|length| length <= REPLAY_MAX as u64) {
             self.kept = Some(Vec::new());
         }
@@ -156,25 +160,30 @@ impl Outgoing {
         false
     }
 
-    pub(crate) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Fault>>> {
+    pub(crate) fn poll_part(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<BodyPart, RequestBodyError>>> {
         if let Some(kept) = &self.kept
             && let Some(piece) = kept.get(self.given)
         {
             self.given += 1;
-            return Poll::Ready(Some(Ok(Piece::Data(piece.clone()))));
+            return Poll::Ready(Some(Ok(BodyPart::Data(piece.clone()))));
         }
         if self.ended {
             return Poll::Ready(None);
         }
         let frame = match &mut self.kind {
-            Kind::Empty => None,
-            Kind::Full(bytes) => bytes.take().map(|bytes| Ok(hyper::body::Frame::data(bytes))),
-            Kind::Incoming(body) => match Pin::new(body).poll_frame(cx) {
-                Poll::Ready(frame) => frame.map(|frame| frame.map_err(|error| Fault::Caller(error.into()))),
+            BodySource::Empty => None,
+            BodySource::Full(bytes) => bytes.take().map(|bytes| Ok(hyper::body::Frame::data(bytes))),
+            BodySource::Incoming(body) => match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(frame) => {
+                    frame.map(|frame| frame.map_err(|error| RequestBodyError::Read(error.into())))
+                }
                 Poll::Pending => return self.wait(cx),
             },
-            Kind::Boxed(body) => match Pin::new(body).poll_frame(cx) {
-                Poll::Ready(frame) => frame.map(|frame| frame.map_err(Fault::Caller)),
+            BodySource::Boxed(body) => match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(frame) => frame.map(|frame| frame.map_err(RequestBodyError::Read)),
                 Poll::Pending => return self.wait(cx),
             },
         };
@@ -186,16 +195,16 @@ impl Outgoing {
         Poll::Ready(Some(frame.and_then(|frame| self.accept(frame))))
     }
 
-    fn accept(&mut self, frame: hyper::body::Frame<Bytes>) -> Result<Piece, Fault> {
+    fn accept(&mut self, frame: hyper::body::Frame<Bytes>) -> Result<BodyPart, RequestBodyError> {
         let data = match frame.into_data() {
             Ok(data) => data,
-            Err(frame) => return Ok(Piece::Trailers(frame.into_trailers().unwrap_or_default())),
+            Err(frame) => return Ok(BodyPart::Trailers(frame.into_trailers().unwrap_or_default())),
         };
         self.taken = self.taken.saturating_add(data.len() as u64);
         if let Some(max) = self.bound
             && self.taken > max
         {
-            return Err(Fault::TooLarge { max });
+            return Err(RequestBodyError::TooLarge { max });
         }
         if let Some(kept) = &mut self.kept {
             self.kept_len += data.len();
@@ -206,11 +215,11 @@ impl Outgoing {
                 self.given = kept.len();
             }
         }
-        Ok(Piece::Data(data))
+        Ok(BodyPart::Data(data))
     }
 
     /// Nothing there yet: a caller who goes silent is not waited for without end.
-    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Piece, Fault>>> {
+    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<BodyPart, RequestBodyError>>> {
         let stall = self.stall;
         let Some(until) = Instant::now().checked_add(stall) else { return Poll::Pending };
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
@@ -220,6 +229,6 @@ impl Outgoing {
         }
         ready!(alarm.as_mut().poll(cx));
         self.ended = true;
-        Poll::Ready(Some(Err(Fault::Stalled { after: stall })))
+        Poll::Ready(Some(Err(RequestBodyError::Stalled { after: stall })))
     }
 }

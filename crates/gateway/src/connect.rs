@@ -17,9 +17,9 @@ pub trait Connector: Send + Sync + 'static {
 
 /// Sockets of this machine and addresses. Knows no tunnels.
 #[derive(Clone, Copy, Debug)]
-pub struct Direct;
+pub struct DirectConnector;
 
-impl Connector for Direct {
+impl Connector for DirectConnector {
     fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>> {
         Box::pin(async move {
             match target {

@@ -20,11 +20,11 @@ pub struct Case {
 }
 
 /// Both do the same.
-fn same(name: &'static str, bytes: impl Into<String>, ours: &'static str) -> Case {
+fn same_as_nginx(name: &'static str, bytes: impl Into<String>, ours: &'static str) -> Case {
     Case { name, bytes: bytes.into(), ours, nginx: ours, why: "" }
 }
 
-fn other(
+fn unlike_nginx(
     name: &'static str,
     bytes: impl Into<String>,
     ours: &'static str,
@@ -45,176 +45,192 @@ fn get(fields: &str) -> String {
 pub fn corpus() -> Vec<Case> {
     let chunked_smuggle = format!("0\r\n\r\n{SMUGGLED}");
     vec![
-        same("honest", get("X: y"), "200 200 | GET /first, GET /last"),
-        other(
+        same_as_nginx("honest", get("X: y"), "200 200 | GET /first, GET /last"),
+        unlike_nginx(
             "CL.TE",
             post("Content-Length: 6\r\nTransfer-Encoding: chunked", &chunked_smuggle),
             "200 | POST /first",
             "400 | ",
             "we do as the standard allows: the length is dropped, the coding counts, and the connection ends",
         ),
-        other(
+        unlike_nginx(
             "TE.CL",
             post("Transfer-Encoding: chunked\r\nContent-Length: 6", &chunked_smuggle),
             "200 | POST /first",
             "400 | ",
             "as above",
         ),
-        same(
+        same_as_nginx(
             "TE.TE twice",
             post("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", &chunked_smuggle),
             "400 | ",
         ),
-        other(
+        unlike_nginx(
             "TE.TE list",
             post("Transfer-Encoding: identity, chunked", &chunked_smuggle),
             "400 | ",
             "501 | ",
             "another word for no",
         ),
-        other(
+        unlike_nginx(
             "TE unknown",
             post("Transfer-Encoding: xchunked", &chunked_smuggle),
             "400 | ",
             "501 | ",
             "another word for no",
         ),
-        other(
+        unlike_nginx(
             "TE with a tab",
             post("Transfer-Encoding:\tchunked", "0\r\n\r\n"),
             "200 200 | POST /first, GET /last",
             "501 | ",
             "a tab is white space; nginx 1.22 knows only the blank",
         ),
-        other(
+        unlike_nginx(
             "TE vertical tab",
             post("Transfer-Encoding: \u{b}chunked", &chunked_smuggle),
             "400 | ",
             "501 | ",
             "another word for no",
         ),
-        same("TE space before colon", post("Transfer-Encoding : chunked", &chunked_smuggle), "400 | "),
-        other(
+        same_as_nginx(
+            "TE space before colon",
+            post("Transfer-Encoding : chunked", &chunked_smuggle),
+            "400 | ",
+        ),
+        unlike_nginx(
             "TE quoted",
             post("Transfer-Encoding: \"chunked\"", &chunked_smuggle),
             "400 | ",
             "501 | ",
             "another word for no",
         ),
-        same(
+        same_as_nginx(
             "TE in HTTP/1.0",
             format!(
                 "POST /first HTTP/1.0\r\nHost: llm.test\r\nTransfer-Encoding: chunked\r\n\r\n{chunked_smuggle}"
             ),
             "400 | ",
         ),
-        same("CL twice, different", post("Content-Length: 0\r\nContent-Length: 84", SMUGGLED), "400 | "),
-        other(
+        same_as_nginx(
+            "CL twice, different",
+            post("Content-Length: 0\r\nContent-Length: 84", SMUGGLED),
+            "400 | ",
+        ),
+        unlike_nginx(
             "CL twice, same",
             post("Content-Length: 2\r\nContent-Length: 2", "hi"),
             "200 200 | POST /first +body, GET /last",
             "400 | ",
             "equal lengths mean one thing, and are sent on as one",
         ),
-        same("CL list", post("Content-Length: 2, 2", "hi"), "400 | "),
-        same("CL signed", post("Content-Length: +2", "hi"), "400 | "),
-        same("CL negative", post("Content-Length: -1", "hi"), "400 | "),
-        same("CL hexadecimal", post("Content-Length: 0x2", "hi"), "400 | "),
-        same("CL too large", post("Content-Length: 18446744073709551616", "hi"), "400 | "),
-        same("chunk size signed", post("Transfer-Encoding: chunked", "+2\r\nhi\r\n0\r\n\r\n"), "400 | "),
-        same(
+        same_as_nginx("CL list", post("Content-Length: 2, 2", "hi"), "400 | "),
+        same_as_nginx("CL signed", post("Content-Length: +2", "hi"), "400 | "),
+        same_as_nginx("CL negative", post("Content-Length: -1", "hi"), "400 | "),
+        same_as_nginx("CL hexadecimal", post("Content-Length: 0x2", "hi"), "400 | "),
+        same_as_nginx("CL too large", post("Content-Length: 18446744073709551616", "hi"), "400 | "),
+        same_as_nginx(
+            "chunk size signed",
+            post("Transfer-Encoding: chunked", "+2\r\nhi\r\n0\r\n\r\n"),
+            "400 | ",
+        ),
+        same_as_nginx(
             "chunk size wraps",
             post("Transfer-Encoding: chunked", "10000000000000002\r\nhi\r\n0\r\n\r\n"),
             "400 | ",
         ),
-        other(
+        unlike_nginx(
             "chunk ends with LF",
             post("Transfer-Encoding: chunked", "2\nhi\n0\n\n"),
             "400 | ",
             "200 200 | POST /first +body, GET /last",
             "nginx reads a bare LF as the end of a line",
         ),
-        same("chunk longer than said", post("Transfer-Encoding: chunked", "2\r\nhiX\r\n0\r\n\r\n"), "400 | "),
-        same(
+        same_as_nginx(
+            "chunk longer than said",
+            post("Transfer-Encoding: chunked", "2\r\nhiX\r\n0\r\n\r\n"),
+            "400 | ",
+        ),
+        same_as_nginx(
             "chunk extension",
             post("Transfer-Encoding: chunked", "2;a=b\r\nhi\r\n0\r\n\r\n"),
             "200 200 | POST /first +body, GET /last",
         ),
-        same("two Hosts", get("Host: evil.test"), "400 | "),
-        same("no Host", "GET /first HTTP/1.1\r\nX: y\r\n\r\n", "400 | "),
-        other(
+        same_as_nginx("two Hosts", get("Host: evil.test"), "400 | "),
+        same_as_nginx("no Host", "GET /first HTTP/1.1\r\nX: y\r\n\r\n", "400 | "),
+        unlike_nginx(
             "Host with a user",
             "GET /first HTTP/1.1\r\nHost: a@llm.test\r\n\r\n",
             "400 | ",
             "200 200 | GET /first @a@llm.test, GET /last",
             "nginx takes any letter in a host",
         ),
-        same("Host with a path", "GET /first HTTP/1.1\r\nHost: llm.test/x\r\n\r\n", "400 | "),
-        same("folded field", get("X: a\r\n b"), "400 | "),
-        same(
+        same_as_nginx("Host with a path", "GET /first HTTP/1.1\r\nHost: llm.test/x\r\n\r\n", "400 | "),
+        same_as_nginx("folded field", get("X: a\r\n b"), "400 | "),
+        same_as_nginx(
             "folded first field",
             "GET /first HTTP/1.1\r\n Host: llm.test\r\nHost: llm.test\r\n\r\n",
             "400 | ",
         ),
-        same(
+        same_as_nginx(
             "absolute form",
             "GET http://llm.test/first HTTP/1.1\r\nHost: llm.test\r\n\r\n",
             "200 200 | GET /first, GET /last",
         ),
-        other(
+        unlike_nginx(
             "absolute form, other Host",
             "GET http://llm.test/first HTTP/1.1\r\nHost: evil.test\r\n\r\n",
             "400 | ",
             "200 200 | GET /first, GET /last",
             "nginx believes the target; we believe nobody who says two things",
         ),
-        other(
+        unlike_nginx(
             "authority form",
             "CONNECT llm.test:80 HTTP/1.1\r\nHost: llm.test\r\n\r\n",
             "405 | ",
             "400 | ",
             "another word for no",
         ),
-        same("asterisk form", "OPTIONS * HTTP/1.1\r\nHost: llm.test\r\n\r\n", "400 | "),
-        same("TRACE", "TRACE /first HTTP/1.1\r\nHost: llm.test\r\n\r\n", "405 | "),
-        same(
+        same_as_nginx("asterisk form", "OPTIONS * HTTP/1.1\r\nHost: llm.test\r\n\r\n", "400 | "),
+        same_as_nginx("TRACE", "TRACE /first HTTP/1.1\r\nHost: llm.test\r\n\r\n", "405 | "),
+        same_as_nginx(
             "CR LF in the path, encoded",
             "GET /first%0d%0aX:%20y HTTP/1.1\r\nHost: llm.test\r\n\r\n",
             "200 200 | GET /first%0d%0aX:%20y, GET /last",
         ),
-        same("bare CR in the path", "GET /first\rX HTTP/1.1\r\nHost: llm.test\r\n\r\n", "400 | "),
-        same("space in the path", "GET /fir st HTTP/1.1\r\nHost: llm.test\r\n\r\n", "400 | "),
-        same("NUL in a field", get("X: a\0b"), "400 | "),
-        same("bare CR in a field", get("X: a\rY: b"), "400 | "),
-        same(
+        same_as_nginx("bare CR in the path", "GET /first\rX HTTP/1.1\r\nHost: llm.test\r\n\r\n", "400 | "),
+        same_as_nginx("space in the path", "GET /fir st HTTP/1.1\r\nHost: llm.test\r\n\r\n", "400 | "),
+        same_as_nginx("NUL in a field", get("X: a\0b"), "400 | "),
+        same_as_nginx("bare CR in a field", get("X: a\rY: b"), "400 | "),
+        same_as_nginx(
             "bare LF as line end",
             "GET /first HTTP/1.1\nHost: llm.test\n\n",
             "200 200 | GET /first, GET /last",
         ),
-        other(
+        unlike_nginx(
             "no colon",
             get("Nonsense"),
             "400 | ",
             "200 200 | GET /first, GET /last",
             "nginx drops lines that are no field",
         ),
-        same("empty name", get(": x"), "400 | "),
-        other(
+        same_as_nginx("empty name", get(": x"), "400 | "),
+        unlike_nginx(
             "two spaces in the request line",
             "GET  /first HTTP/1.1\r\nHost: llm.test\r\n\r\n",
             "400 | ",
             "200 200 | GET /first, GET /last",
             "nginx is lenient",
         ),
-        other("HTTP/0.9", "GET /first\r\n\r\n", "400 | ", " | GET /first", "nginx still speaks it"),
-        other(
+        unlike_nginx("HTTP/0.9", "GET /first\r\n\r\n", "400 | ", " | GET /first", "nginx still speaks it"),
+        unlike_nginx(
             "HTTP/3.0",
             "GET /first HTTP/3.0\r\nHost: llm.test\r\n\r\n",
             "400 | ",
             "505 | ",
             "another word for no",
         ),
-        same(
+        same_as_nginx(
             "body on GET",
             format!(
                 "GET /first HTTP/1.1\r\nHost: llm.test\r\nContent-Length: {}\r\n\r\n{SMUGGLED}",
@@ -222,19 +238,19 @@ pub fn corpus() -> Vec<Case> {
             ),
             "200 200 | GET /first +body, GET /last",
         ),
-        same(
+        same_as_nginx(
             "GET with a chunked body",
             "GET /first HTTP/1.1\r\nHost: llm.test\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
             "200 200 | GET /first +body, GET /last",
         ),
-        other(
+        unlike_nginx(
             "h2c upgrade",
             get("Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__"),
             "200 200 | GET /first, GET /last",
             "200 200 | GET /first http2-settings=AAMAAABkAAQAAP__, GET /last",
             "nginx passes the settings on",
         ),
-        other(
+        unlike_nginx(
             "upgrade that is not answered",
             get(&format!(
                 "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 777\r\n\r\n{}",
@@ -244,7 +260,7 @@ pub fn corpus() -> Vec<Case> {
             "200 200 200 | GET /first, GET /second, GET /last",
             "nginx passes upgrades on only when told to",
         ),
-        other(
+        unlike_nginx(
             "upgrade with a body",
             post(
                 &format!("Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: {}", SMUGGLED.len()),
@@ -254,12 +270,12 @@ pub fn corpus() -> Vec<Case> {
             "200 200 | POST /first +body, GET /last",
             "nginx drops the wish and passes the body on",
         ),
-        same(
+        same_as_nginx(
             "Connection names Content-Length",
             post("Connection: Content-Length\r\nContent-Length: 2", "hi"),
             "200 200 | POST /first +body, GET /last",
         ),
-        same(
+        same_as_nginx(
             "Connection names Host",
             get("Connection: Host, X-Forwarded-For"),
             "200 200 | GET /first, GET /last",

@@ -21,7 +21,7 @@ pub(crate) fn preflight(cors: &Cors, parts: &Parts) -> Option<Response<Reply>> {
     let mut response = Response::new(Reply::text(Bytes::new()));
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    if !allow(cors, origin, headers) {
+    if !set_allow_origin(cors, origin, headers) {
         *response.status_mut() = StatusCode::FORBIDDEN;
         return Some(response);
     }
@@ -36,15 +36,15 @@ pub(crate) fn preflight(cors: &Cors, parts: &Parts) -> Option<Response<Reply>> {
 }
 
 /// Marks an answer. What the replica said about it is replaced: two voices would be none.
-pub(crate) fn mark(cors: &Cors, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
+pub(crate) fn set_headers(cors: &Cors, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
     headers.remove(header::ACCESS_CONTROL_ALLOW_ORIGIN);
     headers.remove(header::ACCESS_CONTROL_ALLOW_CREDENTIALS);
     if let Some(origin) = origin {
-        allow(cors, origin, headers);
+        set_allow_origin(cors, origin, headers);
     }
 }
 
-fn allow(cors: &Cors, origin: &HeaderValue, headers: &mut HeaderMap) -> bool {
+fn set_allow_origin(cors: &Cors, origin: &HeaderValue, headers: &mut HeaderMap) -> bool {
     if cors.origins.is_empty() {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
         return true;

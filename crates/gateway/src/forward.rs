@@ -12,27 +12,27 @@ use hyper::{
 use tokio::time::Instant;
 
 use crate::{
-    answer::Say,
-    body::{Fault, Outgoing},
+    answer::ErrorResponse,
+    body::{RequestBody, RequestBodyError},
     connect,
-    headers::{self, Passage},
-    proxy::{Errand, Proxy},
-    replica::{Outstanding, Replica},
-    reply::{Flow, Reply, Tally},
+    headers::{self, ForwardedHeaders},
+    proxy::{Proxy, ProxyRequest},
+    replica::{OutstandingRequest, Replica},
+    reply::{Flow, Reply, RequestMetrics},
     table::Live,
     tunnel,
-    upstream::{Answer, Conn, Failure, Framing, Sending},
+    upstream::{ExchangeError, Framing, RequestWriter, ResponseHead, UpstreamConnection},
 };
 
 /// How often a held request looks again for a replica that can be reached.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const HOLD_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Stale connections that one request may meet.
 const STALE_MAX: u32 = 8;
 
 /// One attempt that failed.
-struct Failed {
-    failure: Failure,
-    body: Outgoing,
+struct FailedAttempt {
+    failure: ExchangeError,
+    body: RequestBody,
     /// The replica may have seen some of the request.
     sent: bool,
     /// On a connection that had served before: likely the replica closed it meanwhile.
@@ -41,7 +41,7 @@ struct Failed {
 
 /// Where the attempts at one request stand.
 #[derive(Default)]
-struct Tries {
+struct Attempts {
     tried: Vec<Arc<Replica>>,
     count: u32,
     stale: u32,
@@ -51,24 +51,24 @@ struct Tries {
     deadline: Option<Instant>,
 }
 
-type Unanswered = (Response<Reply>, Tally);
+type LocalResponse = (Response<Reply>, RequestMetrics);
 
 impl Proxy {
     pub(crate) async fn forward(
         &self,
         live: &Arc<Live>,
-        errand: Box<Errand<'_>>,
-        mut body: Outgoing,
-        mut tally: Tally,
-    ) -> Result<Response<Reply>, Unanswered> {
+        errand: Box<ProxyRequest<'_>>,
+        mut body: RequestBody,
+        mut tally: RequestMetrics,
+    ) -> Result<Response<Reply>, LocalResponse> {
         if !body.is_empty() {
-            body.remember();
+            body.enable_replay();
         }
         let mut live = Arc::clone(live);
-        let mut tries = Tries::default();
+        let mut tries = Attempts::default();
         let mut headers = HeaderMap::new();
         loop {
-            let (outstanding, conn, reused) = match self.reach(&mut live, &mut tries).await {
+            let (outstanding, conn, reused) = match self.connect_replica(&mut live, &mut tries).await {
                 Ok(reached) => reached,
                 Err(say) => return Err((say.into_response(), tally)),
             };
@@ -80,14 +80,14 @@ impl Proxy {
             let failed = match answer {
                 Ok((conn, sending, answer)) => {
                     outstanding.replica.well();
-                    return Ok(pass_on(errand, conn, sending, answer, outstanding, tally));
+                    return Ok(forward_response(errand, conn, sending, answer, outstanding, tally));
                 }
                 Err(failed) => *failed,
             };
             tally.bytes_in = failed.body.taken();
             body = failed.body;
             if let Err(say) = tries
-                .again(
+                .check_retry(
                     &errand.parts.method,
                     &failed.failure,
                     failed.sent,
@@ -102,18 +102,18 @@ impl Proxy {
     }
 
     /// An open connection to somebody.
-    async fn reach(
+    async fn connect_replica(
         &self,
         live: &mut Arc<Live>,
-        tries: &mut Tries,
-    ) -> Result<(Outstanding, Box<Conn>, bool), Say> {
+        tries: &mut Attempts,
+    ) -> Result<(OutstandingRequest, Box<UpstreamConnection>, bool), ErrorResponse> {
         loop {
-            let Some(replica) = live.pick(&tries.tried).cloned() else {
+            let Some(replica) = live.pick_replica(&tries.tried).cloned() else {
                 Box::pin(self.hold(live, tries)).await?;
                 continue;
             };
             // Somebody else may have been faster.
-            let Some(outstanding) = replica.enter(live.at_once()) else { continue };
+            let Some(outstanding) = replica.reserve(live.at_once()) else { continue };
             if !tries.fresh_only
                 && let Some(conn) = poll_fn(|cx| Poll::Ready(replica.take(cx))).await
             {
@@ -124,9 +124,9 @@ impl Proxy {
             let connected = connect::within(self.bounds.connect, &*self.connector, &replica.target);
             // In a box, as waiting is above: what most requests do without takes no room in all of them.
             match Box::pin(connected).await {
-                Ok(stream) => return Ok((outstanding, Box::new(Conn::new(stream)), false)),
+                Ok(stream) => return Ok((outstanding, Box::new(UpstreamConnection::new(stream)), false)),
                 Err(error) => {
-                    replica.ill();
+                    replica.mark_failed();
                     tracing::debug!(service = %live.key, replica = %replica.id, %error, "cannot reach a replica");
                     tries.last = Some(format!("open a connection: {}", error.kind()));
                     tries.tried.push(replica);
@@ -139,7 +139,7 @@ impl Proxy {
     }
 
     /// Nobody is there, nobody could be reached, or all have enough to do: wait for a change, if the service may.
-    async fn hold(&self, live: &mut Arc<Live>, tries: &mut Tries) -> Result<(), Say> {
+    async fn hold(&self, live: &mut Arc<Live>, tries: &mut Attempts) -> Result<(), ErrorResponse> {
         let service = &live.service;
         if service.hold_ms == 0 {
             return Err(tries.unreachable());
@@ -152,13 +152,13 @@ impl Proxy {
             } else {
                 "no replica of the service is free"
             };
-            Say::later(StatusCode::SERVICE_UNAVAILABLE, text, Duration::from_secs(5))
+            ErrorResponse::later(StatusCode::SERVICE_UNAVAILABLE, text, Duration::from_secs(5))
         };
         let (counted, began) = (Arc::clone(live), std::time::Instant::now());
         if !counted.stats().hold(self.bounds.held_max, began) {
             return Err(later(live));
         }
-        let _held = Held(counted, began);
+        let _held = HeldGuard(counted, began);
         let mut changes = self.routes.changes();
         let freed = live.freed();
         // Who waits for a free replica wakes nobody: they are all at work.
@@ -172,16 +172,16 @@ impl Proxy {
             // From here on, so that no place that gets free is missed.
             room.as_mut().enable();
             let Some(now) = self.routes.service(&key) else {
-                return Err(Say::new(StatusCode::NOT_FOUND, "the service is gone"));
+                return Err(ErrorResponse::new(StatusCode::NOT_FOUND, "the service is gone"));
             };
             *live = now;
-            if live.pick(&tries.tried).is_some() {
+            if live.pick_replica(&tries.tried).is_some() {
                 return Ok(());
             }
             if Instant::now() >= deadline {
                 return Err(later(live));
             }
-            let look = deadline.min(Instant::now() + LOOK_AGAIN);
+            let look = deadline.min(Instant::now() + HOLD_POLL_INTERVAL);
             // A timeout is as good as a change: replicas that failed are asked again.
             tokio::select! {
                 _ = tokio::time::timeout_at(look, changes.changed()) => {}
@@ -194,18 +194,18 @@ impl Proxy {
     async fn attempt(
         &self,
         live: &Live,
-        mut conn: Box<Conn>,
+        mut conn: Box<UpstreamConnection>,
         reused: bool,
-        body: Outgoing,
-        errand: &Errand<'_>,
+        body: RequestBody,
+        errand: &ProxyRequest<'_>,
         headers: &mut HeaderMap,
-    ) -> Result<(Box<Conn>, Sending, Answer), Box<Failed>> {
+    ) -> Result<(Box<UpstreamConnection>, RequestWriter, ResponseHead), Box<FailedAttempt>> {
         let framing = match body.length() {
             Some(0) => Framing::None,
             Some(length) => Framing::Sized(length),
             None => Framing::Chunked,
         };
-        let passage = Passage {
+        let passage = ForwardedHeaders {
             origin: errand.origin,
             asked: &errand.asked,
             path: errand.path(),
@@ -215,7 +215,7 @@ impl Proxy {
             identity: errand.identity.as_ref(),
         };
         headers::write(conn.begin(), &errand.parts, &passage);
-        let mut sending = Sending::new(body, framing);
+        let mut sending = RequestWriter::new(body, framing);
         let upgrade = errand.asked.upgrade.is_some();
         let patience = Duration::from_millis(live.service.answer_ms);
         let method = &errand.parts.method;
@@ -223,7 +223,7 @@ impl Proxy {
             Ok(answer) => Ok((conn, sending, answer)),
             Err(failure) => {
                 let sent = conn.has_sent();
-                Err(Box::new(Failed { failure, body: sending.into_body(), sent, reused }))
+                Err(Box::new(FailedAttempt { failure, body: sending.into_body(), sent, reused }))
             }
         }
     }
@@ -231,13 +231,13 @@ impl Proxy {
 
 /// Sends and listens at once, until the head of the answer is there.
 async fn exchange(
-    conn: &mut Conn,
-    sending: &mut Sending,
+    conn: &mut UpstreamConnection,
+    sending: &mut RequestWriter,
     method: &Method,
     upgrade: bool,
     headers: &mut HeaderMap,
     patience: Duration,
-) -> Result<Answer, Failure> {
+) -> Result<ResponseHead, ExchangeError> {
     let (mut ends, mut progress) = (Instant::now() + patience, 0);
     poll_fn(|cx| {
         let broken = if sending.is_done() {
@@ -256,7 +256,7 @@ async fn exchange(
         }
         while conn.alarm.poll(ends, cx).is_ready() {
             if conn.sent() == progress {
-                return Poll::Ready(Err(Failure::Late));
+                return Poll::Ready(Err(ExchangeError::Late));
             }
             // A long upload is no silence.
             progress = conn.sent();
@@ -267,23 +267,26 @@ async fn exchange(
     .await
 }
 
-impl Tries {
+impl Attempts {
     /// Whether the request may be tried once more.
-    fn again(
+    fn check_retry(
         &mut self,
         method: &Method,
-        failure: &Failure,
+        failure: &ExchangeError,
         sent: bool,
         reused: bool,
         replica: &Arc<Replica>,
-    ) -> Result<(), Say> {
+    ) -> Result<(), ErrorResponse> {
         let nobody_answered = match failure {
-            Failure::Write(_) | Failure::Read(_) | Failure::Silent | Failure::Cut => true,
-            Failure::Malformed(_)
-            | Failure::HeadTooLarge
-            | Failure::Late
-            | Failure::Request(_)
-            | Failure::Denied => false,
+            ExchangeError::Write(_)
+            | ExchangeError::Read(_)
+            | ExchangeError::ClosedBeforeResponse
+            | ExchangeError::Cut => true,
+            ExchangeError::Malformed(_)
+            | ExchangeError::HeadTooLarge
+            | ExchangeError::Late
+            | ExchangeError::Request(_)
+            | ExchangeError::Denied => false,
         };
         if !nobody_answered || (sent && !is_idempotent(method)) {
             return Err(tell(failure));
@@ -294,22 +297,23 @@ impl Tries {
             self.fresh_only = true;
             return Ok(());
         }
-        replica.ill();
+        replica.mark_failed();
         self.last = Some(failure.to_string());
         self.tried.push(Arc::clone(replica));
         if self.count >= STALE_MAX { Err(tell(failure)) } else { Ok(()) }
     }
 
-    fn unreachable(&self) -> Say {
+    fn unreachable(&self) -> ErrorResponse {
         match &self.last {
-            None => Say::later(
+            None => ErrorResponse::later(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the service has no replica that is ready",
                 Duration::from_secs(5),
             ),
-            Some(last) => {
-                Say::new(StatusCode::BAD_GATEWAY, format!("no replica of the service can be reached: {last}"))
-            }
+            Some(last) => ErrorResponse::new(
+                StatusCode::BAD_GATEWAY,
+                format!("no replica of the service can be reached: {last}"),
+            ),
         }
     }
 }
@@ -319,46 +323,48 @@ fn is_idempotent(method: &Method) -> bool {
 }
 
 /// A failure in words for the caller.
-fn tell(failure: &Failure) -> Say {
+fn tell(failure: &ExchangeError) -> ErrorResponse {
     let status = match failure {
-        Failure::Request(Fault::TooLarge { .. }) => StatusCode::PAYLOAD_TOO_LARGE,
-        Failure::Request(Fault::Stalled { .. }) => StatusCode::REQUEST_TIMEOUT,
-        Failure::Request(Fault::Length | Fault::Caller(_)) => StatusCode::BAD_REQUEST,
-        Failure::Late => StatusCode::GATEWAY_TIMEOUT,
-        Failure::Denied => StatusCode::FORBIDDEN,
-        Failure::Write(_)
-        | Failure::Read(_)
-        | Failure::Silent
-        | Failure::Cut
-        | Failure::Malformed(_)
-        | Failure::HeadTooLarge => StatusCode::BAD_GATEWAY,
+        ExchangeError::Request(RequestBodyError::TooLarge { .. }) => StatusCode::PAYLOAD_TOO_LARGE,
+        ExchangeError::Request(RequestBodyError::Stalled { .. }) => StatusCode::REQUEST_TIMEOUT,
+        ExchangeError::Request(RequestBodyError::LengthMismatch | RequestBodyError::Read(_)) => {
+            StatusCode::BAD_REQUEST
+        }
+        ExchangeError::Late => StatusCode::GATEWAY_TIMEOUT,
+        ExchangeError::Denied => StatusCode::FORBIDDEN,
+        ExchangeError::Write(_)
+        | ExchangeError::Read(_)
+        | ExchangeError::ClosedBeforeResponse
+        | ExchangeError::Cut
+        | ExchangeError::Malformed(_)
+        | ExchangeError::HeadTooLarge => StatusCode::BAD_GATEWAY,
     };
-    Say::new(status, failure.to_string())
+    ErrorResponse::new(status, failure.to_string())
 }
 
 /// A request that waits since then.
-struct Held(Arc<Live>, std::time::Instant);
+struct HeldGuard(Arc<Live>, std::time::Instant);
 
-impl Drop for Held {
+impl Drop for HeldGuard {
     fn drop(&mut self) {
-        self.0.stats().release(self.1, std::time::Instant::now());
+        self.0.stats().release_held(self.1, std::time::Instant::now());
     }
 }
 
-fn pass_on(
-    errand: Box<Errand<'_>>,
-    conn: Box<Conn>,
-    sending: Sending,
-    answer: Answer,
-    outstanding: Outstanding,
-    mut tally: Tally,
+fn forward_response(
+    errand: Box<ProxyRequest<'_>>,
+    conn: Box<UpstreamConnection>,
+    sending: RequestWriter,
+    answer: ResponseHead,
+    outstanding: OutstandingRequest,
+    mut tally: RequestMetrics,
 ) -> Response<Reply> {
     tally.status = answer.status;
     tally.bytes_in = sending.taken();
     let mut headers = answer.headers;
     if answer.status == StatusCode::SWITCHING_PROTOCOLS {
         let protocol = headers.get(header::UPGRADE).cloned();
-        headers::clean_answer(&mut headers);
+        headers::clean_response(&mut headers);
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         if let Some(protocol) = protocol.or(errand.asked.upgrade) {
             headers.insert(header::UPGRADE, protocol);
@@ -371,7 +377,7 @@ fn pass_on(
         *response.headers_mut() = headers;
         return response;
     }
-    headers::clean_answer(&mut headers);
+    headers::clean_response(&mut headers);
     let flow = Flow {
         conn: Some(conn),
         reading: answer.framing.into(),

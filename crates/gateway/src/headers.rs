@@ -22,14 +22,14 @@ const PATH_MAX: usize = 16 * 1024;
 
 /// Whose connection a request came by.
 #[derive(Clone, Debug)]
-pub struct Origin {
+pub struct ClientConnection {
     pub peer: SocketAddr,
     pub https: bool,
     /// The address as a field, made once for all requests of the connection.
     forwarded_for: HeaderValue,
 }
 
-impl Origin {
+impl ClientConnection {
     pub fn new(peer: SocketAddr, https: bool) -> Self {
         let text = peer.ip().to_canonical().to_string();
         let forwarded_for =
@@ -40,78 +40,78 @@ impl Origin {
 
 /// Why a head is refused: the status, and the words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal(pub(crate) u16, pub(crate) &'static str);
+pub(crate) struct HeadRefusal(pub(crate) u16, pub(crate) &'static str);
 
 /// What a head asks for, once it is known to mean one thing only.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ParsedHead {
     /// As it was written, with the port.
     pub(crate) host: HeaderValue,
     /// What it wants to change the protocol to.
     pub(crate) upgrade: Option<HeaderValue>,
 }
 
-pub(crate) fn check(parts: &Parts) -> Result<Asked, Refusal> {
+pub(crate) fn check(parts: &Parts) -> Result<ParsedHead, HeadRefusal> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
-        return Err(Refusal(405, "CONNECT and TRACE are not served here"));
+        return Err(HeadRefusal(405, "CONNECT and TRACE are not served here"));
     }
     let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
     if !path.starts_with('/') {
-        return Err(Refusal(400, "the target of the request must be a path"));
+        return Err(HeadRefusal(400, "the target of the request must be a path"));
     }
     if path.len() > PATH_MAX {
-        return Err(Refusal(414, "the path is longer than 16 KiB"));
+        return Err(HeadRefusal(414, "the path is longer than 16 KiB"));
     }
     if parts.uri.scheme_str().is_some_and(|scheme| scheme != "http" && scheme != "https") {
-        return Err(Refusal(400, "the scheme of the target is neither http nor https"));
+        return Err(HeadRefusal(400, "the scheme of the target is neither http nor https"));
     }
     check_framing(&parts.headers, parts.version)?;
-    Ok(Asked { host: host(parts)?, upgrade: upgrade(parts)? })
+    Ok(ParsedHead { host: host(parts)?, upgrade: upgrade(parts)? })
 }
 
-fn check_framing(headers: &HeaderMap, version: Version) -> Result<(), Refusal> {
-    let length = content_length(headers).map_err(|_| Refusal(400, "Content-Length is not one number"))?;
+fn check_framing(headers: &HeaderMap, version: Version) -> Result<(), HeadRefusal> {
+    let length = content_length(headers).map_err(|_| HeadRefusal(400, "Content-Length is not one number"))?;
     let mut encodings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let Some(encoding) = encodings.next() else { return Ok(()) };
     if version != Version::HTTP_11 {
-        return Err(Refusal(400, "only HTTP/1.1 has Transfer-Encoding"));
+        return Err(HeadRefusal(400, "only HTTP/1.1 has Transfer-Encoding"));
     }
     if length.is_some() {
-        return Err(Refusal(400, "Content-Length and Transfer-Encoding exclude each other"));
+        return Err(HeadRefusal(400, "Content-Length and Transfer-Encoding exclude each other"));
     }
     if encodings.next().is_some() || !encoding.as_bytes().eq_ignore_ascii_case(b"chunked") {
-        return Err(Refusal(400, "the only Transfer-Encoding here is `chunked`"));
+        return Err(HeadRefusal(400, "the only Transfer-Encoding here is `chunked`"));
     }
     Ok(())
 }
 
-fn host(parts: &Parts) -> Result<HeaderValue, Refusal> {
+fn host(parts: &Parts) -> Result<HeaderValue, HeadRefusal> {
     let mut hosts = parts.headers.get_all(header::HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
-        return Err(Refusal(400, "there is more than one Host"));
+        return Err(HeadRefusal(400, "there is more than one Host"));
     }
     let authority = parts.uri.authority().map(|authority| authority.as_str());
     let host = match (authority, host) {
         (Some(authority), Some(host)) if !host.as_bytes().eq_ignore_ascii_case(authority.as_bytes()) => {
-            return Err(Refusal(400, "Host and the target name different hosts"));
+            return Err(HeadRefusal(400, "Host and the target name different hosts"));
         }
         (_, Some(host)) => host.clone(),
         (Some(authority), None) => {
-            HeaderValue::from_str(authority).map_err(|_| Refusal(400, "the host has strange letters"))?
+            HeaderValue::from_str(authority).map_err(|_| HeadRefusal(400, "the host has strange letters"))?
         }
-        (None, None) => return Err(Refusal(400, "Host is missing")),
+        (None, None) => return Err(HeadRefusal(400, "Host is missing")),
     };
     let fine = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_' | b':' | b'[' | b']');
     if host.is_empty() || host.len() > 261 || !host.as_bytes().iter().all(fine) {
-        return Err(Refusal(400, "the host has strange letters"));
+        return Err(HeadRefusal(400, "the host has strange letters"));
     }
     Ok(host)
 }
 
 /// A wish to change the protocol. It is passed on only when it is plain: a GET without a body, one protocol. HTTP/2
 /// would hide all that follows from us, so it is not on offer.
-fn upgrade(parts: &Parts) -> Result<Option<HeaderValue>, Refusal> {
+fn upgrade(parts: &Parts) -> Result<Option<HeaderValue>, HeadRefusal> {
     let mut wishes = parts.headers.get_all(header::UPGRADE).iter();
     let Some(wish) = wishes.next() else { return Ok(None) };
     let asked = parts.headers.get_all(header::CONNECTION).iter().any(|value| has_token(value, b"upgrade"));
@@ -124,7 +124,7 @@ fn upgrade(parts: &Parts) -> Result<Option<HeaderValue>, Refusal> {
     let body = parts.headers.contains_key(header::TRANSFER_ENCODING)
         || parts.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length.as_bytes() != b"0");
     if wishes.next().is_some() || parts.method != Method::GET || body {
-        return Err(Refusal(400, "an upgrade is a GET without a body, to one protocol"));
+        return Err(HeadRefusal(400, "an upgrade is a GET without a body, to one protocol"));
     }
     Ok(Some(wish.clone()))
 }
@@ -139,9 +139,9 @@ pub(crate) fn host_name(host: &HeaderValue) -> &str {
 }
 
 /// How a request is passed on.
-pub(crate) struct Passage<'a> {
-    pub(crate) origin: &'a Origin,
-    pub(crate) asked: &'a Asked,
+pub(crate) struct ForwardedHeaders<'a> {
+    pub(crate) origin: &'a ClientConnection,
+    pub(crate) asked: &'a ParsedHead,
     /// Path and query, as the replica shall see them.
     pub(crate) path: &'a str,
     /// What was taken off the path.
@@ -154,7 +154,7 @@ pub(crate) struct Passage<'a> {
 }
 
 /// Writes the head of a request to a replica.
-pub(crate) fn write(buffer: &mut BytesMut, parts: &Parts, passage: &Passage<'_>) {
+pub(crate) fn write(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHeaders<'_>) {
     buffer.put_slice(parts.method.as_str().as_bytes());
     buffer.put_u8(b' ');
     buffer.put_slice(passage.path.as_bytes());
@@ -164,9 +164,9 @@ pub(crate) fn write(buffer: &mut BytesMut, parts: &Parts, passage: &Passage<'_>)
     // The usual `Connection: keep-alive` names no field of the message.
     let names_more = named.iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"keep-alive"));
     for (name, value) in &parts.headers {
-        if is_ours(name)
+        if is_managed_header(name)
             || (names_more && named.iter().any(|list| has_token(list, name.as_str().as_bytes())))
-            || (name == header::AUTHORIZATION && (passage.ours || auth::is_ours(value)))
+            || (name == header::AUTHORIZATION && (passage.ours || auth::is_windlass_token(value)))
         {
             continue;
         }
@@ -180,7 +180,7 @@ pub(crate) fn write(buffer: &mut BytesMut, parts: &Parts, passage: &Passage<'_>)
         put(buffer, "x-forwarded-prefix", prefix.as_bytes());
     }
     if let Some(identity) = passage.identity {
-        put(buffer, auth::IDENTITY, identity.as_bytes());
+        put(buffer, auth::IDENTITY_HEADER, identity.as_bytes());
     }
     write_connection(buffer, parts, passage);
     match passage.framing {
@@ -194,7 +194,7 @@ pub(crate) fn write(buffer: &mut BytesMut, parts: &Parts, passage: &Passage<'_>)
     buffer.put_slice(b"\r\n");
 }
 
-fn write_connection(buffer: &mut BytesMut, parts: &Parts, passage: &Passage<'_>) {
+fn write_connection(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHeaders<'_>) {
     if let Some(upgrade) = &passage.asked.upgrade {
         buffer.put_slice(b"connection: upgrade\r\n");
         put(buffer, "upgrade", upgrade.as_bytes());
@@ -229,7 +229,7 @@ pub(crate) fn put(buffer: &mut BytesMut, name: &str, value: &[u8]) {
 }
 
 /// Fields of one connection.
-fn is_hop(name: &HeaderName) -> bool {
+fn is_hop_by_hop(name: &HeaderName) -> bool {
     *name == header::CONNECTION
         || *name == header::TRANSFER_ENCODING
         || *name == header::UPGRADE
@@ -238,14 +238,14 @@ fn is_hop(name: &HeaderName) -> bool {
 }
 
 /// Fields that are never passed on as they came: those of one connection, and those that we write ourselves.
-fn is_ours(name: &HeaderName) -> bool {
+fn is_managed_header(name: &HeaderName) -> bool {
     let text = name.as_str();
     match text.as_bytes() {
         [b'x', b'-', b'f', ..] => text.starts_with("x-forwarded"),
         [b'x', b'-', ..] => text == "x-real-ip" || text.starts_with("x-windlass-"),
         [b'f', ..] => *name == header::FORWARDED,
         _ => {
-            is_hop(name)
+            is_hop_by_hop(name)
                 || *name == header::HOST
                 || *name == header::COOKIE
                 || *name == header::CONTENT_LENGTH
@@ -256,8 +256,8 @@ fn is_ours(name: &HeaderName) -> bool {
 }
 
 /// Whether a trailer may be passed on: none that frames, routes or authenticates.
-pub(crate) fn is_trailer(name: &HeaderName) -> bool {
-    !is_ours(name)
+pub(crate) fn is_forwardable_trailer(name: &HeaderName) -> bool {
+    !is_managed_header(name)
         && *name != header::AUTHORIZATION
         && *name != header::SET_COOKIE
         && *name != header::TRAILER
@@ -266,9 +266,9 @@ pub(crate) fn is_trailer(name: &HeaderName) -> bool {
 }
 
 /// Takes out of an answer what speaks of the replica's connection, or would speak for us.
-pub(crate) fn clean_answer(headers: &mut HeaderMap) {
+pub(crate) fn clean_response(headers: &mut HeaderMap) {
     let is_clean =
-        |name: &HeaderName| !is_hop(name) && *name != header::ALT_SVC && *name != header::SET_COOKIE;
+        |name: &HeaderName| !is_hop_by_hop(name) && *name != header::ALT_SVC && *name != header::SET_COOKIE;
     // As most are, and to look at all fields costs less than to look for each of these.
     if headers.keys().all(is_clean) {
         return;
@@ -335,9 +335,9 @@ mod tests {
     fn passed(fields: &[(&str, &str)], ours: bool) -> String {
         let parts = parts("GET", "/a?b=c", fields);
         let asked = check(&parts).unwrap();
-        let origin = Origin::new("192.0.2.1:5".parse().unwrap(), true);
+        let origin = ClientConnection::new("192.0.2.1:5".parse().unwrap(), true);
         let mut buffer = BytesMut::new();
-        let passage = Passage {
+        let passage = ForwardedHeaders {
             origin: &origin,
             asked: &asked,
             path: "/b?b=c",
@@ -451,7 +451,7 @@ mod tests {
         ] {
             headers.append(name, value.parse().unwrap());
         }
-        clean_answer(&mut headers);
+        clean_response(&mut headers);
         let text: Vec<String> =
             headers.iter().map(|(name, value)| format!("{name}={}", value.to_str().unwrap())).collect();
         assert_eq!(text, ["content-length=3", "set-cookie=a=1", "set-cookie=b=2"]);
@@ -516,11 +516,11 @@ mod tests {
             let parts = parts(method, uri, &fields);
             let Ok(asked) = check(&parts) else { return Ok(()) };
             let _ = host_name(&asked.host);
-            let origin = Origin::new("192.0.2.1:5".parse().unwrap(), true);
+            let origin = ClientConnection::new("192.0.2.1:5".parse().unwrap(), true);
             let mut buffer = BytesMut::new();
             let (path, framing) = ("/b", Framing::None);
             let passage =
-                Passage { origin: &origin, asked: &asked, path, prefix: None, framing, ours: true, identity: None };
+                ForwardedHeaders { origin: &origin, asked: &asked, path, prefix: None, framing, ours: true, identity: None };
             write(&mut buffer, &parts, &passage);
             let head = String::from_utf8_lossy(&buffer).to_lowercase();
             prop_assert_eq!(head.matches("\r\nhost:").count(), 1, "{}", head);

@@ -2,7 +2,7 @@
 
 /// Told that a request waits for a service without replicas. Called for each such request: it must be cheap, and
 /// saying it twice must do no harm.
-pub trait Wake: Send + Sync + 'static {
+pub trait ServiceWaker: Send + Sync + 'static {
     fn wake(&self, project: &str, run: &str);
 }
 
@@ -10,6 +10,6 @@ pub trait Wake: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct Nobody;
 
-impl Wake for Nobody {
+impl ServiceWaker for Nobody {
     fn wake(&self, _project: &str, _run: &str) {}
 }

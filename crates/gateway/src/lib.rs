@@ -34,14 +34,16 @@ mod tunnel;
 mod upstream;
 pub mod way;
 
-pub use access::{AccessLog, Lines, Record};
-pub use auth::{COOKIE, COOKIE_PREFIX, Cached, Gatekeeper, IDENTITY, Trust, Verdict};
-pub use body::Outgoing;
-pub use connect::{Connector, Direct, Io, Stream};
-pub use headers::Origin;
-pub use hold::{Nobody, Wake};
-pub use proxy::{Bounds, Proxy};
+pub use access::{AccessLog, Record, TracingAccessLog};
+pub use auth::{
+    COOKIE_PREFIX, CachingGatekeeper, Gatekeeper, IDENTITY_HEADER, SESSION_COOKIE, TokenCacheConfig, Verdict,
+};
+pub use body::RequestBody;
+pub use connect::{Connector, DirectConnector, Io, Stream};
+pub use headers::ClientConnection;
+pub use hold::{Nobody, ServiceWaker};
+pub use proxy::{Proxy, ProxyLimits};
 pub use replica::{Drained, Replica};
-pub use reply::{CutShort, Reply};
-pub use serve::{Door, Listening, Own, Patience, http2, serve, speaks_http2};
+pub use reply::{Reply, ResponseTruncated};
+pub use serve::{Door, ListenerConfig, ListenerLimits, Own, detect_http2, http2, serve};
 pub use table::{Live, Routes, Stale};

@@ -18,37 +18,37 @@ const KEY_BYTES_MAX: usize = 256;
 
 /// The budgets of one service.
 #[derive(Debug)]
-pub(crate) struct Limits {
+pub(crate) struct RateLimits {
     started: Instant,
-    rules: Vec<Rule>,
+    rules: Vec<LimitRule>,
 }
 
 #[derive(Debug)]
-struct Rule {
+struct LimitRule {
     limit: Limit,
     /// Nanoseconds that one request costs.
     cost: u64,
     /// How far ahead of the clock a bucket may run, in nanoseconds.
     slack: u64,
     /// When the bucket of a key is empty again, in nanoseconds since the start.
-    buckets: Mutex<HashMap<Key, u64>>,
+    buckets: Mutex<HashMap<BucketKey, u64>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Key {
+enum BucketKey {
     Address(IpAddr),
     Value(Box<[u8]>),
 }
 
-impl Limits {
+impl RateLimits {
     pub(crate) fn new(limits: &[Limit], now: Instant) -> Self {
-        let mut rules: Vec<Rule> = limits
+        let mut rules: Vec<LimitRule> = limits
             .iter()
             .map(|limit| {
                 // At least one nanosecond, at most a minute: what the configuration allows.
                 let cost = (1e9 / limit.rps).clamp(1.0, 60e9) as u64;
                 let slack = cost.saturating_mul(limit.burst);
-                Rule { limit: limit.clone(), cost, slack, buckets: Mutex::new(HashMap::new()) }
+                LimitRule { limit: limit.clone(), cost, slack, buckets: Mutex::new(HashMap::new()) }
             })
             .collect();
         rules.sort_by_key(|rule| std::cmp::Reverse(rule.limit.prefix.len()));
@@ -71,13 +71,13 @@ impl Limits {
             return Ok(());
         };
         let key = match &rule.limit.key {
-            LimitKey::IpAddress => Key::Address(peer),
+            LimitKey::IpAddress => BucketKey::Address(peer),
             LimitKey::Header { header } => match headers.get(header.as_str()) {
                 Some(value) => {
                     let bytes = value.as_bytes();
-                    Key::Value(bytes.get(..KEY_BYTES_MAX).unwrap_or(bytes).into())
+                    BucketKey::Value(bytes.get(..KEY_BYTES_MAX).unwrap_or(bytes).into())
                 }
-                None => Key::Address(peer),
+                None => BucketKey::Address(peer),
             },
         };
         let now = u64::try_from(now.saturating_duration_since(self.started).as_nanos()).unwrap_or(u64::MAX);
@@ -85,8 +85,8 @@ impl Limits {
     }
 }
 
-impl Rule {
-    fn take(&self, key: Key, now: u64) -> Result<(), Duration> {
+impl LimitRule {
+    fn take(&self, key: BucketKey, now: u64) -> Result<(), Duration> {
         let mut buckets = self.buckets.lock();
         if buckets.len() >= KEYS_MAX && !buckets.contains_key(&key) {
             buckets.retain(|_, empty_at| *empty_at > now);
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn the_rate_holds_and_the_burst_comes_on_top() {
         let start = Instant::now();
-        let limits = Limits::new(&[limit("/", 2.0, 3)], start);
+        let limits = RateLimits::new(&[limit("/", 2.0, 3)], start);
         let take = |ms: u64| limits.take("/x", &HeaderMap::new(), PEER, start + Duration::from_millis(ms));
         for _ in 0..4 {
             assert_eq!(take(0), Ok(()));
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn the_longest_prefix_wins_and_other_paths_are_free() {
         let start = Instant::now();
-        let limits = Limits::new(&[limit("/a", 1.0, 9), limit("/a/b", 1.0, 0)], start);
+        let limits = RateLimits::new(&[limit("/a", 1.0, 9), limit("/a/b", 1.0, 0)], start);
         let take = |path: &str| limits.take(path, &HeaderMap::new(), PEER, start).is_ok();
         assert!(take("/a/b") && !take("/a/b/c") && take("/a/x"));
         assert!((0..100).all(|_| take("/free")));
@@ -188,7 +188,7 @@ mod tests {
     fn spelling_a_path_otherwise_does_not_help() {
         for path in ["/api/x", "//api", "/%61pi", "/x/../api", "/./api/", "/%2e/%2F/api"] {
             let start = Instant::now();
-            let limits = Limits::new(&[limit("/api", 1.0, 0)], start);
+            let limits = RateLimits::new(&[limit("/api", 1.0, 0)], start);
             assert!(limits.take("/api", &HeaderMap::new(), PEER, start).is_ok());
             assert!(limits.take(path, &HeaderMap::new(), PEER, start).is_err(), "{path}");
         }
@@ -198,7 +198,7 @@ mod tests {
     fn a_header_is_a_key_and_its_absence_is_not_a_way_out() {
         let start = Instant::now();
         let key = LimitKey::Header { header: "x-user".to_owned() };
-        let limits = Limits::new(&[Limit { prefix: "/".into(), key, rps: 1.0, burst: 0 }], start);
+        let limits = RateLimits::new(&[Limit { prefix: "/".into(), key, rps: 1.0, burst: 0 }], start);
         let take = |user: Option<&str>| {
             let mut headers = HeaderMap::new();
             user.map(|user| headers.insert("x-user", user.parse().unwrap()));

@@ -60,7 +60,7 @@ pub fn text(routes: &Routes) -> String {
     }
     head(&mut out, "request_seconds", "histogram", "Time to answer in full");
     for (labels, _, read) in &read {
-        histogram(&mut out, labels, read);
+        write_histogram(&mut out, labels, read);
     }
     out
 }
@@ -69,7 +69,7 @@ fn key(live: &Live) -> (&str, &str) {
     (&live.service().project, &live.service().run)
 }
 
-fn histogram(out: &mut String, labels: &str, read: &Reading) {
+fn write_histogram(out: &mut String, labels: &str, read: &Reading) {
     let name = "windlass_service_request_seconds";
     let mut sum = 0;
     for (end, count) in BUCKETS_US.iter().zip(read.buckets) {

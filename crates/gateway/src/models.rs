@@ -14,9 +14,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    auth::{self, Rights, Verdict},
-    body::Outgoing,
-    headers::Origin,
+    auth::{self, AccessGrant, Verdict},
+    body::RequestBody,
+    headers::ClientConnection,
     proxy::Proxy,
     reply::Reply,
     table::{Live, Routes},
@@ -25,10 +25,10 @@ use crate::{
 /// The largest request: it is read as a whole, because the model's name may stand anywhere in it.
 const BODY_MAX: usize = 32 * 1024 * 1024;
 /// What is passed on to the service of a model.
-const CALLS: [&str; 3] = ["/chat/completions", "/completions", "/embeddings"];
+const MODEL_CALLS: [&str; 3] = ["/chat/completions", "/completions", "/embeddings"];
 
 /// Why a call was refused: status, kind and words, as clients of that interface expect them.
-struct Refused(StatusCode, &'static str, String);
+struct ModelCallError(StatusCode, &'static str, String);
 
 /// The models of a project, by name.
 pub fn list(routes: &Routes, project: &str) -> Value {
@@ -58,14 +58,19 @@ fn find(routes: &Routes, project: &str, name: &str) -> Option<Arc<Live>> {
 }
 
 /// A request to `BASE/PROJECT/…`, such as `/proxy/models/main/chat/completions`.
-pub async fn handle<B>(proxy: &Proxy, origin: &Origin, base: &str, request: Request<B>) -> Response<Reply>
+pub async fn handle<B>(
+    proxy: &Proxy,
+    origin: &ClientConnection,
+    base: &str,
+    request: Request<B>,
+) -> Response<Reply>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     match route(proxy, origin, base, request).await {
         Ok(response) => response,
-        Err(Refused(status, kind, text)) => {
+        Err(ModelCallError(status, kind, text)) => {
             let body = json!({ "error": { "message": text, "type": kind, "param": null, "code": null } });
             json_response(status, &body)
         }
@@ -74,10 +79,10 @@ where
 
 async fn route<B>(
     proxy: &Proxy,
-    origin: &Origin,
+    origin: &ClientConnection,
     base: &str,
     request: Request<B>,
-) -> Result<Response<Reply>, Refused>
+) -> Result<Response<Reply>, ModelCallError>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -86,50 +91,50 @@ where
     let (project, call) =
         path.and_then(|path| path.find('/').map(|at| path.split_at(at))).ok_or_else(unknown)?;
     let (project, call) = (project.to_owned(), call.to_owned());
-    let admitted = admit(proxy, origin, request.headers(), &project).await?;
+    let admitted = authenticate(proxy, origin, request.headers(), &project).await?;
     if call == "/models" && request.method() == Method::GET {
         return Ok(json_response(StatusCode::OK, &list(&proxy.routes, &project)));
     }
-    let Some(call) = CALLS.into_iter().find(|known| **known == call) else { return Err(unknown()) };
+    let Some(call) = MODEL_CALLS.into_iter().find(|known| **known == call) else { return Err(unknown()) };
     if request.method() != Method::POST {
         let text = format!("`{call}` is called with POST");
-        return Err(Refused(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", text));
+        return Err(ModelCallError(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", text));
     }
     let (mut parts, body) = request.into_parts();
-    let body = read(body).await?;
-    let live = service_of(&proxy.routes, &project, &body)?;
+    let body = read_body(body).await?;
+    let live = service_for(&proxy.routes, &project, &body)?;
     let prefix = live.service.model.as_ref().map_or("", |model| model.prefix.trim_end_matches('/'));
     let path: PathAndQuery = format!("{prefix}{call}").parse().map_err(|_| unknown())?;
     parts.uri = Uri::from(path);
     // The body is whole now, whatever framed it before.
     parts.headers.remove(header::TRANSFER_ENCODING);
     parts.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
-    Ok(proxy.vouched(live, origin, admitted, Request::from_parts(parts, Outgoing::from(body))).await)
+    Ok(proxy.vouched(live, origin, admitted, Request::from_parts(parts, RequestBody::from(body))).await)
 }
 
-fn unknown() -> Refused {
+fn unknown() -> ModelCallError {
     let text = "the calls are GET models, POST chat/completions, completions and embeddings";
-    Refused(StatusCode::NOT_FOUND, "invalid_request_error", text.to_owned())
+    ModelCallError(StatusCode::NOT_FOUND, "invalid_request_error", text.to_owned())
 }
 
-async fn admit(
+async fn authenticate(
     proxy: &Proxy,
-    origin: &Origin,
+    origin: &ClientConnection,
     headers: &HeaderMap,
     project: &str,
-) -> Result<(Option<HeaderValue>, Rights), Refused> {
-    let refused = |status, text: &str| Err(Refused(status, "authentication_error", text.to_owned()));
+) -> Result<(Option<HeaderValue>, AccessGrant), ModelCallError> {
+    let refused = |status, text: &str| Err(ModelCallError(status, "authentication_error", text.to_owned()));
     let Some((token, _)) = auth::token(headers) else {
         return refused(StatusCode::UNAUTHORIZED, "a token of a project member is needed as the API key");
     };
     match proxy.gatekeeper.check(token, project, origin.peer.ip()).await {
-        Verdict::Allow { identity } => Ok((identity, Rights::new(&proxy.gatekeeper, token, project))),
+        Verdict::Allow { identity } => Ok((identity, AccessGrant::new(&proxy.gatekeeper, token, project))),
         Verdict::Deny => refused(StatusCode::FORBIDDEN, "the token is not that of a member of this project"),
         Verdict::Unknown => refused(StatusCode::SERVICE_UNAVAILABLE, "the token cannot be checked now"),
     }
 }
 
-async fn read<B>(body: B) -> Result<Bytes, Refused>
+async fn read_body<B>(body: B) -> Result<Bytes, ModelCallError>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -138,28 +143,28 @@ where
         Ok(whole) => Ok(whole.to_bytes()),
         Err(error) if error.is::<http_body_util::LengthLimitError>() => {
             let text = format!("the request is larger than {} MiB", BODY_MAX / 1024 / 1024);
-            Err(Refused(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", text))
+            Err(ModelCallError(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", text))
         }
         Err(_) => {
             let text = "the request could not be read to its end".to_owned();
-            Err(Refused(StatusCode::BAD_REQUEST, "invalid_request_error", text))
+            Err(ModelCallError(StatusCode::BAD_REQUEST, "invalid_request_error", text))
         }
     }
 }
 
-fn service_of(routes: &Routes, project: &str, body: &[u8]) -> Result<Arc<Live>, Refused> {
+fn service_for(routes: &Routes, project: &str, body: &[u8]) -> Result<Arc<Live>, ModelCallError> {
     /// All that matters here of a request.
     #[derive(Deserialize)]
-    struct Call {
+    struct ModelRequest {
         model: String,
     }
-    let call: Call = serde_json::from_slice(body).map_err(|error| {
+    let call: ModelRequest = serde_json::from_slice(body).map_err(|error| {
         let text = format!("the request must be JSON with a `model`: {error}");
-        Refused(StatusCode::BAD_REQUEST, "invalid_request_error", text)
+        ModelCallError(StatusCode::BAD_REQUEST, "invalid_request_error", text)
     })?;
     find(routes, project, &call.model).ok_or_else(|| {
         let text = format!("no service of this project serves the model `{}`", call.model);
-        Refused(StatusCode::NOT_FOUND, "invalid_request_error", text)
+        ModelCallError(StatusCode::NOT_FOUND, "invalid_request_error", text)
     })
 }
 

@@ -12,23 +12,23 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{alarm::Alarm, connect::Io};
+use crate::{alarm::LazyTimer, connect::Io};
 
 /// The stream. Its alarm is made at the first write that has to wait: most connections never need one.
-pub(crate) struct Paced<S> {
+pub(crate) struct WriteTimeout<S> {
     inner: S,
     bound: Duration,
-    alarm: Alarm,
+    alarm: LazyTimer,
     /// While a write waits: when that is too long.
     until: Option<Instant>,
 }
 
-impl<S> Paced<S> {
+impl<S> WriteTimeout<S> {
     pub(crate) fn new(inner: S, bound: Duration) -> Self {
-        Self { inner, bound, alarm: Alarm::default(), until: None }
+        Self { inner, bound, alarm: LazyTimer::default(), until: None }
     }
 
-    fn watch<T>(&mut self, result: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
+    fn check_timeout<T>(&mut self, result: Poll<io::Result<T>>, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         if result.is_ready() {
             self.until = None;
             return result;
@@ -41,7 +41,7 @@ impl<S> Paced<S> {
     }
 }
 
-impl<S: Io> AsyncRead for Paced<S> {
+impl<S: Io> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -51,10 +51,10 @@ impl<S: Io> AsyncRead for Paced<S> {
     }
 }
 
-impl<S: Io> AsyncWrite for Paced<S> {
+impl<S: Io> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.inner).poll_write(cx, bytes);
-        self.watch(result, cx)
+        self.check_timeout(result, cx)
     }
 
     fn poll_write_vectored(
@@ -63,7 +63,7 @@ impl<S: Io> AsyncWrite for Paced<S> {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.inner).poll_write_vectored(cx, pieces);
-        self.watch(result, cx)
+        self.check_timeout(result, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -72,11 +72,11 @@ impl<S: Io> AsyncWrite for Paced<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.inner).poll_flush(cx);
-        self.watch(result, cx)
+        self.check_timeout(result, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.inner).poll_shutdown(cx);
-        self.watch(result, cx)
+        self.check_timeout(result, cx)
     }
 }

@@ -15,14 +15,14 @@ use hyper::{
 
 use crate::{
     access::{AccessLog, Record},
-    answer::Say,
-    auth::{self, Gatekeeper, Rights, Verdict},
-    body::Outgoing,
+    answer::ErrorResponse,
+    auth::{self, AccessGrant, Gatekeeper, Verdict},
+    body::RequestBody,
     connect::Connector,
     cors,
-    headers::{self, Asked, Origin, Refusal},
-    hold::Wake,
-    reply::{Note, Reply, Tally},
+    headers::{self, ClientConnection, HeadRefusal, ParsedHead},
+    hold::ServiceWaker,
+    reply::{AccessEntry, Reply, RequestMetrics},
     table::{Live, Routes},
     tls::Certificates,
     upstream::content_length,
@@ -30,7 +30,7 @@ use crate::{
 
 /// Bounds that hold for all services.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct ProxyLimits {
     /// How long it may take to open a connection to a replica.
     pub connect: Duration,
     /// How long a caller may be silent in the middle of a body.
@@ -41,7 +41,7 @@ pub struct Bounds {
     pub tries_max: u32,
 }
 
-impl Bounds {
+impl ProxyLimits {
     pub const USUAL: Self = Self {
         connect: Duration::from_secs(5),
         body_stall: Duration::from_secs(60),
@@ -55,19 +55,19 @@ pub struct Proxy {
     pub routes: Arc<Routes>,
     pub connector: Arc<dyn Connector>,
     pub gatekeeper: Arc<dyn Gatekeeper>,
-    pub wake: Arc<dyn Wake>,
+    pub wake: Arc<dyn ServiceWaker>,
     pub log: Option<Arc<dyn AccessLog>>,
     /// Plain requests are sent to HTTPS only for names that have a certificate here; for all, where this is absent.
     pub certificates: Option<Arc<Certificates>>,
-    pub bounds: Bounds,
+    pub bounds: ProxyLimits,
 }
 
 /// A request that is known to mean one thing, on its way. It goes in a box: futures that hand it on would hold it, and
 /// copy it, once each.
-pub(crate) struct Errand<'a> {
-    pub(crate) origin: &'a Origin,
+pub(crate) struct ProxyRequest<'a> {
+    pub(crate) origin: &'a ClientConnection,
     pub(crate) parts: Parts,
-    pub(crate) asked: Asked,
+    pub(crate) asked: ParsedHead,
     /// What the path loses before the replica sees it.
     pub(crate) mount: &'a str,
     /// The token was checked before.
@@ -77,10 +77,10 @@ pub(crate) struct Errand<'a> {
     pub(crate) identity: Option<HeaderValue>,
     pub(crate) on_upgrade: Option<OnUpgrade>,
     /// What the answer ends with; nothing where anybody may ask.
-    pub(crate) rights: Option<Rights>,
+    pub(crate) rights: Option<AccessGrant>,
 }
 
-impl Errand<'_> {
+impl ProxyRequest<'_> {
     /// Path and query, as the replica shall see them.
     pub(crate) fn path(&self) -> &str {
         let path = self.parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
@@ -90,38 +90,45 @@ impl Errand<'_> {
 
 impl Proxy {
     /// A request for the service that answers to its host.
-    pub async fn by_host<B: Into<Outgoing>>(&self, origin: &Origin, request: Request<B>) -> Response<Reply> {
+    pub async fn serve_by_host<B: Into<RequestBody>>(
+        &self,
+        origin: &ClientConnection,
+        request: Request<B>,
+    ) -> Response<Reply> {
         let (errand, body) = match admit(origin, request) {
             Ok(admitted) => admitted,
-            Err(refusal) => return refuse(refusal),
+            Err(refusal) => return refusal_response(refusal),
         };
         let Some(live) = self.routes.host(headers::host_name(&errand.asked.host)) else {
-            return Say::new(StatusCode::NOT_FOUND, "no service answers to this host").into_response();
+            return ErrorResponse::new(StatusCode::NOT_FOUND, "no service answers to this host")
+                .into_response();
         };
-        if live.service.https && !origin.https && self.is_certified(headers::host_name(&errand.asked.host)) {
-            return to_https(headers::host_name(&errand.asked.host), errand.path());
+        if live.service.https && !origin.https && self.has_certificate(headers::host_name(&errand.asked.host))
+        {
+            return redirect_to_https(headers::host_name(&errand.asked.host), errand.path());
         }
         self.serve(live, errand, body).await
     }
 
-    pub(crate) fn is_certified(&self, host: &str) -> bool {
+    pub(crate) fn has_certificate(&self, host: &str) -> bool {
         self.certificates.as_ref().is_none_or(|known| known.has(host))
     }
 
     /// A request for `BASE/PROJECT/RUN/…`, such as `/proxy/services/main/llm/v1/models`.
-    pub async fn by_path<B: Into<Outgoing>>(
+    pub async fn serve_by_path<B: Into<RequestBody>>(
         &self,
-        origin: &Origin,
+        origin: &ClientConnection,
         base: &str,
         request: Request<B>,
     ) -> Response<Reply> {
         let (mut errand, body) = match admit(origin, request) {
             Ok(admitted) => admitted,
-            Err(refusal) => return refuse(refusal),
+            Err(refusal) => return refusal_response(refusal),
         };
         let path = errand.parts.uri.path().to_owned();
         let Some((key, rest)) = split(&path, base) else {
-            return Say::new(StatusCode::NOT_FOUND, "no service is named in this path").into_response();
+            return ErrorResponse::new(StatusCode::NOT_FOUND, "no service is named in this path")
+                .into_response();
         };
         let mount = path.get(..path.len() - rest.len()).unwrap_or_default();
         if rest.is_empty() {
@@ -132,7 +139,9 @@ impl Proxy {
             // Whoever may not ask for a service of the project is told the same as of one that is there.
             let project = key.split('/').next().unwrap_or_default();
             return match self.check_token(project, &mut errand).await {
-                Ok(()) => Say::new(StatusCode::NOT_FOUND, "there is no such service").into_response(),
+                Ok(()) => {
+                    ErrorResponse::new(StatusCode::NOT_FOUND, "there is no such service").into_response()
+                }
                 Err(say) => say.into_response(),
             };
         };
@@ -143,11 +152,11 @@ impl Proxy {
     }
 
     /// A request for a service that is known already, by somebody whose token was checked already.
-    pub(crate) async fn vouched<B: Into<Outgoing>>(
+    pub(crate) async fn vouched<B: Into<RequestBody>>(
         &self,
         live: Arc<Live>,
-        origin: &Origin,
-        (identity, rights): (Option<HeaderValue>, Rights),
+        origin: &ClientConnection,
+        (identity, rights): (Option<HeaderValue>, AccessGrant),
         request: Request<B>,
     ) -> Response<Reply> {
         match admit(origin, request) {
@@ -158,23 +167,23 @@ impl Proxy {
                 errand.identity = identity;
                 self.serve(live, errand, body).await
             }
-            Err(refusal) => refuse(refusal),
+            Err(refusal) => refusal_response(refusal),
         }
     }
 
     async fn serve(
         &self,
         live: Arc<Live>,
-        mut errand: Box<Errand<'_>>,
-        mut body: Outgoing,
+        mut errand: Box<ProxyRequest<'_>>,
+        mut body: RequestBody,
     ) -> Response<Reply> {
-        let mut tally = Tally::begin(&live);
+        let mut tally = RequestMetrics::begin(&live);
         if let Some(log) = &self.log {
             tally.note = Some(Box::new(note(log, &live, &errand, tally.began())));
         }
         let caller =
             live.service.cors.as_ref().and_then(|_| errand.parts.headers.get(header::ORIGIN).cloned());
-        let answered = match self.enter(&live, &mut errand, &mut body, &tally).await {
+        let answered = match self.check_admission(&live, &mut errand, &mut body, &tally).await {
             Ok(None) => {
                 live.stats().admit();
                 self.forward(&live, errand, body, tally).await
@@ -190,19 +199,19 @@ impl Proxy {
             }
         };
         if let Some(rules) = &live.service.cors {
-            cors::mark(rules, caller.as_ref(), response.headers_mut());
+            cors::set_headers(rules, caller.as_ref(), response.headers_mut());
         }
         response
     }
 
     /// The checks before a replica hears of it. May answer in its place.
-    async fn enter(
+    async fn check_admission(
         &self,
         live: &Live,
-        errand: &mut Errand<'_>,
-        body: &mut Outgoing,
-        tally: &Tally,
-    ) -> Result<Option<Response<Reply>>, Say> {
+        errand: &mut ProxyRequest<'_>,
+        body: &mut RequestBody,
+        tally: &RequestMetrics,
+    ) -> Result<Option<Response<Reply>>, ErrorResponse> {
         let service = &live.service;
         if let Some(rules) = &service.cors
             && let Some(response) = cors::preflight(rules, &errand.parts)
@@ -213,27 +222,27 @@ impl Proxy {
         let peer = errand.origin.peer.ip();
         if let Err(wait) = live.limits.take(path, &errand.parts.headers, peer, tally.began()) {
             let text = "too many requests: the service limits their rate";
-            return Err(Say::later(StatusCode::TOO_MANY_REQUESTS, text, wait));
+            return Err(ErrorResponse::later(StatusCode::TOO_MANY_REQUESTS, text, wait));
         }
         if service.auth && !errand.vouched {
             self.check_token(&service.project, errand).await?;
         } else if !errand.vouched {
-            errand.ours = self.carries_ours(live, errand).await;
+            errand.ours = self.carries_windlass_token(live, errand).await;
         }
         let length = content_length(&errand.parts.headers).ok().flatten().or_else(|| body.length());
         if let (Some(max), Some(length)) = (service.body_max, length)
             && length > max
         {
             let text = format!("the body has {length} bytes; the service takes at most {max}");
-            return Err(Say::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+            return Err(ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, text));
         }
-        body.bounded(service.body_max, self.bounds.body_stall);
+        body.set_limits(service.body_max, self.bounds.body_stall);
         Ok(None)
     }
 
     /// Whether the `Authorization` that a service without tokens was sent holds one of ours all the same.
-    async fn carries_ours(&self, live: &Live, errand: &Errand<'_>) -> bool {
-        for token in auth::doubtful(&errand.parts.headers) {
+    async fn carries_windlass_token(&self, live: &Live, errand: &ProxyRequest<'_>) -> bool {
+        for token in auth::unrecognized_tokens(&errand.parts.headers) {
             let Some(token) = token else { continue };
             let known = self.gatekeeper.knows(token, &live.service.project, errand.origin.peer.ip()).await;
             // In doubt it is.
@@ -244,14 +253,14 @@ impl Proxy {
         false
     }
 
-    async fn check_token(&self, project: &str, errand: &mut Errand<'_>) -> Result<(), Say> {
+    async fn check_token(&self, project: &str, errand: &mut ProxyRequest<'_>) -> Result<(), ErrorResponse> {
         let Some((token, field)) = auth::token(&errand.parts.headers) else {
             let text = "this service needs a token of a project member, as `Authorization: Bearer TOKEN`";
-            return Err(Say::new(StatusCode::UNAUTHORIZED, text));
+            return Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, text));
         };
         match self.gatekeeper.check(token, project, errand.origin.peer.ip()).await {
             Verdict::Allow { identity } => {
-                let rights = Rights::new(&self.gatekeeper, token, project);
+                let rights = AccessGrant::new(&self.gatekeeper, token, project);
                 errand.rights = Some(rights);
                 errand.ours = field;
                 errand.identity = identity;
@@ -259,25 +268,25 @@ impl Proxy {
             }
             Verdict::Deny => {
                 let text = "the token is not that of a member of this project";
-                Err(Say::new(StatusCode::FORBIDDEN, text))
+                Err(ErrorResponse::new(StatusCode::FORBIDDEN, text))
             }
             Verdict::Unknown => {
                 let text = "the token cannot be checked now, because the server does not answer";
-                Err(Say::later(StatusCode::SERVICE_UNAVAILABLE, text, Duration::from_secs(5)))
+                Err(ErrorResponse::later(StatusCode::SERVICE_UNAVAILABLE, text, Duration::from_secs(5)))
             }
         }
     }
 }
 
-fn admit<'a, B: Into<Outgoing>>(
-    origin: &'a Origin,
+fn admit<'a, B: Into<RequestBody>>(
+    origin: &'a ClientConnection,
     mut request: Request<B>,
-) -> Result<(Box<Errand<'a>>, Outgoing), Refusal> {
+) -> Result<(Box<ProxyRequest<'a>>, RequestBody), HeadRefusal> {
     let wish = request.headers().contains_key(header::UPGRADE).then(|| hyper::upgrade::on(&mut request));
     let (parts, body) = request.into_parts();
     let asked = headers::check(&parts)?;
     let on_upgrade = wish.filter(|_| asked.upgrade.is_some());
-    let errand = Errand {
+    let errand = ProxyRequest {
         origin,
         parts,
         asked,
@@ -291,9 +300,9 @@ fn admit<'a, B: Into<Outgoing>>(
     Ok((Box::new(errand), body.into()))
 }
 
-fn refuse(Refusal(status, text): Refusal) -> Response<Reply> {
+fn refusal_response(HeadRefusal(status, text): HeadRefusal) -> Response<Reply> {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
-    let mut response = Say::new(status, text).into_response();
+    let mut response = ErrorResponse::new(status, text).into_response();
     // Whoever frames requests in a strange way is not listened to any further.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
@@ -323,11 +332,16 @@ fn redirect(to: &str) -> Response<Reply> {
     response
 }
 
-pub(crate) fn to_https(host: &str, path: &str) -> Response<Reply> {
+pub(crate) fn redirect_to_https(host: &str, path: &str) -> Response<Reply> {
     redirect(&format!("https://{host}{path}"))
 }
 
-fn note(log: &Arc<dyn AccessLog>, live: &Live, errand: &Errand<'_>, began: std::time::Instant) -> Note {
+fn note(
+    log: &Arc<dyn AccessLog>,
+    live: &Live,
+    errand: &ProxyRequest<'_>,
+    began: std::time::Instant,
+) -> AccessEntry {
     let record = Record {
         service: Arc::clone(&live.key),
         replica: None,
@@ -343,7 +357,7 @@ fn note(log: &Arc<dyn AccessLog>, live: &Live, errand: &Errand<'_>, began: std::
         tries: 0,
         cut: false,
     };
-    Note { log: Arc::clone(log), record }
+    AccessEntry { log: Arc::clone(log), record }
 }
 
 #[cfg(test)]

@@ -14,13 +14,13 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     route::{self, Target},
-    upstream::Conn,
+    upstream::UpstreamConnection,
 };
 
 /// Idle connections kept to one replica.
 const IDLE_MAX: usize = 256;
 /// A replica closes idle connections when it likes; those not used for this long are closed by us.
-const IDLE_LIFE: Duration = Duration::from_secs(50);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 /// How long a replica is left alone after a first failed connection. It doubles up to the bound.
 const EJECT_MS: u64 = 500;
 const EJECT_MS_MAX: u64 = 30_000;
@@ -35,7 +35,7 @@ pub struct Replica {
         clippy::vec_box,
         reason = "they come in boxes and leave in them: to take them out would copy them"
     )]
-    idle: Mutex<Vec<Box<Conn>>>,
+    idle: Mutex<Vec<Box<UpstreamConnection>>>,
     leaving: AtomicBool,
     down: AtomicBool,
     failures: AtomicU32,
@@ -109,7 +109,7 @@ impl Replica {
     }
 
     /// It could not be reached: others come first for a while.
-    pub(crate) fn ill(&self) {
+    pub(crate) fn mark_failed(&self) {
         let failures = self.failures.fetch_add(1, Relaxed).min(16);
         let pause = (EJECT_MS << failures).min(EJECT_MS_MAX);
         self.ejected_until.store(self.now_ms() + pause, Relaxed);
@@ -123,24 +123,24 @@ impl Replica {
     }
 
     /// A place for one more request, unless it has `max` already.
-    pub(crate) fn enter(self: &Arc<Self>, max: usize) -> Option<Outstanding> {
+    pub(crate) fn reserve(self: &Arc<Self>, max: usize) -> Option<OutstandingRequest> {
         let more = |count: usize| (count < max).then_some(count + 1);
         self.outstanding.fetch_update(Relaxed, Relaxed, more).ok()?;
-        Some(Outstanding { replica: Arc::clone(self), max })
+        Some(OutstandingRequest { replica: Arc::clone(self), max })
     }
 
     /// An idle connection that is still good.
-    pub(crate) fn take(&self, cx: &mut Context<'_>) -> Option<Box<Conn>> {
+    pub(crate) fn take(&self, cx: &mut Context<'_>) -> Option<Box<UpstreamConnection>> {
         let mut idle = self.idle.lock();
         while let Some(mut conn) = idle.pop() {
-            if conn.idle_since.elapsed() < IDLE_LIFE && conn.is_fresh(cx) {
+            if conn.idle_since.elapsed() < IDLE_TIMEOUT && conn.is_reusable(cx) {
                 return Some(conn);
             }
         }
         None
     }
 
-    pub(crate) fn put(&self, mut conn: Box<Conn>) {
+    pub(crate) fn put(&self, mut conn: Box<UpstreamConnection>) {
         if self.leaving.load(Relaxed) {
             return;
         }
@@ -154,7 +154,9 @@ impl Replica {
     /// Closes what is old, and what the replica has closed.
     pub(crate) fn sweep(&self) {
         let mut cx = Context::from_waker(Waker::noop());
-        self.idle.lock().retain_mut(|conn| conn.idle_since.elapsed() < IDLE_LIFE && conn.is_fresh(&mut cx));
+        self.idle
+            .lock()
+            .retain_mut(|conn| conn.idle_since.elapsed() < IDLE_TIMEOUT && conn.is_reusable(&mut cx));
     }
 
     pub(crate) fn leave(&self) {
@@ -181,13 +183,13 @@ impl Replica {
 }
 
 /// A request that this replica has not answered in full.
-pub(crate) struct Outstanding {
+pub(crate) struct OutstandingRequest {
     pub(crate) replica: Arc<Replica>,
     /// How many it may have.
     max: usize,
 }
 
-impl Drop for Outstanding {
+impl Drop for OutstandingRequest {
     fn drop(&mut self) {
         let replica = &self.replica;
         let before = replica.outstanding.fetch_sub(1, std::sync::atomic::Ordering::AcqRel);

@@ -15,23 +15,23 @@ use hyper::{
 
 use crate::{
     access::{AccessLog, Record},
-    auth::Rights,
-    body::Piece,
-    headers::is_trailer,
-    replica::Outstanding,
+    auth::AccessGrant,
+    body::BodyPart,
+    headers::is_forwardable_trailer,
+    replica::OutstandingRequest,
     table::Live,
-    upstream::{Conn, Failure, Reading, Sending},
+    upstream::{ExchangeError, Reading, RequestWriter, UpstreamConnection},
 };
 
 /// Why an answer ended early.
 #[derive(Debug, thiserror::Error)]
 #[error("pass on the answer of a replica")]
-pub struct CutShort(#[source] Failure);
+pub struct ResponseTruncated(#[source] ExchangeError);
 
 /// The body of an answer.
-pub struct Reply(Kind);
+pub struct Reply(ResponseBodyKind);
 
-enum Kind {
+enum ResponseBodyKind {
     Text(Bytes),
     /// In a box: an answer changes hands often on its way out.
     Flow(Box<Flow>),
@@ -39,42 +39,42 @@ enum Kind {
 
 impl Reply {
     pub(crate) const fn text(text: Bytes) -> Self {
-        Self(Kind::Text(text))
+        Self(ResponseBodyKind::Text(text))
     }
 
     pub(crate) fn flow(flow: Flow) -> Self {
-        Self(Kind::Flow(Box::new(flow)))
+        Self(ResponseBodyKind::Flow(Box::new(flow)))
     }
 }
 
 /// An answer that comes from a replica, piece by piece, as fast as the caller takes it.
 pub(crate) struct Flow {
     /// Taken at the end, for the next request.
-    pub(crate) conn: Option<Box<Conn>>,
+    pub(crate) conn: Option<Box<UpstreamConnection>>,
     pub(crate) reading: Reading,
     /// What of the request is still to be sent: a replica may answer before it has heard all.
-    pub(crate) sending: Option<Sending>,
+    pub(crate) sending: Option<RequestWriter>,
     pub(crate) keep_alive: bool,
     /// What the caller must go on having.
-    pub(crate) rights: Option<Rights>,
-    pub(crate) outstanding: Outstanding,
-    pub(crate) tally: Tally,
+    pub(crate) rights: Option<AccessGrant>,
+    pub(crate) outstanding: OutstandingRequest,
+    pub(crate) tally: RequestMetrics,
 }
 
 impl Flow {
-    fn is_over(&self) -> bool {
+    fn is_finished(&self) -> bool {
         matches!(self.reading, Reading::End | Reading::Sized(0))
     }
 
     /// The caller may not hear the rest.
-    fn deny(&mut self) -> Poll<Option<Result<Frame<Bytes>, CutShort>>> {
+    fn end_revoked(&mut self) -> Poll<Option<Result<Frame<Bytes>, ResponseTruncated>>> {
         self.keep_alive = false;
         self.conn = None;
         self.rights = None;
-        Poll::Ready(Some(Err(CutShort(Failure::Denied))))
+        Poll::Ready(Some(Err(ResponseTruncated(ExchangeError::Denied))))
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutShort>>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, ResponseTruncated>>> {
         let Some(conn) = &mut self.conn else { return Poll::Ready(None) };
         if let Some(sending) = &mut self.sending {
             let sent = conn.poll_send(sending, cx);
@@ -91,20 +91,21 @@ impl Flow {
         }
         // What comes after the rights were lost is not passed on, however much of it is there.
         if self.rights.as_mut().is_some_and(|rights| rights.is_watched() && rights.is_lost(cx)) {
-            return self.deny();
+            return self.end_revoked();
         }
         let body = conn.poll_body(&mut self.reading, cx);
         if body.is_pending() && self.rights.as_mut().is_some_and(|rights| rights.is_lost(cx)) {
-            return self.deny();
+            return self.end_revoked();
         }
         match ready!(body) {
             None => Poll::Ready(None),
-            Some(Ok(Piece::Data(data))) => {
+            Some(Ok(BodyPart::Data(data))) => {
                 self.tally.bytes_out += data.len() as u64;
                 Poll::Ready(Some(Ok(Frame::data(data))))
             }
-            Some(Ok(Piece::Trailers(mut trailers))) => {
-                let refused: Vec<_> = trailers.keys().filter(|name| !is_trailer(name)).cloned().collect();
+            Some(Ok(BodyPart::Trailers(mut trailers))) => {
+                let refused: Vec<_> =
+                    trailers.keys().filter(|name| !is_forwardable_trailer(name)).cloned().collect();
                 for name in refused {
                     trailers.remove(name);
                 }
@@ -113,7 +114,7 @@ impl Flow {
             Some(Err(failure)) => {
                 self.keep_alive = false;
                 self.conn = None;
-                Poll::Ready(Some(Err(CutShort(failure))))
+                Poll::Ready(Some(Err(ResponseTruncated(failure))))
             }
         }
     }
@@ -121,9 +122,9 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        let over = self.is_over();
+        let over = self.is_finished();
         self.tally.cut = !over;
-        let sent = self.sending.as_ref().is_none_or(Sending::is_done);
+        let sent = self.sending.as_ref().is_none_or(RequestWriter::is_done);
         if let Some(conn) = self.conn.take()
             && over
             && sent
@@ -137,30 +138,30 @@ impl Drop for Flow {
 
 impl Body for Reply {
     type Data = Bytes;
-    type Error = CutShort;
+    type Error = ResponseTruncated;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, CutShort>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ResponseTruncated>>> {
         match &mut self.get_mut().0 {
-            Kind::Text(text) if text.is_empty() => Poll::Ready(None),
-            Kind::Text(text) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(text))))),
-            Kind::Flow(flow) => flow.poll(cx),
+            ResponseBodyKind::Text(text) if text.is_empty() => Poll::Ready(None),
+            ResponseBodyKind::Text(text) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(text))))),
+            ResponseBodyKind::Flow(flow) => flow.poll(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Text(text) => text.is_empty(),
-            Kind::Flow(flow) => flow.is_over(),
+            ResponseBodyKind::Text(text) => text.is_empty(),
+            ResponseBodyKind::Flow(flow) => flow.is_finished(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Text(text) => SizeHint::with_exact(text.len() as u64),
-            Kind::Flow(flow) => match &flow.reading {
+            ResponseBodyKind::Text(text) => SizeHint::with_exact(text.len() as u64),
+            ResponseBodyKind::Flow(flow) => match &flow.reading {
                 Reading::Sized(left) => SizeHint::with_exact(*left),
                 Reading::End => SizeHint::with_exact(0),
                 Reading::Chunked(_) | Reading::Close => SizeHint::default(),
@@ -170,31 +171,31 @@ impl Body for Reply {
 }
 
 /// The account of one request. It is closed when dropped, whichever way the request ended.
-pub(crate) struct Tally {
+pub(crate) struct RequestMetrics {
     live: Arc<Live>,
     began: Instant,
     pub(crate) status: StatusCode,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) cut: bool,
-    pub(crate) note: Option<Box<Note>>,
+    pub(crate) note: Option<Box<AccessEntry>>,
 }
 
 /// What the access log wants to know besides.
-pub(crate) struct Note {
+pub(crate) struct AccessEntry {
     pub(crate) log: Arc<dyn AccessLog>,
     pub(crate) record: Record,
 }
 
-impl Tally {
+impl RequestMetrics {
     pub(crate) fn begin(live: &Arc<Live>) -> Self {
         let began = Instant::now();
-        live.stats().arrive(began);
+        live.stats().record_arrival(began);
         Self {
             live: Arc::clone(live),
             began,
             // The caller went away before anybody answered.
-            status: CLOSED,
+            status: CLIENT_CLOSED,
             bytes_in: 0,
             bytes_out: 0,
             cut: false,
@@ -208,17 +209,17 @@ impl Tally {
 }
 
 /// "The caller closed the connection", as nginx writes it in its logs; never sent.
-pub(crate) const CLOSED: StatusCode = match StatusCode::from_u16(499) {
+pub(crate) const CLIENT_CLOSED: StatusCode = match StatusCode::from_u16(499) {
     Ok(status) => status,
     Err(_) => StatusCode::BAD_REQUEST,
 };
 
-impl Drop for Tally {
+impl Drop for RequestMetrics {
     fn drop(&mut self) {
         let took = self.began.elapsed();
         self.live.stats().leave(self.status, (self.began, took), self.bytes_in, self.bytes_out);
         if let Some(note) = self.note.take() {
-            let Note { log, record } = *note;
+            let AccessEntry { log, record } = *note;
             log.record(Record {
                 status: self.status,
                 took,

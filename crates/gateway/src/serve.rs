@@ -30,12 +30,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     acme::Challenges,
-    alarm::Timer,
+    alarm::ConnectionTimer,
     connect::Io,
-    headers::{self, Origin},
+    headers::{self, ClientConnection},
     models,
-    paced::Paced,
-    proxy::{Proxy, to_https},
+    paced::WriteTimeout,
+    proxy::{Proxy, redirect_to_https},
     reply::Reply,
 };
 
@@ -47,7 +47,7 @@ const STREAMS_MAX: u32 = 250;
 /// Streams that were reset before they were looked at: more than that is an attack.
 const RESETS_MAX: usize = 20;
 /// Where models are found at the name of a gateway.
-const MODELS: &str = "/proxy/models";
+const MODELS_PATH: &str = "/proxy/models";
 
 /// How requests are told apart.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ pub enum Door {
     /// The same; models are found at a name of the gateway's own.
     Gateway(Arc<Own>),
     /// By their path: services below one base, models below another.
-    Paths { services: String, models: String },
+    ByPath { services: String, models: String },
 }
 
 /// The name of a gateway itself, once it is known.
@@ -70,7 +70,7 @@ impl Own {
     }
 
     /// The name, if this is what a request is for.
-    fn of(&self, request: &Request<Incoming>) -> Option<String> {
+    fn match_request(&self, request: &Request<Incoming>) -> Option<String> {
         let host = match request.uri().host() {
             Some(host) => host,
             None => headers::host_name(request.headers().get(header::HOST)?),
@@ -81,7 +81,7 @@ impl Own {
 
 /// How long callers are waited for.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct ListenerLimits {
     /// For a whole head, and for the next request on an idle connection.
     pub head: Duration,
     /// For a TLS handshake.
@@ -93,9 +93,9 @@ pub struct Patience {
     pub connections_max: usize,
 }
 
-impl Patience {
+impl ListenerLimits {
     /// When the machine has no descriptor left.
-    pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+    pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
     pub const USUAL: Self = Self {
         head: Duration::from_secs(25),
@@ -108,31 +108,31 @@ impl Patience {
 
 /// A listener with all it needs.
 #[derive(Clone)]
-pub struct Listening {
+pub struct ListenerConfig {
     pub proxy: Arc<Proxy>,
     pub door: Door,
     /// Proofs for certificate authorities, shown on plain connections.
     pub challenges: Option<Arc<Challenges>>,
     /// Plain HTTP without.
     pub tls: Option<Arc<ServerConfig>>,
-    pub patience: Patience,
+    pub patience: ListenerLimits,
 }
 
 /// The end of a listener, as its connections hear of it.
-struct Closing {
+struct ShutdownSignal {
     /// Set before anybody is told. To look costs nothing, and a connection looks whenever it is woken.
     has_begun: AtomicBool,
     told: CancellationToken,
 }
 
-impl Closing {
+impl ShutdownSignal {
     fn begin(&self) {
         self.has_begun.store(true, Release);
         self.told.cancel();
     }
 
     /// Until `work` is over, or the listener closes: then there is no result. For one task, which is woken by both.
-    async fn unless<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    async fn run_until<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         let mut told = pin!(self.told.cancelled());
         let mut is_listening = false;
         poll_fn(|cx| {
@@ -150,11 +150,12 @@ impl Closing {
 }
 
 /// Serves until `stop`; then lets requests under way finish, within their bound.
-pub async fn serve(listener: TcpListener, listening: Listening, stop: CancellationToken) {
+pub async fn serve(listener: TcpListener, listening: ListenerConfig, stop: CancellationToken) {
     let listening = Arc::new(listening);
     let places = Arc::new(Semaphore::new(listening.patience.connections_max));
     let tasks = TaskTracker::new();
-    let closing = Arc::new(Closing { has_begun: AtomicBool::new(false), told: CancellationToken::new() });
+    let closing =
+        Arc::new(ShutdownSignal { has_begun: AtomicBool::new(false), told: CancellationToken::new() });
     loop {
         // Who has no place for one more must hear of the stop as well: it is we who tell the others.
         let place = tokio::select! {
@@ -169,14 +170,14 @@ pub async fn serve(listener: TcpListener, listening: Listening, stop: Cancellati
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Patience::ACCEPT_PAUSE).await;
+                tokio::time::sleep(ListenerLimits::ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
         let (listening, closing) = (Arc::clone(&listening), Arc::clone(&closing));
         tasks.spawn(async move {
             let _place = place;
-            if let Err(error) = listening.greet(stream, peer, &closing).await {
+            if let Err(error) = listening.handle_connection(stream, peer, &closing).await {
                 tracing::debug!(%peer, %error, "a connection ended early");
             }
         });
@@ -189,61 +190,61 @@ pub async fn serve(listener: TcpListener, listening: Listening, stop: Cancellati
     }
 }
 
-type Failed = Box<dyn std::error::Error + Send + Sync>;
+type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
-impl Listening {
-    async fn greet(
+impl ListenerConfig {
+    async fn handle_connection(
         self: Arc<Self>,
         stream: TcpStream,
         peer: SocketAddr,
-        closing: &Closing,
-    ) -> Result<(), Failed> {
+        closing: &ShutdownSignal,
+    ) -> Result<(), ConnectionError> {
         stream.set_nodelay(true)?;
         let Some(tls) = &self.tls else {
-            let http2 = tokio::time::timeout(self.patience.head, speaks_http2(&stream)).await??;
-            let origin = Origin::new(peer, false);
-            return self.converse(stream, origin, http2, closing).await;
+            let http2 = tokio::time::timeout(self.patience.head, detect_http2(&stream)).await??;
+            let origin = ClientConnection::new(peer, false);
+            return self.serve_http(stream, origin, http2, closing).await;
         };
         let accept = TlsAcceptor::from(Arc::clone(tls)).accept(stream);
         let stream = tokio::time::timeout(self.patience.handshake, accept).await??;
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        self.converse(stream, Origin::new(peer, true), http2, closing).await
+        self.serve_http(stream, ClientConnection::new(peer, true), http2, closing).await
     }
 
-    async fn converse<S: Io>(
+    async fn serve_http<S: Io>(
         self: Arc<Self>,
         stream: S,
-        origin: Origin,
+        origin: ClientConnection,
         http2: bool,
-        closing: &Closing,
-    ) -> Result<(), Failed> {
-        let stream = TokioIo::new(Paced::new(stream, self.patience.write));
+        closing: &ShutdownSignal,
+    ) -> Result<(), ConnectionError> {
+        let stream = TokioIo::new(WriteTimeout::new(stream, self.patience.write));
         let origin = Arc::new(origin);
         let this = Arc::clone(&self);
         let service = service_fn(move |request: Request<Incoming>| {
             let (this, origin) = (Arc::clone(&this), Arc::clone(&origin));
-            async move { Ok::<_, Infallible>(this.answer(&origin, request).await) }
+            async move { Ok::<_, Infallible>(this.route_request(&origin, request).await) }
         });
         if http2 {
             let mut connection = pin!(self::http2(self.patience.head).serve_connection(stream, service));
-            if let Some(result) = closing.unless(connection.as_mut()).await {
+            if let Some(result) = closing.run_until(connection.as_mut()).await {
                 return Ok(result?);
             }
             connection.as_mut().graceful_shutdown();
             return Ok(connection.await?);
         }
-        let mut connection = pin!(self.http1().serve_connection(stream, service).with_upgrades());
-        if let Some(result) = closing.unless(connection.as_mut()).await {
+        let mut connection = pin!(self.http1_builder().serve_connection(stream, service).with_upgrades());
+        if let Some(result) = closing.run_until(connection.as_mut()).await {
             return Ok(result?);
         }
         connection.as_mut().graceful_shutdown();
         Ok(connection.await?)
     }
 
-    fn http1(&self) -> conn::http1::Builder {
+    fn http1_builder(&self) -> conn::http1::Builder {
         let mut builder = conn::http1::Builder::new();
         builder
-            .timer(Timer::default())
+            .timer(ConnectionTimer::default())
             .header_read_timeout(self.patience.head)
             // Most answers are small: one copy costs less than a call with two places.
             .writev(false)
@@ -254,12 +255,12 @@ impl Listening {
     }
 
     /// Whether there is HTTPS for a name in this process.
-    fn is_encrypted(&self, name: &str) -> bool {
+    fn has_certificate(&self, name: &str) -> bool {
         self.proxy.certificates.as_ref().is_some_and(|known| known.has(name))
     }
 
     /// Its future is copied and kept once for each request: what is large and not always needed is in boxes.
-    async fn answer(&self, origin: &Origin, request: Request<Incoming>) -> Response<Reply> {
+    async fn route_request(&self, origin: &ClientConnection, request: Request<Incoming>) -> Response<Reply> {
         if let Some(challenges) = &self.challenges
             && !origin.https
             && let Some(proof) = challenges.find(request.uri().path())
@@ -267,22 +268,22 @@ impl Listening {
             return Response::new(Reply::text(proof.into()));
         }
         let own = match &self.door {
-            Door::Gateway(own) => own.of(&request),
-            Door::Hosts | Door::Paths { .. } => None,
+            Door::Gateway(own) => own.match_request(&request),
+            Door::Hosts | Door::ByPath { .. } => None,
         };
         if let Some(own) = own {
             // Whoever calls brings a token, which is nobody's business on the way.
-            if !origin.https && self.is_encrypted(&own) {
-                return to_https(&own, request.uri().path());
+            if !origin.https && self.has_certificate(&own) {
+                return redirect_to_https(&own, request.uri().path());
             }
-            return Box::pin(models::handle(&self.proxy, origin, MODELS, request)).await;
+            return Box::pin(models::handle(&self.proxy, origin, MODELS_PATH, request)).await;
         }
         match &self.door {
-            Door::Hosts | Door::Gateway(_) => self.proxy.by_host(origin, request).await,
-            Door::Paths { models, .. } if request.uri().path().starts_with(models.as_str()) => {
+            Door::Hosts | Door::Gateway(_) => self.proxy.serve_by_host(origin, request).await,
+            Door::ByPath { models, .. } if request.uri().path().starts_with(models.as_str()) => {
                 Box::pin(models::handle(&self.proxy, origin, models, request)).await
             }
-            Door::Paths { services, .. } => self.proxy.by_path(origin, services, request).await,
+            Door::ByPath { services, .. } => self.proxy.serve_by_path(origin, services, request).await,
         }
     }
 }
@@ -302,7 +303,7 @@ pub fn http2(patience: Duration) -> conn::http2::Builder<TokioExecutor> {
 }
 
 /// Whether a plain connection begins with the preface of HTTP/2. No method of HTTP/1 begins so.
-pub async fn speaks_http2(stream: &TcpStream) -> io::Result<bool> {
+pub async fn detect_http2(stream: &TcpStream) -> io::Result<bool> {
     const PREFACE: &[u8] = b"PRI ";
     let mut start = [0_u8; PREFACE.len()];
     loop {

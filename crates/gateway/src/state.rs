@@ -18,7 +18,7 @@ const FILE_MAX: u64 = 256 * 1024 * 1024;
 
 /// Why routes were not kept or not found.
 #[derive(Debug, thiserror::Error)]
-pub enum StateError {
+pub enum RouteFileError {
     #[error("write the routes to `{}`", .path.display())]
     Write {
         path: PathBuf,
@@ -42,10 +42,10 @@ pub enum StateError {
 }
 
 /// Keeps what is known. When this returns, it survives a power cut.
-pub fn save<T: Serialize>(path: &Path, known: &T) -> Result<(), StateError> {
-    let body =
-        serde_json::to_vec(known).map_err(|source| StateError::Content { path: path.to_owned(), source })?;
-    write(path, &body).map_err(|source| StateError::Write { path: path.to_owned(), source })
+pub fn save<T: Serialize>(path: &Path, known: &T) -> Result<(), RouteFileError> {
+    let body = serde_json::to_vec(known)
+        .map_err(|source| RouteFileError::Content { path: path.to_owned(), source })?;
+    write(path, &body).map_err(|source| RouteFileError::Write { path: path.to_owned(), source })
 }
 
 fn write(path: &Path, body: &[u8]) -> io::Result<()> {
@@ -61,9 +61,9 @@ fn write(path: &Path, body: &[u8]) -> io::Result<()> {
 }
 
 /// What was kept last; nothing when there never was anything.
-pub fn restore<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError> {
-    let damaged = |what| StateError::Damaged { path: path.to_owned(), what };
-    let read = |source| StateError::Read { path: path.to_owned(), source };
+pub fn restore<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, RouteFileError> {
+    let damaged = |what| RouteFileError::Damaged { path: path.to_owned(), what };
+    let read = |source| RouteFileError::Read { path: path.to_owned(), source };
     let bytes = match fs::metadata(path) {
         Ok(found) if found.len() > FILE_MAX => return Err(damaged("it is too large")),
         Ok(_) => fs::read(path).map_err(read)?,
@@ -85,5 +85,5 @@ pub fn restore<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, StateError
     }
     serde_json::from_slice(body)
         .map(Some)
-        .map_err(|source| StateError::Content { path: path.to_owned(), source })
+        .map_err(|source| RouteFileError::Content { path: path.to_owned(), source })
 }

@@ -24,7 +24,7 @@ pub const BUCKETS_US: [u64; 14] = [
 
 /// The counters of one service. They outlive a change of its routes.
 #[derive(Debug)]
-pub struct Stats {
+pub struct ServiceStats {
     started: Instant,
     /// One second each: the second in the upper half, requests in the lower.
     frames: Box<[AtomicU64]>,
@@ -118,7 +118,7 @@ pub fn quantile_us(buckets: &[u64], part: f64) -> Option<f64> {
 }
 
 impl Told {
-    pub fn now(stats: &Stats, now: Instant) -> Self {
+    pub fn now(stats: &ServiceStats, now: Instant) -> Self {
         let Busy { in_flight_us, held_us } = stats.busy(now);
         let Reading { admitted, classes, buckets, latency_us, .. } = stats.read();
         let answers = Answers { classes, buckets, latency_us };
@@ -155,7 +155,7 @@ pub struct Reading {
     pub bytes_out: u64,
 }
 
-impl Stats {
+impl ServiceStats {
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             started: now,
@@ -184,7 +184,7 @@ impl Stats {
         micros(at.saturating_duration_since(self.started))
     }
 
-    pub(crate) fn arrive(&self, now: Instant) {
+    pub(crate) fn record_arrival(&self, now: Instant) {
         self.requests.fetch_add(1, Relaxed);
         self.began_us.fetch_add(self.since_start_us(now), Relaxed);
         self.in_flight.fetch_add(1, Relaxed);
@@ -238,7 +238,7 @@ impl Stats {
     }
 
     /// It waited from `began` to `now`.
-    pub(crate) fn release(&self, began: Instant, now: Instant) {
+    pub(crate) fn release_held(&self, began: Instant, now: Instant) {
         self.held.fetch_sub(1, Relaxed);
         self.held_began_us.fetch_sub(self.since_start_us(began), Relaxed);
         self.held_us.fetch_add(micros(now.saturating_duration_since(began)), Relaxed);
@@ -300,11 +300,11 @@ mod tests {
     #[test]
     fn a_window_counts_whole_seconds_and_forgets_what_is_older() {
         let start = Instant::now();
-        let stats = Stats::new(start);
+        let stats = ServiceStats::new(start);
         let at = |s: u64| start + Duration::from_secs(s);
         for second in 0..400 {
             for _ in 0..second % 3 {
-                stats.arrive(at(second));
+                stats.record_arrival(at(second));
             }
         }
         // Seconds 370 to 399: ten each of 0, 1 and 2 requests.
@@ -320,18 +320,18 @@ mod tests {
     #[test]
     fn an_old_frame_is_not_taken_for_a_new_one() {
         let start = Instant::now();
-        let stats = Stats::new(start);
-        stats.arrive(start);
+        let stats = ServiceStats::new(start);
+        stats.record_arrival(start);
         let later = start + Duration::from_secs(FRAMES as u64);
-        stats.arrive(later);
+        stats.record_arrival(later);
         assert_eq!(stats.window(1, later + Duration::from_secs(1)), 1);
     }
 
     #[test]
     fn a_request_that_left_is_in_its_class_and_bucket() {
         let began = Instant::now();
-        let stats = Stats::new(began);
-        stats.arrive(began);
+        let stats = ServiceStats::new(began);
+        stats.record_arrival(began);
         assert_eq!(stats.read().in_flight, 1);
         stats.leave(StatusCode::BAD_GATEWAY, (began, Duration::from_micros(2_500)), 3, 5);
         let read = stats.read();
@@ -354,25 +354,25 @@ mod tests {
     #[test]
     fn no_more_wait_than_may() {
         let now = Instant::now();
-        let stats = Stats::new(now);
+        let stats = ServiceStats::new(now);
         assert!(stats.hold(2, now) && stats.hold(2, now) && !stats.hold(2, now));
-        stats.release(now, now);
+        stats.release_held(now, now);
         assert!(stats.hold(2, now));
     }
 
     #[test]
     fn time_on_the_way_counts_what_is_over_and_what_is_not() {
         let start = Instant::now();
-        let stats = Stats::new(start);
+        let stats = ServiceStats::new(start);
         let at = |ms: u64| start + Duration::from_millis(ms);
         // One from 1 s to 3 s, one from 2 s on that waits until 2.5 s.
-        stats.arrive(at(1_000));
-        stats.arrive(at(2_000));
+        stats.record_arrival(at(1_000));
+        stats.record_arrival(at(2_000));
         assert!(stats.hold(9, at(2_000)));
         let told = Told::now(&stats, at(2_250));
         assert_eq!(told.since(told), None);
         assert_eq!(stats.busy(at(2_250)), Busy { in_flight_us: 1_500_000, held_us: 250_000 });
-        stats.release(at(2_000), at(2_500));
+        stats.release_held(at(2_000), at(2_500));
         stats.leave(StatusCode::OK, (at(1_000), Duration::from_secs(2)), 0, 0);
         assert_eq!(stats.busy(at(4_000)), Busy { in_flight_us: 4_000_000, held_us: 500_000 });
         let came = Told::now(&stats, at(4_000)).since(told).unwrap();

@@ -16,10 +16,10 @@ use parking_lot::RwLock;
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    limit::Limits,
+    limit::RateLimits,
     replica::Replica,
     route::{Balance, Service, Snapshot},
-    stats::Stats,
+    stats::ServiceStats,
 };
 
 /// A service with all that lives with it.
@@ -27,15 +27,15 @@ use crate::{
 pub struct Live {
     pub(crate) key: Arc<str>,
     pub(crate) service: Service,
-    pub(crate) limits: Arc<Limits>,
+    pub(crate) limits: Arc<RateLimits>,
     pub(crate) replicas: Vec<Arc<Replica>>,
-    lasting: Arc<Lasting>,
+    lasting: Arc<PersistentState>,
 }
 
 /// What outlives a change of routes.
 #[derive(Debug)]
-struct Lasting {
-    stats: Stats,
+struct PersistentState {
+    stats: ServiceStats,
     next: AtomicUsize,
     /// A replica that was full has room.
     freed: Arc<Notify>,
@@ -47,7 +47,7 @@ impl Live {
         let lasting = before.map_or_else(
             || {
                 let freed = Arc::new(Notify::new());
-                Arc::new(Lasting { stats: Stats::new(now), next: AtomicUsize::new(0), freed })
+                Arc::new(PersistentState { stats: ServiceStats::new(now), next: AtomicUsize::new(0), freed })
             },
             |before| Arc::clone(&before.lasting),
         );
@@ -65,9 +65,10 @@ impl Live {
                     .unwrap_or_else(|| Arc::new(Replica::new(replica, Arc::clone(&lasting.freed))))
             })
             .collect();
-        let limits = before
-            .filter(|before| before.service.limits == service.limits)
-            .map_or_else(|| Arc::new(Limits::new(&service.limits, now)), |before| Arc::clone(&before.limits));
+        let limits = before.filter(|before| before.service.limits == service.limits).map_or_else(
+            || Arc::new(RateLimits::new(&service.limits, now)),
+            |before| Arc::clone(&before.limits),
+        );
         let key = format!("{}/{}", service.project, service.run).into();
         Self { key, service, limits, replicas, lasting }
     }
@@ -76,7 +77,7 @@ impl Live {
         &self.service
     }
 
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> &ServiceStats {
         &self.lasting.stats
     }
 
@@ -96,7 +97,7 @@ impl Live {
 
     /// Who answers next. Those just tried and those that are full are left out; those that could not be reached lately
     /// come last.
-    pub(crate) fn pick(&self, tried: &[Arc<Replica>]) -> Option<&Arc<Replica>> {
+    pub(crate) fn pick_replica(&self, tried: &[Arc<Replica>]) -> Option<&Arc<Replica>> {
         let count = self.replicas.len();
         let start = if count > 1 { self.lasting.next.fetch_add(1, Relaxed) % count } else { 0 };
         let (late, early) = self.replicas.split_at_checked(start)?;
@@ -119,7 +120,7 @@ impl Live {
 
 /// One generation of routes.
 #[derive(Debug, Default)]
-struct Table {
+struct RouteGeneration {
     generation: u64,
     services: HashMap<Arc<str>, Arc<Live>>,
     hosts: HashMap<Box<str>, Arc<Live>>,
@@ -138,7 +139,7 @@ pub struct Stale {
 /// The routes in use.
 #[derive(Debug)]
 pub struct Routes {
-    table: RwLock<Arc<Table>>,
+    table: RwLock<Arc<RouteGeneration>>,
     generation: watch::Sender<u64>,
 }
 
@@ -157,7 +158,7 @@ impl Routes {
             return Err(Stale { current: old.generation, offered: snapshot.generation });
         }
         let generation = snapshot.generation;
-        let mut table = Table { generation, ..Table::default() };
+        let mut table = RouteGeneration { generation, ..RouteGeneration::default() };
         for service in snapshot.services {
             let key = format!("{}/{}", service.project, service.run);
             let live = Arc::new(Live::new(service, old.services.get(key.as_str())));
@@ -188,7 +189,7 @@ impl Routes {
         Ok(leaving)
     }
 
-    fn table(&self) -> Arc<Table> {
+    fn table(&self) -> Arc<RouteGeneration> {
         Arc::clone(&self.table.read())
     }
 
@@ -209,12 +210,12 @@ impl Routes {
     /// By the name of the host, in any case of letters. A name beats a wildcard.
     pub fn host(&self, name: &str) -> Option<Arc<Live>> {
         if name.bytes().any(|b| b.is_ascii_uppercase()) {
-            return self.lower_host(&name.to_ascii_lowercase());
+            return self.find_by_lowercase_host(&name.to_ascii_lowercase());
         }
-        self.lower_host(name)
+        self.find_by_lowercase_host(name)
     }
 
-    fn lower_host(&self, name: &str) -> Option<Arc<Live>> {
+    fn find_by_lowercase_host(&self, name: &str) -> Option<Arc<Live>> {
         let table = self.table.read();
         table
             .hosts

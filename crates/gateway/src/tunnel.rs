@@ -6,17 +6,19 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::{auth::Rights, replica::Outstanding, reply::Tally, upstream::Conn};
+use crate::{
+    auth::AccessGrant, replica::OutstandingRequest, reply::RequestMetrics, upstream::UpstreamConnection,
+};
 
 /// Copied at once in each direction.
-const BUFFER: usize = 16 * 1024;
+const COPY_BUFFER_BYTES: usize = 16 * 1024;
 
 pub(crate) fn open(
     caller: OnUpgrade,
-    conn: Box<Conn>,
-    outstanding: Outstanding,
-    tally: Tally,
-    mut rights: Option<Rights>,
+    conn: Box<UpstreamConnection>,
+    outstanding: OutstandingRequest,
+    tally: RequestMetrics,
+    mut rights: Option<AccessGrant>,
 ) {
     tokio::spawn(async move {
         // The account and the replica's count are closed with the tunnel, not with the head of the answer.
@@ -40,7 +42,7 @@ pub(crate) fn open(
         tokio::select! {
             biased;
             () = lost => tally.cut = true,
-            copied = tokio::io::copy_bidirectional_with_sizes(&mut caller, &mut replica, BUFFER, BUFFER) => {
+            copied = tokio::io::copy_bidirectional_with_sizes(&mut caller, &mut replica, COPY_BUFFER_BYTES, COPY_BUFFER_BYTES) => {
                 match copied {
                     Ok((up, down)) => {
                         tally.bytes_in = up;

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
-use windlass_tunnel::{HostKey, Key, KeyError, Pin, Target};
+use windlass_tunnel::{HostKey, HostKeyPin, KeyError, LoginKey, SshDestination};
 
 use crate::route::Service;
 
@@ -82,7 +82,7 @@ impl fmt::Debug for Login {
 
 /// Why nobody can log in with what is written.
 #[derive(Debug, thiserror::Error)]
-pub enum LoginError {
+pub enum SshLoginError {
     #[error("log in to {host}: its private key cannot be used")]
     PrivateKey {
         host: String,
@@ -99,24 +99,24 @@ pub enum LoginError {
 
 impl Login {
     /// Ready to be used.
-    pub fn target(&self) -> Result<Target, LoginError> {
-        let key = Key::parse(&self.key)
-            .map_err(|source| LoginError::PrivateKey { host: self.host.clone(), source })?;
+    pub fn target(&self) -> Result<SshDestination, SshLoginError> {
+        let key = LoginKey::parse(&self.key)
+            .map_err(|source| SshLoginError::PrivateKey { host: self.host.clone(), source })?;
         let pinned = self.host_key.as_deref().map(HostKey::parse).transpose();
-        let pinned = pinned.map_err(|source| LoginError::Pinned { host: self.host.clone(), source })?;
-        Ok(Target {
+        let pinned = pinned.map_err(|source| SshLoginError::Pinned { host: self.host.clone(), source })?;
+        Ok(SshDestination {
             host: self.host.clone(),
             port: self.port,
             user: self.user.clone(),
             keys: vec![key],
-            pin: pinned.map_or(Pin::FirstUse, Pin::Known),
+            pin: pinned.map_or(HostKeyPin::FirstUse, HostKeyPin::Known),
             via: self.via.as_ref().map(|via| via.target()).transpose()?.map(Box::new),
         })
     }
 
     /// The name its key is kept under.
-    pub fn known_as(&self) -> String {
-        Target::name_for(&self.host, self.port)
+    pub fn known_hosts_name(&self) -> String {
+        SshDestination::known_hosts_name_for(&self.host, self.port)
     }
 
     /// Whether the host and all on the way to it are known by their keys.

@@ -105,21 +105,21 @@ pub struct Event {
 
 /// Who changes something, and why: no event is made without.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Because {
+pub struct EventCause {
     pub actor: Actor,
     pub reason: String,
     pub message: String,
 }
 
 /// A machine whose changes are recorded.
-pub trait Recorded: Machine {
+pub trait RecordedMachine: Machine {
     const ENTITY: Entity;
     const KIND: Kind = Kind::Status;
 }
 
 macro_rules! recorded {
     ($($machine:ty => $entity:ident $kind:ident;)*) => {$(
-        impl Recorded for $machine {
+        impl RecordedMachine for $machine {
             const ENTITY: Entity = Entity::$entity;
             const KIND: Kind = Kind::$kind;
         }
@@ -135,7 +135,7 @@ recorded! {
     gateway::Gateway => Gateway Status;
     gateway::Replica => GatewayReplica Status;
     managed_job::Task => ManagedJob Status;
-    managed_job::Scheduling => ManagedJob Schedule;
+    managed_job::ScheduleLifecycle => ManagedJob Schedule;
     container::Container => Container Status;
 }
 
@@ -158,13 +158,13 @@ pub struct Moved<S> {
 
 impl Event {
     /// The first event of a row: it now exists, in `status`.
-    pub fn created<M: Recorded>(id: impl Into<Uuid>, status: M::Status, because: Because) -> Self {
+    pub fn created<M: RecordedMachine>(id: impl Into<Uuid>, status: M::Status, because: EventCause) -> Self {
         Self::record::<M>(M::KIND, id.into(), None, Some(status), because)
     }
 
     /// Something worth telling about a row whose status stays.
-    pub fn note(entity: Entity, id: impl Into<Uuid>, because: Because) -> Self {
-        let Because { actor, reason, message } = because;
+    pub fn note(entity: Entity, id: impl Into<Uuid>, because: EventCause) -> Self {
+        let EventCause { actor, reason, message } = because;
         Self {
             entity,
             id: id.into(),
@@ -179,12 +179,12 @@ impl Event {
         }
     }
 
-    fn record<M: Recorded>(
+    fn record<M: RecordedMachine>(
         kind: Kind,
         id: Uuid,
         from: Option<M::Status>,
         to: Option<M::Status>,
-        because: Because,
+        because: EventCause,
     ) -> Self {
         Self {
             kind,
@@ -198,11 +198,11 @@ impl Event {
 }
 
 /// Moves a row by an event and tells of it: the one way to change a status.
-pub fn transition<M: Recorded>(
+pub fn transition<M: RecordedMachine>(
     id: impl Into<Uuid>,
     from: M::Status,
     event: M::Event,
-    because: Because,
+    because: EventCause,
 ) -> Result<Moved<M::Status>, Refused> {
     match M::step(from, event) {
         Step::To(to) => {

@@ -83,7 +83,7 @@ pub enum Shortfall {
         image: String,
     },
     /// The job names an image, and the machine's container engine does not answer now.
-    EngineAway {
+    EngineUnavailable {
         image: String,
         why: String,
     },
@@ -147,7 +147,7 @@ pub enum Shortfall {
     /// No backend offers anything to create.
     NoOffers,
     /// `blocks:` of the fleet does not divide its CPUs and GPUs.
-    Uneven {
+    UnevenBlocks {
         blocks: u32,
     },
 }
@@ -160,7 +160,7 @@ impl Shortfall {
             | Self::Reserved { .. }
             | Self::Unreachable
             | Self::Unhealthy
-            | Self::EngineAway { .. }
+            | Self::EngineUnavailable { .. }
             | Self::ProcessesUnknown
             | Self::NotReady
             | Self::Draining
@@ -196,7 +196,7 @@ impl Shortfall {
             | Self::NoFleets
             | Self::FleetEmpty
             | Self::NoOffers
-            | Self::Uneven { .. } => false,
+            | Self::UnevenBlocks { .. } => false,
         }
     }
 
@@ -222,7 +222,7 @@ impl Shortfall {
             | Self::ProcessesRefused
             | Self::FleetNotNamed
             | Self::NotCluster => true,
-            Self::EngineAway { .. }
+            Self::EngineUnavailable { .. }
             | Self::ProcessesUnknown
             | Self::NotConfined { .. }
             | Self::Price { .. }
@@ -244,7 +244,7 @@ impl Shortfall {
             | Self::NoFleets
             | Self::FleetEmpty
             | Self::NoOffers
-            | Self::Uneven { .. } => false,
+            | Self::UnevenBlocks { .. } => false,
         }
     }
 
@@ -268,7 +268,7 @@ impl Shortfall {
             Self::Volume { .. } => "volume",
             Self::NotNamed => "not_named",
             Self::NoContainers { .. } => "no_containers",
-            Self::EngineAway { .. } => "engine_away",
+            Self::EngineUnavailable { .. } => "engine_away",
             Self::NoProcesses => "no_processes",
             Self::NoDefaultImage => "no_default_image",
             Self::ProcessesRefused => "processes_refused",
@@ -291,7 +291,7 @@ impl Shortfall {
             Self::NoFleets => "no_fleets",
             Self::FleetEmpty => "fleet_empty",
             Self::NoOffers => "no_offers",
-            Self::Uneven { .. } => "uneven",
+            Self::UnevenBlocks { .. } => "uneven",
         }
     }
 
@@ -300,19 +300,21 @@ impl Shortfall {
         match self {
             Self::CpuArch { has: Some(has), .. } => format!("ask for `cpu: {}`", arch(*has)),
             Self::CpuArch { has: None, .. } => "leave the architecture out of `cpu`".into(),
-            Self::Cpus { wanted, has } => lower("cpu", wanted.min, *has, |n| n.to_string()),
-            Self::Memory { wanted, has } => lower("memory", wanted.min, *has, gb),
-            Self::Disk { wanted, has } => lower("disk", wanted.min, *has, gb),
+            Self::Cpus { wanted, has } => format_lower("cpu", wanted.min, *has, |n| n.to_string()),
+            Self::Memory { wanted, has } => format_lower("memory", wanted.min, *has, gb),
+            Self::Disk { wanted, has } => format_lower("disk", wanted.min, *has, gb),
             Self::GpuCount { has: 0, .. } => "use a fleet or backend with GPUs, or ask for `gpu: 0`".into(),
-            Self::GpuCount { wanted, has } => lower("the GPU count", wanted.min, *has, |n| n.to_string()),
+            Self::GpuCount { wanted, has } => {
+                format_lower("the GPU count", wanted.min, *has, |n| n.to_string())
+            }
             Self::GpuVendor { has, .. } => format!("ask for `gpu: {}`", has.as_str()),
             Self::GpuName { has, .. } if has.is_empty() => "leave the GPU names out".into(),
             Self::GpuName { has, .. } => format!("add `{has}` to the GPU names"),
             Self::GpuMemory { has, .. } | Self::GpuTotalMemory { has, .. } if *has == 0.0 => {
                 "ask for the GPU by its name".into()
             }
-            Self::GpuMemory { wanted, has } => lower("GPU memory", wanted.min, *has, gb),
-            Self::GpuTotalMemory { wanted, has } => lower("total GPU memory", wanted.min, *has, gb),
+            Self::GpuMemory { wanted, has } => format_lower("GPU memory", wanted.min, *has, gb),
+            Self::GpuTotalMemory { wanted, has } => format_lower("total GPU memory", wanted.min, *has, gb),
             Self::ComputeCapability { has: Some((major, minor)), .. } => {
                 format!("lower `compute_capability` to {major}.{minor}")
             }
@@ -330,7 +332,7 @@ impl Shortfall {
             Self::NoContainers { .. } => {
                 "install Docker or Podman on it, or set `image: none` to run as a plain process".into()
             }
-            Self::EngineAway { .. } => "start the container engine on it again".into(),
+            Self::EngineUnavailable { .. } => "start the container engine on it again".into(),
             Self::NoProcesses => "set `image` to the name of one".into(),
             Self::NoDefaultImage => {
                 "set `image`, or a default image (`windlass server --default-image`)".into()
@@ -367,7 +369,7 @@ impl Shortfall {
             Self::NoFleets => "create a fleet".into(),
             Self::FleetEmpty => "add hosts to the fleet".into(),
             Self::NoOffers => "add a backend to the project".into(),
-            Self::Uneven { .. } => "set `blocks: auto` in the fleet".into(),
+            Self::UnevenBlocks { .. } => "set `blocks: auto` in the fleet".into(),
         }
     }
 }
@@ -383,7 +385,12 @@ fn gb(size: Gb) -> String {
     format!("{}GB", (size * 100.0).round() / 100.0)
 }
 
-fn lower<T: PartialOrd + Copy>(what: &str, min: Option<T>, has: T, show: impl Fn(T) -> String) -> String {
+fn format_lower<T: PartialOrd + Copy>(
+    what: &str,
+    min: Option<T>,
+    has: T,
+    show: impl Fn(T) -> String,
+) -> String {
     if min.is_some_and(|min| has < min) {
         format!("lower {what} to {}", show(has))
     } else {
@@ -402,7 +409,7 @@ fn range<T: PartialOrd + Copy>(range: &Range<T>, show: impl Fn(T) -> String) -> 
 }
 
 /// `exactly 1 GPU`, `2 to 4 GPUs`.
-fn counted(wanted: &Range<u32>, noun: &str) -> String {
+fn format_count(wanted: &Range<u32>, noun: &str) -> String {
     let last = wanted.max.or(wanted.min);
     format!("{} {noun}{}", range(wanted, |n: u32| n.to_string()), if last == Some(1) { "" } else { "s" })
 }
@@ -414,12 +421,12 @@ impl Display for Shortfall {
             Self::CpuArch { wanted, has } => {
                 write!(f, "needs {} CPUs, has {}", arch(*wanted), has.map_or("unknown ones", arch))
             }
-            Self::Cpus { wanted, has } => write!(f, "needs {}, has {has}", counted(wanted, "CPU")),
+            Self::Cpus { wanted, has } => write!(f, "needs {}, has {has}", format_count(wanted, "CPU")),
             Self::Memory { wanted, has } => {
                 write!(f, "needs {} of memory, has {}", range(wanted, gb), gb(*has))
             }
             Self::Disk { wanted, has } => write!(f, "needs {} of disk, has {}", range(wanted, gb), gb(*has)),
-            Self::GpuCount { wanted, has } => write!(f, "needs {}, has {has}", counted(wanted, "GPU")),
+            Self::GpuCount { wanted, has } => write!(f, "needs {}, has {has}", format_count(wanted, "GPU")),
             Self::GpuVendor { wanted, has } => {
                 write!(f, "needs {} GPUs, has {}", wanted.as_str(), has.as_str())
             }
@@ -455,12 +462,12 @@ impl Display for Shortfall {
             Self::Reservation { wanted, has } => {
                 write!(f, "needs reservation {wanted}, has {}", has.as_deref().unwrap_or("none"))
             }
-            Self::Volume { at } => write!(f, "its volumes are in {}", places(at)),
+            Self::Volume { at } => write!(f, "its volumes are in {}", format_locations(at)),
             Self::NotNamed => f.write_str("is not one of the named instances"),
             Self::NoContainers { image } => {
                 write!(f, "needs image {image}, and only plain processes run there")
             }
-            Self::EngineAway { image, why } => {
+            Self::EngineUnavailable { image, why } => {
                 write!(f, "needs image {image}, and the container engine there is away: {why}")
             }
             Self::NoProcesses => f.write_str("has `image: none`, and only containers run there"),
@@ -497,12 +504,12 @@ impl Display for Shortfall {
             Self::NoFleets => f.write_str("no fleet exists that this run may use"),
             Self::FleetEmpty => f.write_str("has no instances and creates none"),
             Self::NoOffers => f.write_str("no backend offers any instance"),
-            Self::Uneven { blocks } => write!(f, "cannot be split evenly into {blocks} blocks"),
+            Self::UnevenBlocks { blocks } => write!(f, "cannot be split evenly into {blocks} blocks"),
         }
     }
 }
 
-fn places(at: &[Location]) -> String {
+fn format_locations(at: &[Location]) -> String {
     let place = |place: &Location| match &place.zone {
         Some(zone) => format!("{} {} {zone}", place.backend, place.region),
         None => format!("{} {}", place.backend, place.region),

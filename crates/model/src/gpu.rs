@@ -20,14 +20,14 @@ const TOLERANCE_PERCENT: u64 = 8;
 
 /// How a device is built in. Makers sell the same GPU in several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum FormFactor {
     Sxm,
     Pcie,
     Nvl,
     Oam,
 }
 
-impl Form {
+impl FormFactor {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Sxm => "SXM",
@@ -52,18 +52,18 @@ impl Form {
 
 /// What a name says, whoever wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Reading {
+struct ParsedName {
     /// Letters and digits, small, without vendor, form and memory: `a100`, `rtx6000ada`.
     base: String,
     model: Option<&'static Model>,
-    form: Option<Form>,
+    form: Option<FormFactor>,
     memory_gb: Option<u32>,
     /// The profile of a part of a GPU: `3g.20gb`.
     part: Option<String>,
 }
 
 /// Words that say who made a device, or nothing.
-const IDLE_WORDS: [&str; 34] = [
+const IGNORED_WORDS: [&str; 34] = [
     "nvidia",
     "amd",
     "intel",
@@ -100,9 +100,10 @@ const IDLE_WORDS: [&str; 34] = [
     "tm",
 ];
 
-fn read(text: &str) -> Reading {
+fn parse_name(text: &str) -> ParsedName {
     let lower = text.to_ascii_lowercase();
-    let mut reading = Reading { base: String::new(), model: None, form: None, memory_gb: None, part: None };
+    let mut reading =
+        ParsedName { base: String::new(), model: None, form: None, memory_gb: None, part: None };
     // A profile has a dot, which parts other names.
     let tokens =
         lower.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.' && letter != '+');
@@ -116,13 +117,13 @@ fn read(text: &str) -> Reading {
         }
         if is_profile(token) {
             reading.part = Some(token.to_owned());
-        } else if let Some(form) = Form::parse(token) {
+        } else if let Some(form) = FormFactor::parse(token) {
             reading.form = Some(form);
         } else if let Some(gigabytes) = memory(token) {
             reading.memory_gb = Some(gigabytes);
         } else if token == "max" && tokens.peek() == Some(&"q") {
             tokens.next();
-        } else if IDLE_WORDS.contains(&token) {
+        } else if IGNORED_WORDS.contains(&token) {
             is_hbm3 |= token == "hbm3";
         } else {
             first.get_or_insert(token);
@@ -133,12 +134,12 @@ fn read(text: &str) -> Reading {
     reading.model = catalogue::find(&reading.base);
     if reading.model.is_none() {
         // `H100NVL`: written in one.
-        let in_one = |form: Form| {
+        let in_one = |form: FormFactor| {
             let base = reading.base.strip_suffix(&*form.as_str().to_ascii_lowercase())?;
             catalogue::find(base).map(|model| (model, form))
         };
         if let Some((model, form)) =
-            [Form::Nvl, Form::Sxm, Form::Pcie, Form::Oam].into_iter().find_map(in_one)
+            [FormFactor::Nvl, FormFactor::Sxm, FormFactor::Pcie, FormFactor::Oam].into_iter().find_map(in_one)
         {
             (reading.model, reading.form) = (Some(model), Some(form));
         }
@@ -159,7 +160,7 @@ fn read(text: &str) -> Reading {
     }
     // The driver names the board of this one by its memory alone.
     if is_hbm3 && reading.form.is_none() && reading.model.is_some_and(|model| model.name == "H100") {
-        reading.form = Some(Form::Sxm);
+        reading.form = Some(FormFactor::Sxm);
     }
     reading
 }
@@ -196,7 +197,7 @@ pub struct Device {
 
 /// The device of this name, with so much memory by its driver where that is known.
 pub fn device(name: &str, memory_mib: Option<u64>) -> Device {
-    let reading = read(name);
+    let reading = parse_name(name);
     let vendor = vendor_of(name);
     let Some(model) = reading.model else {
         return Device {
@@ -240,11 +241,11 @@ fn nominal(mib: u64, sizes: &[u32]) -> u64 {
 
 /// Whether whoever wrote `wanted` means a device of this name and memory. All that is said of it must hold; a form is
 /// taken on trust where the device's name says none.
-pub fn is_meant(wanted: &str, name: &str, memory_mib: u64) -> bool {
+pub fn matches_request(wanted: &str, name: &str, memory_mib: u64) -> bool {
     if wanted.eq_ignore_ascii_case(name) {
         return true;
     }
-    let (wanted, has) = (read(wanted), read(name));
+    let (wanted, has) = (parse_name(wanted), parse_name(name));
     let same_base = match (wanted.model, has.model) {
         (Some(wanted), Some(has)) => std::ptr::eq(wanted, has),
         (None, None) => wanted.base == has.base,
@@ -253,7 +254,7 @@ pub fn is_meant(wanted: &str, name: &str, memory_mib: u64) -> bool {
     let form_fits = match (wanted.form, has.form) {
         (None, _) => true,
         (Some(wanted), Some(has)) => wanted == has,
-        (Some(form), None) => form != Form::Nvl,
+        (Some(form), None) => form != FormFactor::Nvl,
     };
     // A part of a GPU is not the GPU.
     let part_fits = wanted.part == has.part;
@@ -270,7 +271,7 @@ fn is_about(mib: u64, wanted: u64) -> bool {
 
 /// The vendor that makes a GPU of this name, where that is well known.
 pub fn vendor_of(name: &str) -> Option<GpuVendor> {
-    if let Some(model) = read(name).model {
+    if let Some(model) = parse_name(name).model {
         return Some(model.vendor);
     }
     let name = name.to_ascii_lowercase();

@@ -40,7 +40,7 @@ words! {
         /// no fleet, no capacity, or a volume that cannot be used
         NotPlaced = "not-placed",
         /// the shim answers and took the task
-        TaskTaken = "task-taken",
+        TaskAccepted = "task-taken",
         /// the runner answers and took the job
         Started = "started",
         /// an agent reports the end: exit, error, own limit, a task it will not take
@@ -48,7 +48,7 @@ words! {
         /// the agents were silent, or not ready, for longer than allowed
         Lost = "lost",
         /// utilization, inactivity or max_duration: the server ends it
-        PolicyEnded = "policy-ended",
+        EndedByPolicy = "policy-ended",
         /// the run ends, the service scales down, or a sibling's failure retries the replica
         StopAsked = "stop-asked",
         /// all released after done_by_runner
@@ -167,27 +167,27 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
         Submitted => match event {
             Placed => To(Provisioning),
             NotPlaced | StopAsked => To(Terminating),
-            TaskTaken | Started | Exited | Lost | PolicyEnded => Refuse,
+            TaskAccepted | Started | Exited | Lost | EndedByPolicy => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
         },
         Provisioning => match event {
-            TaskTaken => To(Pulling),
+            TaskAccepted => To(Pulling),
             Started => To(Running),
             Exited | Lost | StopAsked => To(Terminating),
-            Placed | NotPlaced | PolicyEnded => Refuse,
+            Placed | NotPlaced | EndedByPolicy => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
         },
         Pulling => match event {
             Started => To(Running),
             Exited | Lost | StopAsked => To(Terminating),
-            TaskTaken => Stay,
-            Placed | NotPlaced | PolicyEnded => Refuse,
+            TaskAccepted => Stay,
+            Placed | NotPlaced | EndedByPolicy => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
         },
         Running => match event {
-            Exited | Lost | PolicyEnded | StopAsked => To(Terminating),
+            Exited | Lost | EndedByPolicy | StopAsked => To(Terminating),
             Started => Stay,
-            Placed | NotPlaced | TaskTaken => Refuse,
+            Placed | NotPlaced | TaskAccepted => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
         },
         Terminating => match event {
@@ -195,12 +195,12 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             ReleasedFailed => To(Failed),
             ReleasedTerminated => To(Terminated),
             ReleasedAborted => To(Aborted),
-            Exited | Lost | PolicyEnded | StopAsked => Stay,
-            Placed | NotPlaced | TaskTaken | Started => Refuse,
+            Exited | Lost | EndedByPolicy | StopAsked => Stay,
+            Placed | NotPlaced | TaskAccepted | Started => Refuse,
         },
         Terminated | Aborted | Failed | Done => match event {
             StopAsked => Stay,
-            Placed | NotPlaced | TaskTaken | Started | Exited | Lost | PolicyEnded => Refuse,
+            Placed | NotPlaced | TaskAccepted | Started | Exited | Lost | EndedByPolicy => Refuse,
             ReleasedDone | ReleasedFailed | ReleasedTerminated | ReleasedAborted => Refuse,
         },
     }
@@ -337,7 +337,7 @@ impl Ending {
     }
 
     pub fn no_capacity(said: impl Into<String>) -> Self {
-        Self::new(TerminationReason::FailedToStartDueToNoCapacity).saying(said)
+        Self::new(TerminationReason::FailedToStartDueToNoCapacity).with_message(said)
     }
 
     /// No capacity, because no fleet matched at all.
@@ -386,7 +386,7 @@ impl Ending {
 
     /// Adds what was said about it: an agent's message, the shortfalls.
     #[must_use]
-    pub fn saying(mut self, said: impl Into<String>) -> Self {
+    pub fn with_message(mut self, said: impl Into<String>) -> Self {
         self.said = Some(said.into());
         self
     }

@@ -21,13 +21,13 @@ pub enum AcquireError {
     #[error("allocate {wanted} devices: {free} of {total} are free")]
     NotEnough { wanted: usize, free: usize, total: usize },
     #[error("allocate {wanted} devices: the owner already holds {holds}")]
-    HoldsAnother { wanted: usize, holds: usize },
+    HoldsOtherCount { wanted: usize, holds: usize },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RebuildError<D, O> {
     #[error("device {device} is claimed by two live owners")]
-    Twice { device: D, first: O, second: O },
+    ClaimedTwice { device: D, first: O, second: O },
     #[error("device {device} is claimed but does not exist")]
     Unknown { device: D, owner: O },
 }
@@ -52,7 +52,7 @@ impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
     }
 
     /// After a restart: what is held is what live owners hold, and nothing else.
-    pub fn rebuilt(
+    pub fn rebuild(
         devices: impl IntoIterator<Item = D>,
         live: impl IntoIterator<Item = (O, Vec<D>)>,
     ) -> Result<Self, RebuildError<D, O>> {
@@ -62,7 +62,11 @@ impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
                 match ledger.holders.get_mut(&device) {
                     None => return Err(RebuildError::Unknown { device, owner }),
                     Some(Some(first)) if *first != owner => {
-                        return Err(RebuildError::Twice { device, first: first.clone(), second: owner });
+                        return Err(RebuildError::ClaimedTwice {
+                            device,
+                            first: first.clone(),
+                            second: owner,
+                        });
                     }
                     Some(holder) => *holder = Some(owner.clone()),
                 }
@@ -84,7 +88,7 @@ impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
             return if held.len() == wanted {
                 Ok(held)
             } else {
-                Err(AcquireError::HoldsAnother { wanted, holds: held.len() })
+                Err(AcquireError::HoldsOtherCount { wanted, holds: held.len() })
             };
         }
         let free = self.free();
@@ -103,7 +107,7 @@ impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
     /// Frees what `owner` holds and says what that was; nothing when it holds nothing.
     pub fn release(&mut self, owner: &O) -> Vec<D> {
         let held = self.held_by(owner);
-        if held.is_empty() && is_planted(Bug::ReleaseFreesAnother) {
+        if held.is_empty() && is_planted(Bug::ReleaseFreesFormerDevices) {
             return self.release_once_held(owner);
         }
         for device in &held {

@@ -44,7 +44,7 @@ pub trait Status: Word {
 /// A word that no variant of an enum has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} `{word}`")]
-pub struct UnknownWord {
+pub struct UnknownValue {
     pub what: &'static str,
     pub word: String,
 }
@@ -93,11 +93,11 @@ macro_rules! words {
         }
 
         impl std::str::FromStr for $name {
-            type Err = $crate::machine::UnknownWord;
+            type Err = $crate::machine::UnknownValue;
             fn from_str(word: &str) -> Result<Self, Self::Err> {
                 match word {
                     $($word => Ok(Self::$variant),)*
-                    _ => Err($crate::machine::UnknownWord { what: $what, word: word.to_owned() }),
+                    _ => Err($crate::machine::UnknownValue { what: $what, word: word.to_owned() }),
                 }
             }
         }

@@ -67,7 +67,7 @@ words! {
         /// the bound on waiting for capacity is reached
         GaveUp = "gave-up",
         /// a user cancels, an earlier task failed, or an auxiliary is stopped
-        CancelAsked = "cancel-asked",
+        CancelRequested = "cancel-asked",
         /// cancelled before the first claim: nothing to release
         CancelledUnclaimed = "cancelled-unclaimed",
         /// the nodes of a cancelled task are released
@@ -151,7 +151,7 @@ impl Machine for Task {
     const NAME: &'static str = "managed-job";
     const ABOUT: &'static str = "The user-facing status of one task of a managed job.";
     const START: &'static [Status] = &[Status::Pending];
-    const STOP: &'static [Event] = &[Event::CancelAsked];
+    const STOP: &'static [Event] = &[Event::CancelRequested];
 
     fn step(status: Status, event: Event) -> Step<Status> {
         step(status, event)
@@ -167,7 +167,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             E::SlotGranted => To(Starting),
             E::Rescheduled | E::Interrupted => To(Recovering),
             E::EmptyRun => To(Running),
-            E::CancelAsked => To(Cancelling),
+            E::CancelRequested => To(Cancelling),
             E::CancelledUnclaimed => To(Cancelled),
             E::ControllerFailed => To(FailedController),
             E::BackedOff | E::Started | E::Lost | E::Recovered | E::Released => Refuse,
@@ -179,7 +179,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             E::Interrupted => To(Recovering),
             E::PrechecksFailed => To(FailedPrechecks),
             E::GaveUp => To(FailedNoResource),
-            E::CancelAsked => To(Cancelling),
+            E::CancelRequested => To(Cancelling),
             E::ControllerFailed => To(FailedController),
             // A crash between launch and write: the launch is adopted by its key.
             E::SlotGranted => Stay,
@@ -191,7 +191,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             E::Succeeded => To(Succeeded),
             E::Failed => To(Failed),
             E::SetupFailed => To(FailedSetup),
-            E::CancelAsked => To(Cancelling),
+            E::CancelRequested => To(Cancelling),
             E::ControllerFailed => To(FailedController),
             E::SlotGranted | E::Rescheduled | E::EmptyRun | E::BackedOff | E::Started => Refuse,
             E::Recovered | E::PrechecksFailed | E::GaveUp | E::CancelledUnclaimed | E::Released => Refuse,
@@ -201,7 +201,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             E::Recovered => To(Running),
             E::PrechecksFailed => To(FailedPrechecks),
             E::GaveUp => To(FailedNoResource),
-            E::CancelAsked => To(Cancelling),
+            E::CancelRequested => To(Cancelling),
             E::ControllerFailed => To(FailedController),
             E::Rescheduled | E::Lost | E::Interrupted => Stay,
             E::SlotGranted | E::EmptyRun | E::Started | E::Succeeded | E::Failed => Refuse,
@@ -210,13 +210,13 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
         Cancelling => step_cancelling(event),
         Succeeded | Cancelled | Failed | FailedSetup | FailedPrechecks | FailedNoResource => match event {
             E::ControllerFailed => To(FailedController),
-            E::CancelAsked => Stay,
+            E::CancelRequested => Stay,
             E::SlotGranted | E::Rescheduled | E::EmptyRun | E::BackedOff | E::Started | E::Lost => Refuse,
             E::Interrupted | E::Recovered | E::Succeeded | E::Failed | E::SetupFailed => Refuse,
             E::PrechecksFailed | E::GaveUp | E::CancelledUnclaimed | E::Released => Refuse,
         },
         FailedController => match event {
-            E::ControllerFailed | E::CancelAsked => Stay,
+            E::ControllerFailed | E::CancelRequested => Stay,
             E::SlotGranted | E::Rescheduled | E::EmptyRun | E::BackedOff | E::Started | E::Lost => Refuse,
             E::Interrupted | E::Recovered | E::Succeeded | E::Failed | E::SetupFailed => Refuse,
             E::PrechecksFailed | E::GaveUp | E::CancelledUnclaimed | E::Released => Refuse,
@@ -236,7 +236,7 @@ fn step_cancelling(event: Event) -> Step<Status> {
         E::PrechecksFailed => To(Status::FailedPrechecks),
         E::GaveUp => To(Status::FailedNoResource),
         E::ControllerFailed => To(Status::FailedController),
-        E::CancelAsked | E::Interrupted | E::Lost => Stay,
+        E::CancelRequested | E::Interrupted | E::Lost => Stay,
         E::SlotGranted | E::Rescheduled | E::EmptyRun | E::BackedOff | E::Started => Refuse,
         E::Recovered | E::CancelledUnclaimed => Refuse,
     }
@@ -244,9 +244,9 @@ fn step_cancelling(event: Event) -> Step<Status> {
 
 /// The machine of a job's schedule state.
 #[derive(Clone, Copy, Debug)]
-pub struct Scheduling;
+pub struct ScheduleLifecycle;
 
-impl Machine for Scheduling {
+impl Machine for ScheduleLifecycle {
     type Status = Schedule;
     type Event = ScheduleEvent;
     const NAME: &'static str = "managed-job-schedule";
@@ -387,18 +387,18 @@ pub fn is_legal(state: Schedule, status: Status, pending: Option<PendingKind>) -
 
 /// A recovery in progress: from the first RECOVERING to the next RUNNING, across back-offs and restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Episode {
+pub struct RecoveryEpisode {
     credit: bool,
 }
 
-impl Episode {
+impl RecoveryEpisode {
     pub const fn open(source: RecoverySource) -> Self {
         Self { credit: has_credit(source) }
     }
 
     /// Another RECOVERING event of the same episode. Credit, once given, is never taken.
     #[must_use]
-    pub const fn joined_by(self, source: RecoverySource) -> Self {
+    pub const fn merge(self, source: RecoverySource) -> Self {
         Self { credit: self.credit || has_credit(source) }
     }
 

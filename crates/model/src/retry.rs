@@ -28,7 +28,7 @@ pub const DURATION_DEFAULT: Span = Span::hours(1);
 pub const TOTAL_MAX: u32 = 1_000;
 
 /// The wait before the first resubmission, unless the server is told otherwise.
-pub const DELAY: Span = Span::secs(15);
+pub const DELAY_FIRST: Span = Span::secs(15);
 
 /// How many times the first wait a pending run waits before its next try; the last entry repeats.
 pub const BACKOFF: [i64; 6] = [1, 2, 4, 8, 20, 40];
@@ -42,23 +42,23 @@ pub fn delay(first: Span, attempt: u32) -> Span {
 
 /// One that ran for so long before it failed begins a new streak, or for as long as `retry.duration` if that is less:
 /// what fails once a day may be tried again each time.
-pub const STEADY: Span = Span::mins(10);
+pub const STREAK_RESET_AFTER: Span = Span::mins(10);
 
 /// A wait is cut short where `retry.duration` would be over before, but not below this.
 const DELAY_MIN: Span = Span::secs(1);
 
 /// Failures of one job in a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Streak {
+pub struct FailureStreak {
     pub failures: u32,
     /// The end of the first of them that had an instance.
     pub since: Option<Timestamp>,
 }
 
-impl Streak {
+impl FailureStreak {
     /// One more submission that ended. `ran` is how long its program did, if it did.
     pub fn add(&mut self, policy: Option<&Policy>, ended: Timestamp, had_instance: bool, ran: Option<Span>) {
-        let steady = policy.map_or(STEADY, |policy| policy.duration.min(STEADY));
+        let steady = policy.map_or(STREAK_RESET_AFTER, |policy| policy.duration.min(STREAK_RESET_AFTER));
         if ran.is_some_and(|ran| ran >= steady) {
             *self = Self::default();
         }
@@ -104,7 +104,7 @@ pub struct Standing {
     /// When the run was submitted; of a scheduled run, the slot that fired.
     pub run_began: Timestamp,
     /// The first failure of the streak: the end of the first submission that ever had an instance, of those that failed
-    /// in a row. See [`Streak`].
+    /// in a row. See [`FailureStreak`].
     pub failing_since: Option<Timestamp>,
 }
 
@@ -127,16 +127,16 @@ pub enum Refusal {
     /// The clock starts at the end of a submission that had an instance, and there was none.
     NeverProvisioned(Event),
     /// `retry.duration` is over.
-    TimeSpent { elapsed: Span, duration: Span },
+    DurationExceeded { elapsed: Span, duration: Span },
     /// `retry.max_total` submissions were made.
-    TriesSpent { max_total: u32 },
+    AttemptsExceeded { max_total: u32 },
 }
 
 impl Refusal {
     /// Whether the job could have been retried and only ran out of time or tries.
     pub const fn is_limit(self) -> bool {
         match self {
-            Self::TimeSpent { .. } | Self::TriesSpent { .. } => true,
+            Self::DurationExceeded { .. } | Self::AttemptsExceeded { .. } => true,
             Self::Off | Self::NotAFailure(_) | Self::NotCovered(_) | Self::NeverProvisioned(_) => false,
         }
     }
@@ -149,7 +149,7 @@ impl fmt::Display for Refusal {
             Self::NotAFailure(reason) => write!(f, "{reason} is never retried"),
             Self::NotCovered(event) => write!(f, "retry does not cover {event}"),
             Self::NeverProvisioned(event) => write!(f, "{event} before it ever had an instance"),
-            Self::TimeSpent { elapsed, duration } => {
+            Self::DurationExceeded { elapsed, duration } => {
                 write!(
                     f,
                     "retry duration of {} s is over ({} s passed)",
@@ -157,7 +157,7 @@ impl fmt::Display for Refusal {
                     elapsed.as_secs()
                 )
             }
-            Self::TriesSpent { max_total } => write!(f, "all {max_total} submissions are spent"),
+            Self::AttemptsExceeded { max_total } => write!(f, "all {max_total} submissions are spent"),
         }
     }
 }
@@ -181,10 +181,10 @@ pub fn decide(policy: Option<&Policy>, job: Standing, now: Timestamp) -> Retry {
     };
     let elapsed = now.since(since);
     if elapsed >= policy.duration {
-        return Retry::No(Refusal::TimeSpent { elapsed, duration: policy.duration });
+        return Retry::No(Refusal::DurationExceeded { elapsed, duration: policy.duration });
     }
     if job.tries >= policy.max_total {
-        return Retry::No(Refusal::TriesSpent { max_total: policy.max_total });
+        return Retry::No(Refusal::AttemptsExceeded { max_total: policy.max_total });
     }
     Retry::Yes { event, elapsed }
 }

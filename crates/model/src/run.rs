@@ -41,7 +41,7 @@ words! {
         /// a job runs
         Runs = "runs",
         /// only replicas to retry are left, or the service is at zero
-        Idles = "idles",
+        JobsIdle = "idles",
         /// a user stopped or aborted it
         StopAsked = "stop-asked",
         /// a failure, the end of all jobs, or a gateway's error gave it a reason to end
@@ -110,7 +110,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
         Pending => match event {
             Resubmitted => To(Submitted),
             StopAsked | EndDecided => To(Terminating),
-            Idles => Stay,
+            JobsIdle => Stay,
             Waits | Provisions | Runs => Refuse,
             Rescheduled | FinishedDone | FinishedFailed | FinishedTerminated => Refuse,
         },
@@ -118,7 +118,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             Waits => Stay,
             Provisions => To(Provisioning),
             Runs => To(Running),
-            Idles => To(Pending),
+            JobsIdle => To(Pending),
             StopAsked | EndDecided => To(Terminating),
             Resubmitted => Refuse,
             Rescheduled | FinishedDone | FinishedFailed | FinishedTerminated => Refuse,
@@ -127,7 +127,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             Waits => To(Submitted),
             Provisions => Stay,
             Runs => To(Running),
-            Idles => To(Pending),
+            JobsIdle => To(Pending),
             StopAsked | EndDecided => To(Terminating),
             Resubmitted => Refuse,
             Rescheduled | FinishedDone | FinishedFailed | FinishedTerminated => Refuse,
@@ -136,7 +136,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             Waits => To(Submitted),
             Provisions => To(Provisioning),
             Runs => Stay,
-            Idles => To(Pending),
+            JobsIdle => To(Pending),
             StopAsked | EndDecided => To(Terminating),
             Resubmitted => Refuse,
             Rescheduled | FinishedDone | FinishedFailed | FinishedTerminated => Refuse,
@@ -147,11 +147,11 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             FinishedFailed => To(Failed),
             FinishedTerminated => To(Terminated),
             StopAsked | EndDecided => Stay,
-            Resubmitted | Waits | Provisions | Runs | Idles => Refuse,
+            Resubmitted | Waits | Provisions | Runs | JobsIdle => Refuse,
         },
         Terminated | Failed | Done => match event {
             StopAsked => Stay,
-            Resubmitted | Waits | Provisions | Runs | Idles | EndDecided => Refuse,
+            Resubmitted | Waits | Provisions | Runs | JobsIdle | EndDecided => Refuse,
             Rescheduled | FinishedDone | FinishedFailed | FinishedTerminated => Refuse,
         },
     }
@@ -210,7 +210,7 @@ impl TerminationReason {
     }
 
     /// Whether a user wanted the run gone: then no schedule brings it back.
-    pub const fn is_users(self) -> bool {
+    pub const fn is_by_user(self) -> bool {
         match self {
             Self::StoppedByUser | Self::AbortedByUser => true,
             Self::AllJobsDone
@@ -246,7 +246,7 @@ impl Ending {
 
 /// What `status_message` needs to know of one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Glance {
+pub struct JobSummary {
     /// The status of its latest submission.
     pub status: job::Status,
     /// Why its latest submission that ended has ended.
@@ -254,7 +254,7 @@ pub struct Glance {
 }
 
 /// The text of `status_message`: the status, or what it comes to.
-pub fn status_message(status: Status, jobs: &[Glance], retry: Option<&retry::Policy>) -> &'static str {
+pub fn status_message(status: Status, jobs: &[JobSummary], retry: Option<&retry::Policy>) -> &'static str {
     if !jobs.is_empty() && jobs.iter().all(|job| job.status == job::Status::Pulling) {
         return "pulling";
     }
@@ -264,7 +264,8 @@ pub fn status_message(status: Status, jobs: &[Glance], retry: Option<&retry::Pol
         Status::Terminated | Status::Failed | Status::Done => false,
     };
     let retries = retry.is_some_and(|policy| policy.covers(retry::Event::NoCapacity));
-    let lacked = |job: &Glance| job.last_ended == Some(job::TerminationReason::FailedToStartDueToNoCapacity);
+    let lacked =
+        |job: &JobSummary| job.last_ended == Some(job::TerminationReason::FailedToStartDueToNoCapacity);
     if waits && retries && jobs.iter().any(lacked) {
         return "retrying";
     }

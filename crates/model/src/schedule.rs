@@ -9,7 +9,7 @@ use jiff::{civil::DateTime, tz::TimeZone};
 use crate::time::Timestamp;
 
 #[derive(Debug, thiserror::Error)]
-pub enum CronProblem {
+pub enum CronParseError {
     #[error("cron `{pattern}` has {found} fields; it needs 5: minute hour day month weekday")]
     Fields { pattern: String, found: usize },
     #[error("parse cron `{pattern}`")]
@@ -26,12 +26,12 @@ pub enum CronProblem {
 
 /// The patterns of one schedule; at least one, each with a slot to come.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Crons(Vec<Cron>);
+pub struct CronSchedule(Vec<Cron>);
 
-impl Crons {
-    pub fn parse<T: AsRef<str>>(patterns: &[T]) -> Result<Self, CronProblem> {
+impl CronSchedule {
+    pub fn parse<T: AsRef<str>>(patterns: &[T]) -> Result<Self, CronParseError> {
         if patterns.is_empty() {
-            return Err(CronProblem::Empty);
+            return Err(CronParseError::Empty);
         }
         patterns.iter().map(|p| parse(p.as_ref())).collect::<Result<_, _>>().map(Self)
     }
@@ -49,22 +49,22 @@ impl Crons {
 
 /// What follows an execution that was fired by `fired` and ended at `now`: the slots that passed while it
 /// ran are skipped. A clock that jumped back must not bring the fired slot round again.
-pub fn next_slot(crons: &Crons, fired: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
+pub fn next_slot(crons: &CronSchedule, fired: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
     crons.next_after(fired.map_or(now, |slot| slot.max(now)))
 }
 
-fn parse(pattern: &str) -> Result<Cron, CronProblem> {
+fn parse(pattern: &str) -> Result<Cron, CronParseError> {
     let found = pattern.split_whitespace().count();
     if found != 5 {
-        return Err(CronProblem::Fields { pattern: pattern.to_owned(), found });
+        return Err(CronParseError::Fields { pattern: pattern.to_owned(), found });
     }
     let cron = CronParser::new()
         .parse(pattern)
-        .map_err(|source| CronProblem::Pattern { pattern: pattern.to_owned(), source })?;
+        .map_err(|source| CronParseError::Pattern { pattern: pattern.to_owned(), source })?;
     // Any leap day is within eight years of any other, so one starting point stands for all.
     match cron.find_next_occurrence(&DateTime::constant(2024, 1, 1, 0, 0, 0, 0), true) {
         Ok(_) => Ok(cron),
-        Err(_) => Err(CronProblem::Never { pattern: pattern.to_owned() }),
+        Err(_) => Err(CronParseError::Never { pattern: pattern.to_owned() }),
     }
 }
 

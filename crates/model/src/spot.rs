@@ -24,7 +24,7 @@ pub enum Market {
 
 /// What is promised: all of it in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Terms {
+pub struct DeadlineTerms {
     /// R(0): from the beginning to the deadline.
     pub within: f64,
     /// C(0): the work, undisturbed.
@@ -80,8 +80,8 @@ impl Rule {
 }
 
 /// What to run on now; `None` is to wait.
-pub fn choose(terms: Terms, at: Standing) -> (Option<Market>, Rule) {
-    let Terms { within, work, changeover } = terms;
+pub fn choose(terms: DeadlineTerms, at: Standing) -> (Option<Market>, Rule) {
+    let DeadlineTerms { within, work, changeover } = terms;
     let line = |t: f64| t * work / within;
     let (time_left, work_left) = (within - at.elapsed, work - at.done);
     let has_slack = time_left >= work_left + 2.0 * changeover;
@@ -102,7 +102,7 @@ pub fn choose(terms: Terms, at: Standing) -> (Option<Market>, Rule) {
     }
 }
 
-impl From<Deadline> for Terms {
+impl From<Deadline> for DeadlineTerms {
     fn from(deadline: Deadline) -> Self {
         Self {
             within: deadline.within as f64,
@@ -127,7 +127,7 @@ pub struct Report {
 
 /// One stretch of time on nodes of one market.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stretch {
+pub struct NodeTime {
     pub market: Market,
     pub from: Timestamp,
     pub to: Timestamp,
@@ -139,7 +139,7 @@ pub fn report(
     began: Timestamp,
     ended: Timestamp,
     nodes: u32,
-    stretches: &[Stretch],
+    stretches: &[NodeTime],
 ) -> Report {
     let spare = (began + Span::secs(deadline.within)).since(ended);
     let paid = |market: Market| -> f64 {

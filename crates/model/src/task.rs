@@ -41,7 +41,7 @@ words! {
         /// it was made to end as asked; what was taken is given back
         Stopped = "stopped",
         /// the server wants it forgotten
-        RemoveAsked = "remove-asked",
+        RemoveRequested = "remove-asked",
     }
 }
 
@@ -73,33 +73,33 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
             Begun => To(Preparing),
             Failed | Stopped => To(Terminated),
             TerminateAsked => Stay,
-            Prepared | Pulled | Started | Ended | RemoveAsked => Refuse,
+            Prepared | Pulled | Started | Ended | RemoveRequested => Refuse,
         },
         Preparing => match event {
             Prepared => To(Pulling),
             Failed | Stopped => To(Terminated),
             Begun | TerminateAsked => Stay,
-            Pulled | Started | Ended | RemoveAsked => Refuse,
+            Pulled | Started | Ended | RemoveRequested => Refuse,
         },
         Pulling => match event {
             Pulled => To(Creating),
             Failed | Stopped => To(Terminated),
             Prepared | TerminateAsked => Stay,
-            Begun | Started | Ended | RemoveAsked => Refuse,
+            Begun | Started | Ended | RemoveRequested => Refuse,
         },
         Creating => match event {
             Started => To(Running),
             Failed | Ended | Stopped => To(Terminated),
             Pulled | TerminateAsked => Stay,
-            Begun | Prepared | RemoveAsked => Refuse,
+            Begun | Prepared | RemoveRequested => Refuse,
         },
         Running => match event {
             Ended | Stopped => To(Terminated),
             Started | TerminateAsked => Stay,
-            Begun | Prepared | Pulled | Failed | RemoveAsked => Refuse,
+            Begun | Prepared | Pulled | Failed | RemoveRequested => Refuse,
         },
         Terminated => match event {
-            Ended | TerminateAsked | Stopped | RemoveAsked => Stay,
+            Ended | TerminateAsked | Stopped | RemoveRequested => Stay,
             Begun | Prepared | Pulled | Started | Failed => Refuse,
         },
     }

@@ -11,7 +11,7 @@ const ESC: u8 = 0x1b;
 const BEL: u8 = 0x07;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stripper {
+pub struct CodeStripper {
     state: State,
     /// Bytes since ESC, with it.
     length: usize,
@@ -31,7 +31,7 @@ enum State {
     String,
 }
 
-impl Stripper {
+impl CodeStripper {
     /// The state after `before`: the bytes before a place, at least [`CODE_MAX`] of them or all.
     pub fn after(before: &[u8]) -> Self {
         let recent = &before[before.len().saturating_sub(CODE_MAX)..];
@@ -93,7 +93,7 @@ mod tests {
 
     fn stripped(bytes: &[u8]) -> Vec<u8> {
         let mut out = bytes.to_vec();
-        Stripper::default().strip(&mut out);
+        CodeStripper::default().strip(&mut out);
         out
     }
 
@@ -145,7 +145,7 @@ mod tests {
             let mut out = Vec::new();
             for piece in cuts.windows(2) {
                 let mut bytes = raw[piece[0]..piece[1]].to_vec();
-                Stripper::after(&raw[..piece[0]]).strip(&mut bytes);
+                CodeStripper::after(&raw[..piece[0]]).strip(&mut bytes);
                 out.extend(bytes);
             }
             prop_assert_eq!(out, stripped(&raw));

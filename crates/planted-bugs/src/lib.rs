@@ -12,19 +12,19 @@ pub enum Bug {
     /// The guard of a write compares the id alone: the write of a stale holder goes through.
     ApplyWithoutTokenCheck,
     /// The pipeline of running jobs writes the final status itself.
-    FinishedOutsideTerminating,
+    FinishOutsideTerminating,
     /// Slots of managed jobs are granted by an earlier count, which is not repeated when they are written.
-    GrantWithoutCount,
+    SlotGrantWithoutRecount,
     /// A release by an owner without devices frees the devices that it once had, whoever has them now.
-    ReleaseFreesAnother,
+    ReleaseFreesFormerDevices,
     /// A dispatcher treats a job that an incomplete answer of the scheduler omits as ended.
-    HolesAreAbsences,
+    MissingJobsTreatedAsEnded,
     /// A dispatcher starts containers in order of arrival and ignores their priorities.
-    OrderOfArrival,
+    IgnorePriority,
     /// A managed task is launched again as soon as its attempt begins to end.
-    RecoversBeforeReleased,
+    RecoverBeforeRelease,
     /// The next task of a managed job starts although the one before it failed.
-    FollowsAFailure,
+    StartAfterFailedTask,
 }
 
 #[cfg(feature = "testing")]

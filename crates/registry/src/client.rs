@@ -13,30 +13,30 @@ use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep, timeout};
-use windlass_dial::{Trust, TrustError};
+use windlass_dial::{TlsRoots, TlsRootsError};
 
 use crate::{
     Image, ImageConfig, ImageName, Layer, Platform, Version,
     challenge::Challenge,
-    http::{FetchError, Url, encoded, get, is_loopback},
+    http::{FetchError, Url, get, is_loopback, percent_encode},
     image::{Document, INDEX_TYPES, MANIFEST_TYPES},
     name::is_digest,
 };
 
 const REDIRECTS_MAX: usize = 5;
 /// Attempts per call while the registry is unreachable, overloaded or failing.
-const TRIES: u32 = 3;
-const FIRST_WAIT: Duration = Duration::from_millis(200);
+const ATTEMPTS_MAX: u32 = 3;
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(200);
 /// Longest `Retry-After` that is waited for; beyond it the call fails.
-const WAIT_MAX: Duration = Duration::from_secs(20);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(20);
 /// Size limit of a manifest, an index, a configuration or a token response.
 const DOCUMENT_BYTES_MAX: usize = 8 << 20;
 /// Time limit for reading such a document.
-const DOCUMENT_WITHIN: Duration = Duration::from_secs(30);
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// A layer download without new bytes for this long has stalled.
-const CHUNK_WITHIN: Duration = Duration::from_secs(60);
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Lifetime of a token when the registry does not state one.
-const TOKEN_LIFE: Duration = Duration::from_secs(60);
+const TOKEN_LIFETIME_DEFAULT: Duration = Duration::from_secs(60);
 /// A token is renewed this long before it expires.
 const TOKEN_MARGIN: Duration = Duration::from_secs(10);
 
@@ -53,7 +53,7 @@ pub enum RegistryError {
     #[error("the registry {} denies access to the image {name} {} a user name and password", name.registry(), if *with_password { "with" } else { "without" })]
     Denied { name: ImageName, with_password: bool },
     #[error("image {} has no build for {}, only for {}", .0.name, .0.wanted, list(&.0.has))]
-    NoPlatform(Box<NoPlatform>),
+    NoPlatform(Box<MissingPlatform>),
     #[error("the registry {registry} answered with status {status}{}{message}", if message.is_empty() { "" } else { ": " })]
     Refused { registry: String, status: u16, message: String },
     #[error("invalid image {name}: {problem}")]
@@ -62,7 +62,7 @@ pub enum RegistryError {
 
 /// An image without a build for the wanted platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NoPlatform {
+pub struct MissingPlatform {
     pub name: ImageName,
     pub wanted: Platform,
     pub has: Vec<Platform>,
@@ -70,7 +70,7 @@ pub struct NoPlatform {
 
 impl RegistryError {
     fn no_platform(name: &ImageName, wanted: &Platform, has: Vec<Platform>) -> Self {
-        Self::NoPlatform(Box::new(NoPlatform { name: name.clone(), wanted: wanted.clone(), has }))
+        Self::NoPlatform(Box::new(MissingPlatform { name: name.clone(), wanted: wanted.clone(), has }))
     }
 
     /// Whether retrying later cannot change the answer.
@@ -111,7 +111,7 @@ pub struct Settings {
 #[derive(Default)]
 pub struct Client {
     settings: Settings,
-    trust: OnceLock<Trust>,
+    tls_roots: OnceLock<TlsRoots>,
     tokens: Mutex<HashMap<TokenKey, (String, Instant)>>,
 }
 
@@ -129,7 +129,7 @@ impl std::fmt::Debug for Client {
 }
 
 /// One call: the image, the host that serves it, and the credentials.
-struct Call<'a> {
+struct ImageRequest<'a> {
     name: &'a ImageName,
     host: &'a str,
     credentials: Option<&'a Credentials>,
@@ -141,15 +141,15 @@ impl Client {
     }
 
     /// Resolves a name for a platform to its configuration and layers.
-    pub async fn image(
+    pub async fn resolve_image(
         &self,
         name: &ImageName,
         platform: &Platform,
         credentials: Option<&Credentials>,
     ) -> Result<Image, RegistryError> {
         let mut last_error = None;
-        for call in self.calls(name, credentials) {
-            match self.image_at(&call, platform).await {
+        for call in self.requests_for(name, credentials) {
+            match self.resolve_image_from(&call, platform).await {
                 Ok(image) => return Ok(image),
                 // The registry itself comes last, so its error is the one reported.
                 Err(error) => last_error = Some(error),
@@ -159,21 +159,30 @@ impl Client {
     }
 
     /// Downloads a layer, starting at byte `from`. `hashed` covers the bytes before it.
-    pub async fn layer<'a>(
+    pub async fn download_layer<'a>(
         &'a self,
         name: &'a ImageName,
         layer: &Layer,
         credentials: Option<&'a Credentials>,
         from: u64,
         hashed: Option<Context>,
-    ) -> Result<Blob<'a>, RegistryError> {
+    ) -> Result<LayerDownload<'a>, RegistryError> {
         let mut last_error = None;
-        for call in self.calls(name, credentials) {
-            match self.blob_at(call, &layer.digest, layer.size, from).await {
+        for call in self.requests_for(name, credentials) {
+            match self.open_blob(call, &layer.digest, layer.size, from).await {
                 Ok((call, body)) => {
                     let hash = hashed.unwrap_or_else(|| Context::new(&SHA256));
                     let (digest, size) = (layer.digest.clone(), layer.size);
-                    return Ok(Blob { client: self, call, digest, size, at: from, hash, body, tries: 0 });
+                    return Ok(LayerDownload {
+                        client: self,
+                        call,
+                        digest,
+                        size,
+                        offset: from,
+                        hash,
+                        body,
+                        failed_attempts: 0,
+                    });
                 }
                 Err(error) => last_error = Some(error),
             }
@@ -182,48 +191,52 @@ impl Client {
     }
 
     /// The calls to try in order: mirrors, then the registry itself.
-    fn calls<'a>(
+    fn requests_for<'a>(
         &'a self,
         name: &'a ImageName,
         credentials: Option<&'a Credentials>,
-    ) -> impl Iterator<Item = Call<'a>> {
+    ) -> impl Iterator<Item = ImageRequest<'a>> {
         let mirrors = self.settings.mirrors.get(name.registry()).into_iter().flatten();
-        let mirrors = mirrors.map(|host| Call { name, host, credentials: None });
-        mirrors.chain(std::iter::once(Call { name, host: name.api_host(), credentials }))
+        let mirrors = mirrors.map(|host| ImageRequest { name, host, credentials: None });
+        mirrors.chain(std::iter::once(ImageRequest { name, host: name.api_host(), credentials }))
     }
 
-    async fn image_at(&self, call: &Call<'_>, wanted: &Platform) -> Result<Image, RegistryError> {
+    async fn resolve_image_from(
+        &self,
+        call: &ImageRequest<'_>,
+        wanted: &Platform,
+    ) -> Result<Image, RegistryError> {
         let name = call.name;
         let invalid = |problem: String| RegistryError::Invalid { name: name.clone(), problem };
         let decoded = |bytes: &Bytes| {
             serde_json::from_slice::<Document>(bytes)
                 .map_err(|error| invalid(format!("malformed manifest: {error}")))
         };
-        let (mut digest, kind, bytes) = self.manifest(call, name.version().as_str()).await?;
+        let (mut digest, kind, bytes) = self.fetch_manifest(call, name.version().as_str()).await?;
         let mut document = decoded(&bytes)?;
         let mut platforms = Vec::new();
         if document.is_index(&kind) {
             platforms = document.platforms().map(|(platform, _)| platform.clone()).collect();
-            let chosen = document.platforms().find(|(platform, _)| wanted.runs(platform));
+            let chosen = document.platforms().find(|(platform, _)| wanted.can_run(platform));
             let Some((_, chosen)) = chosen else {
                 return Err(RegistryError::no_platform(name, wanted, platforms));
             };
-            let (chosen_digest, _, bytes) = self.manifest(call, &chosen.digest).await?;
+            let (chosen_digest, _, bytes) = self.fetch_manifest(call, &chosen.digest).await?;
             (digest, document) = (chosen_digest, decoded(&bytes)?);
         }
         let config =
             document.config.ok_or_else(|| invalid("the manifest has no configuration".to_owned()))?;
-        let path = format!("blobs/{}", checked_digest(&config.digest).map_err(&invalid)?);
-        let (_, bytes) = self.document(call, &path, &[]).await?;
-        verified(&bytes, &config.digest).map_err(&invalid)?;
+        let path = format!("blobs/{}", validate_digest(&config.digest).map_err(&invalid)?);
+        let (_, bytes) = self.fetch_document(call, &path, &[]).await?;
+        verify_digest(&bytes, &config.digest).map_err(&invalid)?;
         let config = ImageConfig::parse(&bytes)
             .map_err(|error| invalid(format!("malformed configuration: {error}")))?;
         for layer in &document.layers {
-            checked_digest(&layer.digest).map_err(&invalid)?;
+            validate_digest(&layer.digest).map_err(&invalid)?;
         }
         if platforms.is_empty() {
             platforms.extend(config.platform.clone());
-            if let Some(only) = platforms.first().filter(|only| !wanted.runs(only)) {
+            if let Some(only) = platforms.first().filter(|only| !wanted.can_run(only)) {
                 return Err(RegistryError::no_platform(name, wanted, vec![only.clone()]));
             }
         }
@@ -231,14 +244,14 @@ impl Client {
     }
 
     /// Fetches a manifest or index; returns its digest, media type and bytes.
-    async fn manifest(
+    async fn fetch_manifest(
         &self,
-        call: &Call<'_>,
+        call: &ImageRequest<'_>,
         version: &str,
     ) -> Result<(String, String, Bytes), RegistryError> {
         let accepted = [INDEX_TYPES, MANIFEST_TYPES].concat().join(", ");
         let path = format!("manifests/{version}");
-        let (kind, bytes) = self.document(call, &path, &[(header::ACCEPT, accepted)]).await?;
+        let (kind, bytes) = self.fetch_document(call, &path, &[(header::ACCEPT, accepted)]).await?;
         let digest = sha256(&bytes);
         if is_digest(version) && digest != version {
             let problem = format!("digest mismatch: received {digest}, expected {version}");
@@ -248,9 +261,9 @@ impl Client {
     }
 
     /// Fetches a small document; returns its media type and bytes.
-    async fn document(
+    async fn fetch_document(
         &self,
-        call: &Call<'_>,
+        call: &ImageRequest<'_>,
         path: &str,
         headers: &[(HeaderName, String)],
     ) -> Result<(String, Bytes), RegistryError> {
@@ -258,17 +271,17 @@ impl Client {
         let response = self.fetch(call, &url, headers).await?;
         let kind = response.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let kind = kind.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_owned();
-        let bytes = whole(response, &url).await;
-        Ok((kind, bytes.map_err(|error| call.broken(error))?))
+        let bytes = read_document(response, &url).await;
+        Ok((kind, bytes.map_err(|error| call.body_error(error))?))
     }
 
-    async fn blob_at<'a>(
+    async fn open_blob<'a>(
         &self,
-        call: Call<'a>,
+        call: ImageRequest<'a>,
         digest: &str,
         size: u64,
         from: u64,
-    ) -> Result<(Call<'a>, Incoming), RegistryError> {
+    ) -> Result<(ImageRequest<'a>, Incoming), RegistryError> {
         let url = self.url(&call, &format!("blobs/{digest}"));
         let range: &[(HeaderName, String)] =
             if from == 0 { &[] } else { &[(header::RANGE, format!("bytes={from}-"))] };
@@ -281,7 +294,7 @@ impl Client {
         Ok((call, response.into_body()))
     }
 
-    fn url(&self, call: &Call<'_>, path: &str) -> Url {
+    fn url(&self, call: &ImageRequest<'_>, path: &str) -> Url {
         let is_plain =
             is_loopback(call.host) || self.settings.plain_http.iter().any(|host| host == call.host);
         let path = format!("/v2/{}/{path}", call.name.repository());
@@ -291,26 +304,26 @@ impl Client {
     /// Sends a request until it succeeds: authenticates when challenged, and retries transient failures.
     async fn fetch(
         &self,
-        call: &Call<'_>,
+        call: &ImageRequest<'_>,
         url: &Url,
         headers: &[(HeaderName, String)],
     ) -> Result<Response<Incoming>, RegistryError> {
-        let mut wait = FIRST_WAIT;
-        let mut authorization = self.kept_token(call);
+        let mut wait = RETRY_DELAY_MIN;
+        let mut authorization = self.cached_token(call);
         let mut challenged = false;
         let mut tries = 0;
         loop {
             tries += 1;
             let mut all = headers.to_vec();
             all.extend(authorization.clone().map(|value| (header::AUTHORIZATION, value)));
-            let response = match self.follow(url, &all).await {
+            let response = match self.follow_redirects(url, &all).await {
                 Ok(response) => response,
-                Err(source) if tries < TRIES && !matches!(source, FetchError::Trust(_)) => {
+                Err(source) if tries < ATTEMPTS_MAX && !matches!(source, FetchError::TlsRoots(_)) => {
                     sleep(wait).await;
                     wait *= 2;
                     continue;
                 }
-                Err(source) => return Err(call.unreachable(source)),
+                Err(source) => return Err(call.unreachable_error(source)),
             };
             let status = response.status();
             if status.is_success() {
@@ -320,7 +333,7 @@ impl Client {
                 challenged = true;
                 let asked = response.headers().get_all(header::WWW_AUTHENTICATE).iter();
                 let challenge = asked.filter_map(|value| Challenge::parse(value.to_str().ok()?)).next();
-                let Some(challenge) = challenge else { return Err(call.denied()) };
+                let Some(challenge) = challenge else { return Err(call.denied_error()) };
                 authorization = Some(self.authorize(call, &challenge).await?);
                 tries = 0;
                 continue;
@@ -328,22 +341,22 @@ impl Client {
             if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
                 let asked = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
                 let asked = asked.and_then(|text| text.parse().ok()).map_or(wait, Duration::from_secs);
-                if tries < TRIES && asked <= WAIT_MAX {
+                if tries < ATTEMPTS_MAX && asked <= RETRY_AFTER_MAX {
                     sleep(asked).await;
                     wait *= 2;
                     continue;
                 }
             }
             return Err(match status {
-                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => call.denied(),
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => call.denied_error(),
                 StatusCode::NOT_FOUND => RegistryError::NotFound { name: call.name.clone() },
-                _ => call.refused(status, &whole(response, url).await.unwrap_or_default()),
+                _ => call.status_error(status, &read_document(response, url).await.unwrap_or_default()),
             });
         }
     }
 
     /// Follows redirects. Credentials are sent to the first host only.
-    async fn follow(
+    async fn follow_redirects(
         &self,
         url: &Url,
         headers: &[(HeaderName, String)],
@@ -351,76 +364,83 @@ impl Client {
         let mut url = url.clone();
         let mut headers = headers.to_vec();
         for _ in 0..=REDIRECTS_MAX {
-            let response = get(&url, &headers, || self.trust()).await?;
+            let response = get(&url, &headers, || self.tls_roots()).await?;
             let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let Some(location) = location.filter(|_| response.status().is_redirection()) else {
                 return Ok(response);
             };
             let next = url.join(location)?;
             if url.tls && !next.tls {
-                return Err(FetchError::Downgrade { host: url.authority });
+                return Err(FetchError::InsecureRedirect { host: url.authority });
             }
             if next.authority != url.authority {
                 headers.retain(|(name, _)| *name != header::AUTHORIZATION);
             }
             url = next;
         }
-        Err(FetchError::Redirects { host: url.authority })
+        Err(FetchError::TooManyRedirects { host: url.authority })
     }
 
-    fn trust(&self) -> Result<Trust, TrustError> {
-        if let Some(trust) = self.trust.get() {
+    fn tls_roots(&self) -> Result<TlsRoots, TlsRootsError> {
+        if let Some(trust) = self.tls_roots.get() {
             return Ok(trust.clone());
         }
-        let trust = Trust::of_machine()?;
-        Ok(self.trust.get_or_init(|| trust).clone())
+        let trust = TlsRoots::from_system()?;
+        Ok(self.tls_roots.get_or_init(|| trust).clone())
     }
 
-    fn kept_token(&self, call: &Call<'_>) -> Option<String> {
+    fn cached_token(&self, call: &ImageRequest<'_>) -> Option<String> {
         let tokens = self.tokens.lock();
         let (token, until) = tokens.get(&call.token_key())?;
         (*until > Instant::now()).then(|| token.clone())
     }
 
     /// Obtains the value of the `Authorization` header.
-    async fn authorize(&self, call: &Call<'_>, challenge: &Challenge) -> Result<String, RegistryError> {
+    async fn authorize(
+        &self,
+        call: &ImageRequest<'_>,
+        challenge: &Challenge,
+    ) -> Result<String, RegistryError> {
         let basic = call.credentials.map(|credentials| {
             format!("Basic {}", STANDARD.encode(format!("{}:{}", credentials.username, credentials.password)))
         });
         let (realm, service, scope) = match challenge {
-            Challenge::Basic => return basic.ok_or_else(|| call.denied()),
+            Challenge::Basic => return basic.ok_or_else(|| call.denied_error()),
             Challenge::Bearer { realm, service, scope } => (realm, service, scope),
         };
         let own_scope = format!("repository:{}:pull", call.name.repository());
         let mut address = realm.clone();
         address.push(if address.contains('?') { '&' } else { '?' });
-        address += &format!("scope={}", encoded(scope.as_ref().unwrap_or(&own_scope)));
+        address += &format!("scope={}", percent_encode(scope.as_ref().unwrap_or(&own_scope)));
         if let Some(service) = service {
-            address += &format!("&service={}", encoded(service));
+            address += &format!("&service={}", percent_encode(service));
         }
-        let url = Url::parse(&address).map_err(|error| call.unreachable(error))?;
+        let url = Url::parse(&address).map_err(|error| call.unreachable_error(error))?;
         let may_be_plain = is_loopback(&url.authority) || self.settings.plain_http.contains(&url.authority);
         if !url.tls && !may_be_plain {
-            return Err(call.unreachable(FetchError::Downgrade { host: url.authority }));
+            return Err(call.unreachable_error(FetchError::InsecureRedirect { host: url.authority }));
         }
         let headers: Vec<_> = basic.map(|value| (header::AUTHORIZATION, value)).into_iter().collect();
-        let response = self.follow(&url, &headers).await.map_err(|error| call.unreachable(error))?;
+        let response =
+            self.follow_redirects(&url, &headers).await.map_err(|error| call.unreachable_error(error))?;
         let status = response.status();
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-            return Err(call.denied());
+            return Err(call.denied_error());
         }
-        let bytes = whole(response, &url).await.map_err(|error| call.broken(error))?;
+        let bytes = read_document(response, &url).await.map_err(|error| call.body_error(error))?;
         if !status.is_success() {
-            return Err(call.refused(status, &bytes));
+            return Err(call.status_error(status, &bytes));
         }
-        let token: Token = serde_json::from_slice(&bytes).map_err(|error| RegistryError::Invalid {
-            name: call.name.clone(),
-            problem: format!("malformed token response: {error}"),
-        })?;
+        let token: TokenResponse =
+            serde_json::from_slice(&bytes).map_err(|error| RegistryError::Invalid {
+                name: call.name.clone(),
+                problem: format!("malformed token response: {error}"),
+            })?;
         let Some(text) = token.token.or(token.access_token).filter(|text| !text.is_empty()) else {
-            return Err(call.denied());
+            return Err(call.denied_error());
         };
-        let life = token.expires_in.map_or(TOKEN_LIFE, Duration::from_secs).saturating_sub(TOKEN_MARGIN);
+        let life =
+            token.expires_in.map_or(TOKEN_LIFETIME_DEFAULT, Duration::from_secs).saturating_sub(TOKEN_MARGIN);
         let value = format!("Bearer {text}");
         self.tokens.lock().insert(call.token_key(), (value.clone(), Instant::now() + life));
         Ok(value)
@@ -428,13 +448,13 @@ impl Client {
 }
 
 #[derive(Deserialize)]
-struct Token {
+struct TokenResponse {
     token: Option<String>,
     access_token: Option<String>,
     expires_in: Option<u64>,
 }
 
-impl Call<'_> {
+impl ImageRequest<'_> {
     fn token_key(&self) -> TokenKey {
         TokenKey {
             host: self.host.to_owned(),
@@ -443,32 +463,32 @@ impl Call<'_> {
         }
     }
 
-    fn unreachable(&self, source: FetchError) -> RegistryError {
+    fn unreachable_error(&self, source: FetchError) -> RegistryError {
         RegistryError::Unreachable { registry: self.host.to_owned(), source }
     }
 
-    fn denied(&self) -> RegistryError {
+    fn denied_error(&self) -> RegistryError {
         RegistryError::Denied { name: self.name.clone(), with_password: self.credentials.is_some() }
     }
 
-    fn refused(&self, status: StatusCode, body: &[u8]) -> RegistryError {
-        let message = problem(body);
+    fn status_error(&self, status: StatusCode, body: &[u8]) -> RegistryError {
+        let message = error_message(body);
         RegistryError::Refused { registry: self.host.to_owned(), status: status.as_u16(), message }
     }
 
-    fn broken(&self, error: BodyError) -> RegistryError {
+    fn body_error(&self, error: BodyError) -> RegistryError {
         match error {
             BodyError::TooLarge => RegistryError::Invalid {
                 name: self.name.clone(),
                 problem: format!("a document exceeds {} MiB", DOCUMENT_BYTES_MAX >> 20),
             },
-            BodyError::Fetch(source) => self.unreachable(source),
+            BodyError::Fetch(source) => self.unreachable_error(source),
         }
     }
 }
 
 /// The first error message in a registry's response, truncated.
-fn problem(body: &[u8]) -> String {
+fn error_message(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Problems {
         errors: Vec<Problem>,
@@ -488,17 +508,17 @@ enum BodyError {
     Fetch(FetchError),
 }
 
-async fn whole(response: Response<Incoming>, url: &Url) -> Result<Bytes, BodyError> {
+async fn read_document(response: Response<Incoming>, url: &Url) -> Result<Bytes, BodyError> {
     let host = || url.authority.clone();
     let collecting = Limited::new(response.into_body(), DOCUMENT_BYTES_MAX).collect();
-    match timeout(DOCUMENT_WITHIN, collecting).await {
+    match timeout(DOCUMENT_TIMEOUT, collecting).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(BodyError::TooLarge),
         Ok(Err(error)) => Err(BodyError::Fetch(match error.downcast::<hyper::Error>() {
-            Ok(source) => FetchError::Exchange { host: host(), source: *source },
-            Err(_) => FetchError::Silent { host: host() },
+            Ok(source) => FetchError::Http { host: host(), source: *source },
+            Err(_) => FetchError::Timeout { host: host() },
         })),
-        Err(_) => Err(BodyError::Fetch(FetchError::Silent { host: host() })),
+        Err(_) => Err(BodyError::Fetch(FetchError::Timeout { host: host() })),
     }
 }
 
@@ -506,11 +526,11 @@ fn sha256(bytes: &[u8]) -> String {
     format!("sha256:{}", hex::encode(ring::digest::digest(&SHA256, bytes)))
 }
 
-fn checked_digest(digest: &str) -> Result<&str, String> {
+fn validate_digest(digest: &str) -> Result<&str, String> {
     if is_digest(digest) { Ok(digest) } else { Err(format!("`{digest}` is not a sha256 digest")) }
 }
 
-fn verified(bytes: &[u8], digest: &str) -> Result<(), String> {
+fn verify_digest(bytes: &[u8], digest: &str) -> Result<(), String> {
     let found = sha256(bytes);
     if found == digest {
         Ok(())
@@ -520,41 +540,41 @@ fn verified(bytes: &[u8], digest: &str) -> Result<(), String> {
 }
 
 /// A layer download. Resumes at the current byte when the connection breaks.
-pub struct Blob<'a> {
+pub struct LayerDownload<'a> {
     client: &'a Client,
-    call: Call<'a>,
+    call: ImageRequest<'a>,
     digest: String,
     size: u64,
-    at: u64,
+    offset: u64,
     hash: Context,
     body: Incoming,
     /// Consecutive broken connections since the last received byte.
-    tries: u32,
+    failed_attempts: u32,
 }
 
-impl Blob<'_> {
+impl LayerDownload<'_> {
     /// Returns the next bytes, or `None` at the end, after the digest was verified.
-    pub async fn chunk(&mut self) -> Result<Option<Bytes>, RegistryError> {
+    pub async fn next_chunk(&mut self) -> Result<Option<Bytes>, RegistryError> {
         loop {
             let invalid = |problem| RegistryError::Invalid { name: self.call.name.clone(), problem };
-            let broken = match timeout(CHUNK_WITHIN, self.body.frame()).await {
+            let broken = match timeout(CHUNK_TIMEOUT, self.body.frame()).await {
                 Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(bytes) if bytes.is_empty() => continue,
                     Ok(bytes) => {
-                        self.at += bytes.len() as u64;
-                        if self.at > self.size {
+                        self.offset += bytes.len() as u64;
+                        if self.offset > self.size {
                             return Err(invalid(format!(
                                 "a layer exceeds its declared size of {} bytes",
                                 self.size
                             )));
                         }
                         self.hash.update(&bytes);
-                        self.tries = 0;
+                        self.failed_attempts = 0;
                         return Ok(Some(bytes));
                     }
                     Err(_) => continue,
                 },
-                Ok(None) if self.at == self.size => {
+                Ok(None) if self.offset == self.size => {
                     let found = format!("sha256:{}", hex::encode(self.hash.clone().finish()));
                     if found == self.digest {
                         return Ok(None);
@@ -564,29 +584,32 @@ impl Blob<'_> {
                         "layer digest mismatch: received {found}, expected {wanted}"
                     )));
                 }
-                Ok(None) => FetchError::Silent { host: self.call.host.to_owned() },
-                Ok(Some(Err(source))) => FetchError::Exchange { host: self.call.host.to_owned(), source },
-                Err(_) => FetchError::Silent { host: self.call.host.to_owned() },
+                Ok(None) => FetchError::Timeout { host: self.call.host.to_owned() },
+                Ok(Some(Err(source))) => FetchError::Http { host: self.call.host.to_owned(), source },
+                Err(_) => FetchError::Timeout { host: self.call.host.to_owned() },
             };
-            self.tries += 1;
-            if self.tries >= TRIES {
-                return Err(self.call.unreachable(broken));
+            self.failed_attempts += 1;
+            if self.failed_attempts >= ATTEMPTS_MAX {
+                return Err(self.call.unreachable_error(broken));
             }
-            let call =
-                Call { name: self.call.name, host: self.call.host, credentials: self.call.credentials };
-            (_, self.body) = self.client.blob_at(call, &self.digest, self.size, self.at).await?;
+            let call = ImageRequest {
+                name: self.call.name,
+                host: self.call.host,
+                credentials: self.call.credentials,
+            };
+            (_, self.body) = self.client.open_blob(call, &self.digest, self.size, self.offset).await?;
         }
     }
 
     /// The number of bytes received and their running hash, to resume the download later.
     pub fn progress(&self) -> (u64, Context) {
-        (self.at, self.hash.clone())
+        (self.offset, self.hash.clone())
     }
 }
 
-impl std::fmt::Debug for Blob<'_> {
+impl std::fmt::Debug for LayerDownload<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Blob").field("digest", &self.digest).field("at", &self.at).finish_non_exhaustive()
+        f.debug_struct("Blob").field("digest", &self.digest).field("at", &self.offset).finish_non_exhaustive()
     }
 }
 

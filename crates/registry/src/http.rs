@@ -11,32 +11,32 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
-use windlass_dial::{DialError, Peer, Trust, TrustError};
+use windlass_dial::{DialError, Endpoint, TlsRoots, TlsRootsError};
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for the response head.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     #[error(transparent)]
-    Dial(#[from] DialError),
+    Connect(#[from] DialError),
     #[error(transparent)]
-    Trust(#[from] TrustError),
+    TlsRoots(#[from] TlsRootsError),
     #[error("the connection to {host} failed")]
-    Exchange {
+    Http {
         host: String,
         #[source]
         source: hyper::Error,
     },
     #[error("{host} did not respond in time")]
-    Silent { host: String },
+    Timeout { host: String },
     #[error("invalid URL `{url}`: expected http:// or https:// with a host and a path")]
-    Address { url: String },
+    InvalidUrl { url: String },
     #[error("{host} redirected too many times")]
-    Redirects { host: String },
+    TooManyRedirects { host: String },
     #[error("{host} redirected from https to http, which is not allowed")]
-    Downgrade { host: String },
+    InsecureRedirect { host: String },
 }
 
 /// An absolute http or https URL.
@@ -51,7 +51,7 @@ pub(crate) struct Url {
 
 impl Url {
     pub(crate) fn parse(text: &str) -> Result<Self, FetchError> {
-        let wrong = || FetchError::Address { url: text.to_owned() };
+        let wrong = || FetchError::InvalidUrl { url: text.to_owned() };
         let (tls, rest) = match text.split_once("://") {
             Some(("https", rest)) => (true, rest),
             Some(("http", rest)) => (false, rest),
@@ -103,29 +103,29 @@ pub(crate) fn is_loopback(authority: &str) -> bool {
 pub(crate) async fn get(
     url: &Url,
     headers: &[(header::HeaderName, String)],
-    trust: impl FnOnce() -> Result<Trust, TrustError>,
+    trust: impl FnOnce() -> Result<TlsRoots, TlsRootsError>,
 ) -> Result<Response<Incoming>, FetchError> {
     let host = || url.authority.clone();
-    let wrong = || FetchError::Address { url: format!("{}{}", url.authority, url.path) };
+    let wrong = || FetchError::InvalidUrl { url: format!("{}{}", url.authority, url.path) };
     let (name, port) = url.host_and_port().ok_or_else(wrong)?;
-    let peer = if url.tls { Peer::with_tls(name, port, &trust()?) } else { Peer::plain(name, port) };
+    let peer = if url.tls { Endpoint::with_tls(name, port, &trust()?) } else { Endpoint::plain(name, port) };
     let mut request = Request::get(&url.path).header(header::HOST, &url.authority);
     request = request.header(header::USER_AGENT, concat!("windlass/", env!("CARGO_PKG_VERSION")));
     for (name, value) in headers {
         request = request.header(name, value);
     }
     let request = request.body(Empty::<Bytes>::new()).map_err(|_| wrong())?;
-    let stream = peer.connect(CONNECT_WITHIN).await?;
-    let exchange = |source| FetchError::Exchange { host: host(), source };
+    let stream = peer.connect(CONNECT_TIMEOUT).await?;
+    let exchange = |source| FetchError::Http { host: host(), source };
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(exchange)?;
     // Ends when the body is read or dropped.
     tokio::spawn(connection);
-    let answered = timeout(ANSWER_WITHIN, sender.send_request(request)).await;
-    answered.map_err(|_| FetchError::Silent { host: host() })?.map_err(exchange)
+    let answered = timeout(RESPONSE_TIMEOUT, sender.send_request(request)).await;
+    answered.map_err(|_| FetchError::Timeout { host: host() })?.map_err(exchange)
 }
 
 /// Percent-encodes a query value.
-pub(crate) fn encoded(text: &str) -> String {
+pub(crate) fn percent_encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~:/,".contains(&byte) {

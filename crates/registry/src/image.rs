@@ -24,7 +24,7 @@ impl Platform {
     }
 
     /// The platform of this process.
-    pub fn own() -> Self {
+    pub fn current() -> Self {
         Self::linux(match std::env::consts::ARCH {
             "x86_64" => "amd64",
             "aarch64" => "arm64",
@@ -33,7 +33,7 @@ impl Platform {
     }
 
     /// Whether an instance of this platform can run an image for `other`. A missing variant matches any.
-    pub fn runs(&self, other: &Self) -> bool {
+    pub fn can_run(&self, other: &Self) -> bool {
         let variants = self.variant.as_ref().zip(other.variant.as_ref());
         self.os == other.os
             && self.architecture == other.architecture
@@ -135,17 +135,17 @@ impl Document {
 /// The configuration document as the specification defines it.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct StoredConfig {
+struct ConfigDocument {
     os: String,
     architecture: String,
     variant: Option<String>,
-    config: Option<StoredContainer>,
-    rootfs: StoredLayers,
+    config: Option<ContainerDocument>,
+    rootfs: RootFsDocument,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
-struct StoredContainer {
+struct ContainerDocument {
     user: Option<String>,
     env: Option<Vec<String>>,
     entrypoint: Option<Vec<String>>,
@@ -157,14 +157,14 @@ struct StoredContainer {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct StoredLayers {
+struct RootFsDocument {
     diff_ids: Vec<String>,
 }
 
 impl ImageConfig {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
-        let stored: StoredConfig = serde_json::from_slice(bytes)?;
-        let StoredConfig { os, architecture, variant, config, rootfs } = stored;
+        let stored: ConfigDocument = serde_json::from_slice(bytes)?;
+        let ConfigDocument { os, architecture, variant, config, rootfs } = stored;
         let container = config.unwrap_or_default();
         let platform = (!architecture.is_empty()).then(|| Platform {
             os: if os.is_empty() { "linux".to_owned() } else { os },
@@ -232,9 +232,9 @@ mod tests {
             variant: variant.map(str::to_owned),
             ..Platform::linux("arm")
         };
-        assert!(Platform::linux("amd64").runs(&Platform::linux("amd64")));
-        assert!(!Platform::linux("amd64").runs(&Platform::linux("arm64")));
-        assert!(arm(None).runs(&arm(Some("v7"))) && arm(Some("v7")).runs(&arm(None)));
-        assert!(!arm(Some("v6")).runs(&arm(Some("v7"))));
+        assert!(Platform::linux("amd64").can_run(&Platform::linux("amd64")));
+        assert!(!Platform::linux("amd64").can_run(&Platform::linux("arm64")));
+        assert!(arm(None).can_run(&arm(Some("v7"))) && arm(Some("v7")).can_run(&arm(None)));
+        assert!(!arm(Some("v6")).can_run(&arm(Some("v7"))));
     }
 }

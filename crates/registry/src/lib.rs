@@ -9,6 +9,6 @@ mod http;
 mod image;
 mod name;
 
-pub use client::{Blob, Client, Credentials, NoPlatform, RegistryError, Settings};
+pub use client::{Client, Credentials, LayerDownload, MissingPlatform, RegistryError, Settings};
 pub use image::{Image, ImageConfig, Layer, Platform};
 pub use name::{ImageName, NameError, Version};

@@ -13,17 +13,17 @@ use windlass_gateway::Routes;
 
 use crate::{
     StartError,
-    agents::Agents,
+    agents::AgentApi,
     auth::AccessCache,
     config::Settings,
     db::Db,
     error::Error,
-    logs::{archive::Archive, mask::Masks, tail::Tails},
+    logs::{archive::Archive, mask::MaskCache, tail::LogReaders},
     market::Market,
     metrics::Metrics,
-    pace::Buckets,
+    pace::RateLimiter,
     secrets::Keyring,
-    services::runs::Shelf,
+    services::runs::RenderedRunCache,
     stream_rights::StreamRights,
 };
 
@@ -31,9 +31,9 @@ use crate::{
 pub struct App(Arc<Inner>);
 
 /// The same server, for those whom it holds itself.
-pub struct Weak(std::sync::Weak<Inner>);
+pub struct WeakApp(std::sync::Weak<Inner>);
 
-impl Weak {
+impl WeakApp {
     pub fn upgrade(&self) -> Option<App> {
         self.0.upgrade().map(App)
     }
@@ -43,25 +43,25 @@ struct Inner {
     db: Db,
     settings: Settings,
     keys: Arc<Keyring>,
-    masks: Masks,
+    masks: MaskCache,
     metrics: Metrics,
     access: AccessCache,
     stream_rights: StreamRights,
-    paces: Buckets,
+    paces: RateLimiter,
     hints: Hints,
     logs: Arc<Archive>,
     backends: Backends,
-    tails: Tails,
+    tails: LogReaders,
     /// Said once, to those whose answers have no end of their own.
     closing: watch::Sender<bool>,
     market: Market,
-    finished_runs: Shelf<wire::Run>,
+    finished_runs: RenderedRunCache<wire::Run>,
     /// The services that are reached through this server.
     routes: Arc<Routes>,
     /// Grows with every change of the container queue in this process.
     queue: watch::Sender<u64>,
     /// Who reaches the hosts; nobody where no pipelines run.
-    agents: OnceLock<Arc<dyn Agents>>,
+    agents: OnceLock<Arc<dyn AgentApi>>,
     /// Names requests together with `requests`: random per process, so that logs of replicas can be
     /// joined.
     process: String,
@@ -85,11 +85,11 @@ impl App {
         let logs = Arc::new(Archive::new(settings.log_store.open(settings.data_dir.join("logs"))?));
         let hints = Hints::new();
         let keys = Arc::new(keys);
-        let masks = Masks::new(db.clone(), Arc::clone(&keys), settings.mask_secrets);
-        let tails = Tails::new(db.clone(), Arc::clone(&logs), hints.clone(), masks.clone());
+        let masks = MaskCache::new(db.clone(), Arc::clone(&keys), settings.mask_secrets);
+        let tails = LogReaders::new(db.clone(), Arc::clone(&logs), hints.clone(), masks.clone());
         Ok(Self(Arc::new(Inner {
             db,
-            paces: Buckets::new(settings.paces),
+            paces: RateLimiter::new(settings.paces),
             settings,
             keys,
             masks,
@@ -102,7 +102,7 @@ impl App {
             backends,
             tails,
             closing: watch::Sender::new(false),
-            finished_runs: Shelf::default(),
+            finished_runs: RenderedRunCache::default(),
             routes: Arc::new(Routes::default()),
             queue: watch::Sender::new(0),
             agents: OnceLock::new(),
@@ -111,8 +111,8 @@ impl App {
         })))
     }
 
-    pub fn downgrade(&self) -> Weak {
-        Weak(Arc::downgrade(&self.0))
+    pub fn downgrade(&self) -> WeakApp {
+        WeakApp(Arc::downgrade(&self.0))
     }
 
     pub fn db(&self) -> &Db {
@@ -141,12 +141,12 @@ impl App {
     }
 
     /// How fast callers go.
-    pub fn paces(&self) -> &Buckets {
+    pub fn paces(&self) -> &RateLimiter {
         &self.0.paces
     }
 
     /// What lists show of them.
-    pub(crate) fn finished_runs(&self) -> &Shelf<wire::Run> {
+    pub(crate) fn finished_runs(&self) -> &RenderedRunCache<wire::Run> {
         &self.0.finished_runs
     }
 
@@ -175,22 +175,22 @@ impl App {
     }
 
     /// What is hidden in them.
-    pub(crate) fn masks(&self) -> &Masks {
+    pub(crate) fn masks(&self) -> &MaskCache {
         &self.0.masks
     }
 
     /// Those who follow them.
-    pub fn tails(&self) -> &Tails {
+    pub fn tails(&self) -> &LogReaders {
         &self.0.tails
     }
 
     /// The reach onto hosts, once there is one.
-    pub fn agents(&self) -> Option<&Arc<dyn Agents>> {
+    pub fn agents(&self) -> Option<&Arc<dyn AgentApi>> {
         self.0.agents.get()
     }
 
     /// Said once, by whoever starts the pipelines.
-    pub fn set_agents(&self, agents: Arc<dyn Agents>) {
+    pub fn set_agents(&self, agents: Arc<dyn AgentApi>) {
         let _ = self.0.agents.set(agents);
     }
 
@@ -206,11 +206,11 @@ impl App {
     }
 
     /// Said after each commit to the container queue, to those who listen.
-    pub fn queue_changed(&self) {
+    pub fn notify_queue_changed(&self) {
         self.0.queue.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    pub fn queue_news(&self) -> watch::Receiver<u64> {
+    pub fn subscribe_queue(&self) -> watch::Receiver<u64> {
         self.0.queue.subscribe()
     }
 

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// What all attempts of a job have in common.
-pub(crate) struct Maker<'a> {
+pub(crate) struct AttemptSpecBuilder<'a> {
     pub(crate) id: Uuid,
     pub(crate) plan: &'a Plan,
     pub(crate) files: &'a Files,
@@ -70,7 +70,7 @@ pub(crate) struct Attempt {
 
 /// Why an attempt cannot be made, in words.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unmade {
+pub(crate) enum AttemptSpecError {
     #[error(transparent)]
     Task(#[from] windlass_model::sky::Error),
     #[error("write the specification of a run")]
@@ -79,12 +79,12 @@ pub(crate) enum Unmade {
     Run(#[from] crate::error::Error),
 }
 
-impl Maker<'_> {
+impl AttemptSpecBuilder<'_> {
     pub(crate) fn run_name(&self, task: u32, attempt: u32) -> String {
         self.plan.run_name(&self.id.to_string(), task, attempt)
     }
 
-    pub(crate) fn spec(&self, attempt: &Attempt) -> Result<Spec, Unmade> {
+    pub(crate) fn spec(&self, attempt: &Attempt) -> Result<Spec, AttemptSpecError> {
         let Attempt { task, number, candidate, market } = *attempt;
         let spot = market.map(|market| market == Market::Spot);
         let made = RunSpec::of(self.plan, task, candidate, spot, &self.identity, &self.site)?;
@@ -132,12 +132,12 @@ impl Files {
 
 /// Places that an attempt stays away from, and the one that it tries first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Placing {
+pub(crate) struct PlacementPreferences {
     pub(crate) avoid: Vec<Placement>,
     pub(crate) prefer: Option<Placement>,
 }
 
-impl Placing {
+impl PlacementPreferences {
     /// What a run says about places; nothing where it says nothing that can be read.
     pub(crate) fn of(run: &Run) -> Self {
         run.places.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
@@ -175,7 +175,7 @@ fn location(of: &Placement) -> Option<Location> {
 mod tests {
     use windlass_model::managed_job::record::Placement;
 
-    use super::Placing;
+    use super::PlacementPreferences;
 
     fn at(place: &str) -> Placement {
         Placement { place: place.to_owned(), instance: None }
@@ -183,17 +183,17 @@ mod tests {
 
     #[test]
     fn only_rented_places_are_avoided_and_sought_by_name() {
-        let placing = Placing {
+        let placing = PlacementPreferences {
             avoid: vec![at("aws/us-east-1/us-east-1a"), at("remote/host-1"), at("gcp/europe")],
             prefer: Some(at("aws/us-west-2")),
         };
         let avoided: Vec<String> = placing.avoided().0.iter().map(ToString::to_string).collect();
         assert_eq!(avoided, ["aws/us-east-1/us-east-1a", "gcp/europe"]);
         assert_eq!(placing.sought().unwrap().to_string(), "aws/us-west-2");
-        let beside = Placing { prefer: Some(at("gcp/europe")), ..placing };
+        let beside = PlacementPreferences { prefer: Some(at("gcp/europe")), ..placing };
         let avoided: Vec<String> = beside.avoided().0.iter().map(ToString::to_string).collect();
         assert_eq!(avoided, ["aws/us-east-1/us-east-1a"]);
-        let own = Placing { avoid: vec![], prefer: Some(at("local/this")) };
+        let own = PlacementPreferences { avoid: vec![], prefer: Some(at("local/this")) };
         assert_eq!(own.sought(), None);
     }
 }

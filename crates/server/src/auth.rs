@@ -42,16 +42,16 @@ use crate::{
 };
 
 /// How long another replica may go on believing a token that was revoked here.
-const LIFE: Duration = Duration::from_secs(1);
+const CACHE_TTL: Duration = Duration::from_secs(1);
 /// How long it is believed that a token is none of ours. It is about what services are shown, not about who may do what.
-const OURS_LIFE: Duration = Duration::from_secs(10);
+const SERVER_TOKEN_TTL: Duration = Duration::from_secs(10);
 /// Entries of each kind. When full, all are forgotten: they live for a second anyway.
 const ENTRIES_MAX: usize = 10_000;
 const PREFIX: &str = "wl_";
 /// The prefix, and 256 bits in base64.
-const DRAWN_BYTES: usize = 46;
+const GENERATED_TOKEN_LEN: usize = 46;
 /// How much of a token is shown in lists.
-const SHOWN: usize = 8;
+const SHOWN_PREFIX_LEN: usize = 8;
 
 /// A token in the clear: shown once, never stored.
 pub struct Token(String);
@@ -78,7 +78,11 @@ impl Token {
 
     /// The part that may be shown. A short chosen token shows nothing of itself.
     pub fn shown(&self) -> &str {
-        if self.0.len() >= 4 * SHOWN { self.0.get(..SHOWN).unwrap_or_default() } else { "" }
+        if self.0.len() >= 4 * SHOWN_PREFIX_LEN {
+            self.0.get(..SHOWN_PREFIX_LEN).unwrap_or_default()
+        } else {
+            ""
+        }
     }
 }
 
@@ -100,12 +104,12 @@ pub struct Caller {
 
 impl Caller {
     /// Whether the token that was shown is good for an operation, whoever's it is.
-    pub fn must_reach(&self, operation: &str) -> Result<()> {
+    pub fn require_operation(&self, operation: &str) -> Result<()> {
         if self.scope.allows(operation) { Ok(()) } else { Err(out_of_scope()) }
     }
 
     /// Whether it opens services.
-    pub fn must_open_services(&self) -> Result<()> {
+    pub fn require_services(&self) -> Result<()> {
         if self.scope.opens_services() { Ok(()) } else { Err(out_of_scope()) }
     }
 
@@ -117,7 +121,7 @@ impl Caller {
     }
 
     /// The user of this name themself, or a global admin.
-    pub fn must_be(&self, name: &str) -> Result<()> {
+    pub fn require_user(&self, name: &str) -> Result<()> {
         if self.user.admin || self.user.name == name { Ok(()) } else { Err(Error::denied()) }
     }
 }
@@ -127,7 +131,7 @@ fn out_of_scope() -> Error {
 }
 
 /// As the column has it. A word that nobody knows is good for nothing of the API.
-fn read_scope(word: &str) -> TokenScope {
+fn parse_scope(word: &str) -> TokenScope {
     if word == tokens::EVERYTHING {
         return TokenScope::All;
     }
@@ -172,7 +176,7 @@ impl Scope {
     }
 
     /// Whether the caller may call an operation with this access at all. Where the owner of the object matters, the
-    /// handler goes on with [`Self::must_own`].
+    /// handler goes on with [`Self::require_ownership`].
     pub fn must(&self, access: Access) -> Result<()> {
         // Public projects are seen by everybody, and joined and left by those who are no managers.
         let is_open = matches!(access, Access::ProjectPublic | Access::ProjectSelfOrManager);
@@ -183,23 +187,23 @@ impl Scope {
 
     /// Refuses an operation on an object of another user, unless its access admits the caller to those too.
     /// `what` names the object; `None` is an object that the server made.
-    pub fn must_own<O: Operation>(&self, owner: Option<UserId>, what: &str) -> Result<()> {
+    pub fn require_ownership<O: Operation>(&self, owner: Option<UserId>, what: &str) -> Result<()> {
         let is_own = owner == Some(self.caller.user.id);
         let object = if is_own { Ownership::Own } else { Ownership::Foreign };
         if O::ACCESS.admits(self.caller_role(), object) {
             return Ok(());
         }
         let whose = if owner.is_some() { "belongs to another user" } else { "was made by the server" };
-        Err(Error::denied_as(format!(
+        Err(Error::denied_with(format!(
             "{what} {whose}; its creator, managers and admins of the project and global admins may do this"
         )))
     }
 
-    pub fn may_manage_ssh_fleets(&self) -> bool {
+    pub fn can_manage_ssh_fleets(&self) -> bool {
         self.caller.user.admin || self.membership.as_ref().is_some_and(|member| member.can_manage_ssh_fleets)
     }
 
-    pub fn may_manage_secrets(&self) -> bool {
+    pub fn can_manage_secrets(&self) -> bool {
         self.caller.user.admin || self.membership.as_ref().is_some_and(|member| member.can_manage_secrets)
     }
 }
@@ -224,10 +228,10 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     if !valid.seen_lately {
         cache.used.lock().insert(valid.id);
     }
-    let scope = read_scope(&valid.scope);
+    let scope = parse_scope(&valid.scope);
     let caller = Caller { user: Arc::new(valid.user), token: Arc::new(token), scope };
     let expires = valid.expires_in_us.and_then(|us| u64::try_from(us).ok()).map(Duration::from_micros);
-    let life = expires.map_or(LIFE, |left| left.min(LIFE));
+    let life = expires.map_or(CACHE_TTL, |left| left.min(CACHE_TTL));
     cache.tokens.put(key, caller.clone(), life, || cache.generation() == generation);
     newcomers::mark_known();
     Ok(caller)
@@ -255,9 +259,9 @@ pub async fn is_ours(app: &App, text: &str, peer: IpAddr) -> Result<bool> {
         return Ok(known);
     }
     // What is so long was drawn, by us or by others, and cannot be guessed.
-    let is_guess = text.len() < DRAWN_BYTES;
+    let is_guess = text.len() < GENERATED_TOKEN_LEN;
     if is_guess {
-        app.paces().may_try(peer)?;
+        app.paces().check_login(peer)?;
     }
     // `v2/UUID/SECRET` and `v2/UUID/SECRET/CONTAINER`, as the queue writes them.
     let secret = text.strip_prefix("v2/").and_then(|rest| rest.split('/').nth(1)).unwrap_or(text);
@@ -266,14 +270,14 @@ pub async fn is_ours(app: &App, text: &str, peer: IpAddr) -> Result<bool> {
     if is_guess && !known {
         app.paces().tried(peer)?;
     }
-    cache.ours.put(key, known, OURS_LIFE, || true);
+    cache.ours.put(key, known, SERVER_TOKEN_TTL, || true);
     Ok(known)
 }
 
 /// Whether the token is none that somebody chose, or was found to be good within the last second.
-pub fn is_above_guessing(app: &App, authorization: Option<&str>) -> bool {
+pub fn is_unguessable(app: &App, authorization: Option<&str>) -> bool {
     let Some(text) = authorization.and_then(bearer) else { return false };
-    if text.starts_with(PREFIX) && text.len() == DRAWN_BYTES {
+    if text.starts_with(PREFIX) && text.len() == GENERATED_TOKEN_LEN {
         return true;
     }
     let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
@@ -300,17 +304,17 @@ pub async fn scope(app: &App, caller: Caller, name: &str, path: Vec<String>) -> 
     };
     let project = Arc::new(project);
     let known = (Arc::clone(&project), membership.clone());
-    cache.scopes.put(key, known, LIFE, || cache.generation() == generation);
+    cache.scopes.put(key, known, CACHE_TTL, || cache.generation() == generation);
     Ok(Scope { caller, project, membership, path, idempotency_key: None })
 }
 
 /// What was found out lately about tokens and members.
 #[derive(Debug, Default)]
 pub struct AccessCache {
-    tokens: Brief<[u8; 32], Caller>,
-    scopes: Brief<(UserId, String), (Arc<Project>, Option<Membership>)>,
+    tokens: TtlCache<[u8; 32], Caller>,
+    scopes: TtlCache<(UserId, String), (Arc<Project>, Option<Membership>)>,
     /// Tokens that services were sent, and whether they are ours.
-    ours: Brief<[u8; 32], bool>,
+    ours: TtlCache<[u8; 32], bool>,
     /// Tokens whose use is yet to be written down.
     used: Mutex<HashSet<Uuid>>,
     /// Grows with every change of users, tokens and members. An answer read before a change is not
@@ -340,15 +344,15 @@ impl AccessCache {
 
 /// A map whose entries live for a moment.
 #[derive(Debug)]
-struct Brief<K, V>(Mutex<HashMap<K, (Instant, V)>>);
+struct TtlCache<K, V>(Mutex<HashMap<K, (Instant, V)>>);
 
-impl<K, V> Default for Brief<K, V> {
+impl<K, V> Default for TtlCache<K, V> {
     fn default() -> Self {
         Self(Mutex::new(HashMap::new()))
     }
 }
 
-impl<K: Eq + Hash, V: Clone> Brief<K, V> {
+impl<K: Eq + Hash, V: Clone> TtlCache<K, V> {
     fn get(&self, key: &K) -> Option<V> {
         let now = Instant::now();
         self.0.lock().get(key).filter(|(until, _)| *until > now).map(|(_, value)| value.clone())
@@ -375,12 +379,12 @@ impl<K: Eq + Hash, V: Clone> Brief<K, V> {
 mod tests {
     use std::time::Duration;
 
-    use super::{AccessCache, Brief, Token, bearer};
+    use super::{AccessCache, Token, TtlCache, bearer};
 
     #[test]
     fn tokens_are_long_recognisable_and_never_the_same() {
         let (a, b) = (Token::draw().unwrap(), Token::draw().unwrap());
-        assert!(a.text().starts_with("wl_") && a.text().len() == super::DRAWN_BYTES);
+        assert!(a.text().starts_with("wl_") && a.text().len() == super::GENERATED_TOKEN_LEN);
         assert_ne!(a.text(), b.text());
         assert_eq!(a.hash().len(), 64);
         assert_eq!(format!("{a:?}"), "Token(…)");
@@ -398,7 +402,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_was_found_out_is_forgotten_after_a_second() {
-        let map = Brief::default();
+        let map = TtlCache::default();
         map.put(1, "a", Duration::from_secs(1), || true);
         assert_eq!(map.get(&1), Some("a"));
         tokio::time::advance(Duration::from_millis(1001)).await;
@@ -410,7 +414,7 @@ mod tests {
         let cache = AccessCache::default();
         let before = cache.generation();
         cache.forget();
-        let map = Brief::default();
+        let map = TtlCache::default();
         map.put(1, "stale", Duration::from_secs(1), || cache.generation() == before);
         assert_eq!(map.get(&1), None);
     }

@@ -26,10 +26,10 @@ use crate::{
     db::{DatabaseUrl, DbError},
     limits::{self, Limits},
     logs::{
-        place::{Place, PlaceError},
+        place::{LogLocationError, Place},
         retention,
     },
-    pace::Paces,
+    pace::RateLimits,
     tls::Tls,
 };
 
@@ -43,7 +43,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// As the clients of Arvados expect it where nobody says otherwise.
-const QUEUE_TOKEN_LIFE: Span = Span::days(14);
+const QUEUE_TOKEN_TTL: Span = Span::days(14);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -68,7 +68,7 @@ pub enum SettingsError {
     #[error(transparent)]
     HostNetworks(#[from] NetworkError),
     #[error(transparent)]
-    LogStore(#[from] PlaceError),
+    LogStore(#[from] LogLocationError),
     #[error("find a home: set `WINDLASS_HOME`, `HOME` or `--data-dir`")]
     NoHome,
     #[error("read `{}`", path.display())]
@@ -86,7 +86,7 @@ pub enum SettingsError {
 }
 
 /// Where a server listens that nobody told where to.
-pub const USUAL_PORT: u16 = 3000;
+pub const DEFAULT_PORT: u16 = 3000;
 
 /// One source of settings; a later source fills only what an earlier one left open.
 #[derive(Clone, Debug, Default)]
@@ -316,7 +316,7 @@ pub struct Settings {
     pub allowed_hosts: AllowedAddresses,
     /// What users can meet, and how long things are kept.
     pub limits: Limits,
-    pub paces: Paces,
+    pub paces: RateLimits,
     /// Connections at once; `None`: as many as suit the open files that this process may have.
     pub connections_max: Option<usize>,
     /// A client must have sent its head by then; also how long an idle connection is kept.
@@ -348,7 +348,7 @@ impl Settings {
         let given = given.or(Given::from_file(&data_dir.join("config.yml"))?);
         let admin_token = match (given.admin_token, &given.admin_token_file) {
             (Some(token), _) => Some(token),
-            (None, Some(path)) => Some(token_in(path)?),
+            (None, Some(path)) => Some(read_token_file(path)?),
             (None, None) => None,
         };
         let host = match given.host.as_deref() {
@@ -374,19 +374,22 @@ impl Settings {
         let keep_logs = limits::keep("keep_logs", given.keep_logs, Some(retention::KEEP))?;
         let lost_after = match given.lost_after.as_deref() {
             None => UNREACHABLE_GRACE,
-            Some(text) => silence(text).ok_or_else(|| SettingsError::LostAfter { text: text.to_owned() })?,
+            Some(text) => {
+                parse_lost_after(text).ok_or_else(|| SettingsError::LostAfter { text: text.to_owned() })?
+            }
         };
         let retry_delay = match given.retry_delay.as_deref() {
-            None => retry::DELAY,
+            None => retry::DELAY_FIRST,
             Some(text) => delay(text).ok_or_else(|| SettingsError::RetryDelay { text: text.to_owned() })?,
         };
         let lock_timeout = match given.lock_timeout.as_deref() {
             None => LEASE_TTL,
-            Some(text) => lease(text).ok_or_else(|| SettingsError::LockTimeout { text: text.to_owned() })?,
+            Some(text) => parse_lock_timeout(text)
+                .ok_or_else(|| SettingsError::LockTimeout { text: text.to_owned() })?,
         };
         let queue_token_life =
-            limits::keep("queue_token_life", given.queue_token_life, Some(QUEUE_TOKEN_LIFE))?;
-        let usual = machine_limits();
+            limits::keep("queue_token_life", given.queue_token_life, Some(QUEUE_TOKEN_TTL))?;
+        let usual = host_limits();
         let tls = match (given.tls_port, given.tls_cert, given.tls_key) {
             (None, None, None) => None,
             (Some(port), None, None) => Some(Tls { address: SocketAddr::new(host, port), given: None }),
@@ -409,7 +412,7 @@ impl Settings {
             lock_timeout,
             tls,
             log_store: given.log_store.as_deref().unwrap_or("files").parse()?,
-            address: SocketAddr::new(host, given.port.or(given.usual_port).unwrap_or(USUAL_PORT)),
+            address: SocketAddr::new(host, given.port.or(given.usual_port).unwrap_or(DEFAULT_PORT)),
             any_port: given.port.is_none() && given.usual_port.is_some(),
             key_file: given.key_file.unwrap_or_else(|| data_dir.join("keys").join("master")),
             data_dir,
@@ -431,7 +434,7 @@ impl Settings {
             queue_for_everyone: given.queue_for_everyone.unwrap_or(false),
             queue_token_life,
             limits: Limits::new(given.limits)?,
-            paces: Paces::default(),
+            paces: RateLimits::default(),
             connections_max: None,
             head_timeout: HEAD_TIMEOUT,
             body_timeout: BODY_TIMEOUT,
@@ -440,7 +443,7 @@ impl Settings {
 }
 
 /// A token that a file holds.
-pub fn token_in(path: &Path) -> Result<String, SettingsError> {
+pub fn read_token_file(path: &Path) -> Result<String, SettingsError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| SettingsError::File { path: path.to_owned(), source })?;
     let token = text.trim();
@@ -451,16 +454,16 @@ pub fn token_in(path: &Path) -> Result<String, SettingsError> {
 }
 
 /// What this machine bears, as far as it says what it is.
-fn machine_limits() -> JobLimits {
+fn host_limits() -> JobLimits {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let kib = total.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default();
-    JobLimits::of_machine(u32::try_from(cores).unwrap_or(u32::MAX), kib / 1024)
+    JobLimits::for_host(u32::try_from(cores).unwrap_or(u32::MAX), kib / 1024)
 }
 
 /// `2m`, and no less than agents need to be found again after a hiccup.
-fn silence(text: &str) -> Option<Span> {
+fn parse_lost_after(text: &str) -> Option<Span> {
     let span = Span::secs(parse_duration(text).ok()?);
     (span >= LOST_AFTER_MIN).then_some(span)
 }
@@ -471,7 +474,7 @@ fn delay(text: &str) -> Option<Span> {
 }
 
 /// `10s`. No longer than the default: after a jump of the database's clock locks are distrusted for as long as that.
-fn lease(text: &str) -> Option<Duration> {
+fn parse_lock_timeout(text: &str) -> Option<Duration> {
     let ttl = Duration::from_secs(u64::try_from(parse_duration(text).ok()?).ok()?);
     (LEASE_TTL_MIN..=LEASE_TTL).contains(&ttl).then_some(ttl)
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use windlass_api::error::{Code, Violation};
+use windlass_api::error::{ApiErrorCode, ValidationError};
 
 use crate::{
     db::DbError,
@@ -19,10 +19,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The request makes sense and cannot be done: 400.
     #[error("{msg}")]
-    Refused { code: Code, msg: String },
+    Refused { code: ApiErrorCode, msg: String },
     /// The request is not shaped as its schema says: 422.
     #[error("the request does not follow its schema")]
-    Invalid(Vec<Violation>),
+    Invalid(Vec<ValidationError>),
     /// No token at all: 401.
     #[error("Not authenticated")]
     Unauthenticated,
@@ -44,10 +44,10 @@ pub enum Error {
          (`keep_uploads`); {}",
         setting(UPLOADS_MAX)
     )]
-    Uploads { limit: u64 },
+    UploadLimit { limit: u64 },
     /// The user follows as much as one may: 429.
     #[error("one user may have {limit} streams and logs open at once; close some; {}", setting(STREAMS_MAX))]
-    Streams { limit: usize },
+    StreamLimit { limit: usize },
     /// The client took too long to send its body: 408.
     #[error("the request took too long to arrive")]
     Slow,
@@ -77,16 +77,16 @@ pub enum Error {
 
 impl Error {
     pub fn refused(msg: impl Into<String>) -> Self {
-        Self::Refused { code: Code::Error, msg: msg.into() }
+        Self::Refused { code: ApiErrorCode::Error, msg: msg.into() }
     }
 
     /// A missing thing inside a project is a 400, never a 404: clients wait for it.
     pub fn absent(what: &str) -> Self {
-        Self::Refused { code: Code::ResourceNotExists, msg: format!("{what} not found") }
+        Self::Refused { code: ApiErrorCode::ResourceNotExists, msg: format!("{what} not found") }
     }
 
     pub fn exists(what: &str) -> Self {
-        Self::Refused { code: Code::ResourceExists, msg: format!("{what} already exists") }
+        Self::Refused { code: ApiErrorCode::ResourceExists, msg: format!("{what} already exists") }
     }
 
     pub fn denied() -> Self {
@@ -94,13 +94,13 @@ impl Error {
     }
 
     /// Refused for want of a right, in words that say who has it.
-    pub fn denied_as(msg: String) -> Self {
+    pub fn denied_with(msg: String) -> Self {
         Self::Denied { msg: msg.into() }
     }
 
     /// One field of the body that its schema forbids.
     pub fn field(name: &str, msg: impl Into<String>) -> Self {
-        Self::Invalid(vec![Violation {
+        Self::Invalid(vec![ValidationError {
             loc: vec!["body".into(), name.into()],
             msg: msg.into(),
             r#type: "value_error".into(),

@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 use windlass_model::{
-    event::{Actor, Because, Entity, Event},
+    event::{Actor, Entity, Event, EventCause},
     id::{ProjectId, UserId},
 };
 
@@ -18,7 +18,7 @@ pub fn actor(user: Option<UserId>) -> Actor {
 
 /// What an event is about.
 #[derive(Clone, Copy, Debug)]
-pub struct About<'a> {
+pub struct EventSubject<'a> {
     pub entity: Entity,
     pub id: Uuid,
     pub name: &'a str,
@@ -29,16 +29,21 @@ pub struct About<'a> {
 pub fn note(
     db: &Db,
     by: Option<UserId>,
-    about: &About<'_>,
+    about: &EventSubject<'_>,
     reason: &str,
     message: String,
 ) -> Result<Vec<Change>, DbError> {
-    let because = Because { actor: actor(by), reason: reason.to_owned(), message };
+    let because = EventCause { actor: actor(by), reason: reason.to_owned(), message };
     record(db, by, about, &Event::note(about.entity, about.id, because))
 }
 
 /// Any event, with the thing itself as its one target.
-pub fn record(db: &Db, by: Option<UserId>, about: &About<'_>, event: &Event) -> Result<Vec<Change>, DbError> {
+pub fn record(
+    db: &Db,
+    by: Option<UserId>,
+    about: &EventSubject<'_>,
+    event: &Event,
+) -> Result<Vec<Change>, DbError> {
     let target = Target { entity: about.entity, id: about.id, name: about.name };
     append(db, event, &Place { project: about.project, user: by, lock_token: None, targets: &[target] })
 }

@@ -21,15 +21,15 @@ use windlass_model::{
 use crate::db::fleets::Fleet;
 
 /// How long an idle instance is kept that a fleet made for itself, unless it says otherwise.
-const IDLE_OF_FLEET: i64 = 3 * 24 * 60 * 60;
+const FLEET_IDLE_DEFAULT: i64 = 3 * 24 * 60 * 60;
 /// How long one is kept that was made for a run, unless the run or the fleet say otherwise.
-const IDLE_OF_RUN: i64 = 5 * 60;
+const RUN_IDLE_DEFAULT: i64 = 5 * 60;
 /// What stands for ever in a configuration.
 const FOR_EVER: i64 = -1;
 
 /// One fleet, decoded.
 #[derive(Clone, Debug, PartialEq)]
-pub struct FleetShape {
+pub struct ParsedFleetSpec {
     /// `None`: it cannot be read (any more). Such a fleet keeps what it has and makes nothing new.
     configuration: Option<Box<Config>>,
     is_ssh: bool,
@@ -37,7 +37,7 @@ pub struct FleetShape {
     limits: Needs,
 }
 
-impl FleetShape {
+impl ParsedFleetSpec {
     /// Never fails: one fleet with an odd specification must not keep a project's jobs from being placed.
     pub fn parse(spec: &str) -> Self {
         let spec: Value = serde_json::from_str(spec).unwrap_or_default();
@@ -113,17 +113,17 @@ impl FleetShape {
     /// Seconds that an instance of its own may be idle; `None` = for ever.
     pub fn idle(&self) -> Option<i64> {
         let given = self.provisioning().and_then(|machines| machines.idle_duration.0);
-        Some(given.unwrap_or(IDLE_OF_FLEET)).filter(|secs| *secs != FOR_EVER)
+        Some(given.unwrap_or(FLEET_IDLE_DEFAULT)).filter(|secs| *secs != FOR_EVER)
     }
 
     /// Seconds that an instance made for a run may be idle: the shorter of what the two say.
-    pub fn idle_for(&self, run: Option<i64>) -> Option<i64> {
+    pub fn run_idle_secs(&self, run: Option<i64>) -> Option<i64> {
         let own = self.provisioning().and_then(|machines| machines.idle_duration.0);
         let shorter = match (own, run) {
             (Some(FOR_EVER), Some(other)) | (Some(other), Some(FOR_EVER)) => other,
             (Some(own), Some(run)) => own.min(run),
             (Some(one), None) | (None, Some(one)) => one,
-            (None, None) => IDLE_OF_RUN,
+            (None, None) => RUN_IDLE_DEFAULT,
         };
         Some(shorter).filter(|secs| *secs != FOR_EVER)
     }
@@ -162,26 +162,26 @@ fn limits(config: &Config) -> Needs {
 }
 
 /// By fleet: the specification, and what it came to.
-type Known = BTreeMap<FleetId, (String, Arc<FleetShape>)>;
+type SpecCache = BTreeMap<FleetId, (String, Arc<ParsedFleetSpec>)>;
 
 /// More fleets than this are rare; then the memory starts afresh.
-const SHAPES_MAX: usize = 4_096;
+const CACHED_SPECS_MAX: usize = 4_096;
 
 /// Shapes that were read before: a fleet is looked at with every placement and hardly ever changes.
-pub fn of(fleet: &Fleet) -> Arc<FleetShape> {
+pub fn of(fleet: &Fleet) -> Arc<ParsedFleetSpec> {
     of_spec(fleet.id, &fleet.spec)
 }
 
-pub fn of_spec(id: FleetId, spec: &str) -> Arc<FleetShape> {
-    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+pub fn of_spec(id: FleetId, spec: &str) -> Arc<ParsedFleetSpec> {
+    static KNOWN: LazyLock<Mutex<SpecCache>> = LazyLock::new(Mutex::default);
     if let Some((text, shape)) = KNOWN.lock().get(&id)
         && text == spec
     {
         return Arc::clone(shape);
     }
-    let shape = Arc::new(FleetShape::parse(spec));
+    let shape = Arc::new(ParsedFleetSpec::parse(spec));
     let mut known = KNOWN.lock();
-    if known.len() >= SHAPES_MAX {
+    if known.len() >= CACHED_SPECS_MAX {
         known.clear();
     }
     known.insert(id, (spec.to_owned(), Arc::clone(&shape)));
@@ -192,21 +192,21 @@ pub fn of_spec(id: FleetId, spec: &str) -> Arc<FleetShape> {
 mod tests {
     use super::*;
 
-    fn shape(configuration: Value) -> FleetShape {
-        FleetShape::parse(&serde_json::json!({ "configuration": configuration }).to_string())
+    fn shape(configuration: Value) -> ParsedFleetSpec {
+        ParsedFleetSpec::parse(&serde_json::json!({ "configuration": configuration }).to_string())
     }
 
     #[test]
     fn the_shorter_idle_time_counts_and_for_ever_is_the_longest() {
         let of = |idle: Value| shape(serde_json::json!({"type": "fleet", "nodes": 1, "idle_duration": idle}));
-        assert_eq!(of(Value::Null).idle(), Some(IDLE_OF_FLEET));
+        assert_eq!(of(Value::Null).idle(), Some(FLEET_IDLE_DEFAULT));
         assert_eq!(of("off".into()).idle(), None);
-        assert_eq!(of(Value::Null).idle_for(None), Some(IDLE_OF_RUN));
-        assert_eq!(of("1h".into()).idle_for(None), Some(3600));
-        assert_eq!(of("1h".into()).idle_for(Some(60)), Some(60));
-        assert_eq!(of("off".into()).idle_for(Some(60)), Some(60));
-        assert_eq!(of("1h".into()).idle_for(Some(FOR_EVER)), Some(3600));
-        assert_eq!(of("off".into()).idle_for(None), None);
+        assert_eq!(of(Value::Null).run_idle_secs(None), Some(RUN_IDLE_DEFAULT));
+        assert_eq!(of("1h".into()).run_idle_secs(None), Some(3600));
+        assert_eq!(of("1h".into()).run_idle_secs(Some(60)), Some(60));
+        assert_eq!(of("off".into()).run_idle_secs(Some(60)), Some(60));
+        assert_eq!(of("1h".into()).run_idle_secs(Some(FOR_EVER)), Some(3600));
+        assert_eq!(of("off".into()).run_idle_secs(None), None);
     }
 
     #[test]
@@ -237,10 +237,10 @@ mod tests {
 
     #[test]
     fn a_fleet_that_cannot_be_read_keeps_its_hosts_and_makes_nothing() {
-        let odd = FleetShape::parse(
+        let odd = ParsedFleetSpec::parse(
             r#"{"configuration": {"type": "fleet", "placement": "cluster", "nodes": "x"}}"#,
         );
         assert!(odd.is_cluster() && !odd.creates());
-        assert!(!FleetShape::parse("no document").creates());
+        assert!(!ParsedFleetSpec::parse("no document").creates());
     }
 }

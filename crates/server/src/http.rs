@@ -19,8 +19,8 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::{Instant, timeout};
 use windlass_api::{
-    Access, Body as Kind, Method, Operation, Rendered,
-    error::{BadRequest, Body as Detail, Refusal, Violation},
+    Access, Body as Kind, Method, Operation, RenderedJson,
+    error::{BadRequest, ErrorBody as Detail, ErrorDetail, ValidationError},
 };
 use windlass_model::{causes::chain, id::GatewayId};
 
@@ -31,8 +31,8 @@ use crate::{
     db::DbError,
     error::{Error, Result},
     limits,
-    services::{Beats, Upload},
-    stream_rights::{Ground, StreamRights},
+    services::{SseStream, Upload},
+    stream_rights::{RightsBasis, StreamRights},
 };
 
 mod depth;
@@ -58,10 +58,10 @@ pub(crate) struct Peer(pub(crate) IpAddr);
 pub(crate) struct Encrypted;
 
 /// What may be answered where a `T` is due: one, or what was made of it before.
-pub trait Shows<T>: Serialize {}
+pub trait ResponseFor<T>: Serialize {}
 
-impl<T: Serialize> Shows<T> for T {}
-impl<T> Shows<Vec<T>> for Vec<Rendered<T>> {}
+impl<T: Serialize> ResponseFor<T> for T {}
+impl<T> ResponseFor<Vec<T>> for Vec<RenderedJson<T>> {}
 
 /// Handlers by operation.
 #[derive(Default)]
@@ -100,7 +100,7 @@ impl Routes {
         O: Operation,
         F: Fn(App, Caller, O::Request) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Result<A>> + Send,
-        A: Shows<O::Response>,
+        A: ResponseFor<O::Response>,
     {
         const { assert!(!O::ACCESS.in_project() && !matches!(O::ACCESS, Access::Open)) }
         self.mount::<O, _, _, _>(move |app, arrived| {
@@ -149,7 +149,7 @@ impl Routes {
             let handler = handler.clone();
             async move {
                 let (peer, token) = (arrived.peer(), arrived.authorization());
-                let gateway = unguessed(&app, peer, token, auth::gateway(&app, token)).await?;
+                let gateway = throttle_failed_auth(&app, peer, token, auth::gateway(&app, token)).await?;
                 let request = arrived.read::<O>(&app).await?;
                 handler(app, gateway, request).await
             }
@@ -203,7 +203,7 @@ impl Routes {
     where
         O: Operation,
         F: Fn(App, Scope, O::Request, Option<u64>) -> R + Clone + Send + Sync + 'static,
-        R: Future<Output = Result<Beats<O::Response>>> + Send,
+        R: Future<Output = Result<SseStream<O::Response>>> + Send,
     {
         const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Events)) }
         self.mount_raw::<O, _, _>(move |app, arrived| {
@@ -213,8 +213,8 @@ impl Routes {
                 let (last, path) = (arrived.last_event_id()?, arrived.path.clone());
                 let caller = admit::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
                 let within = within::<O>(&app, caller, &path).await?;
-                let rights = StreamRights::register(&app, ground(&within));
-                let place = stream::Place::for_answer(&app, within.caller.user.id)?;
+                let rights = StreamRights::register(&app, rights_basis(&within));
+                let place = stream::StreamSlot::for_response(&app, within.caller.user.id)?;
                 let request = arrived.read::<O>(&app).await?;
                 let beats = handler(app.clone(), within, request, last).await?;
                 let watched = app.clone();
@@ -246,10 +246,10 @@ impl Routes {
                 let path = arrived.path.clone();
                 let asker = admit::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
                 let within = within::<O>(&app, asker, &path).await?;
-                let rights = StreamRights::register(&app, ground(&within));
-                let caller = stream::wanted(&mut arrived.request)?;
+                let rights = StreamRights::register(&app, rights_basis(&within));
+                let caller = stream::require_upgrade(&mut arrived.request)?;
                 let request = arrived.read::<O>(&app).await?;
-                let place = stream::Place::for_stream(&app, within.caller.user.id)?;
+                let place = stream::StreamSlot::for_stream(&app, within.caller.user.id)?;
                 let port = handler(app.clone(), within, request.clone()).await?;
                 let watched = app.clone();
                 let allowed = move || {
@@ -268,9 +268,9 @@ impl Routes {
     fn mount<O, F, R, A>(self, handle: F) -> Self
     where
         O: Operation,
-        F: Fn(App, Arrived) -> R + Clone + Send + Sync + 'static,
+        F: Fn(App, IncomingRequest) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Result<A>> + Send,
-        A: Shows<O::Response>,
+        A: ResponseFor<O::Response>,
     {
         self.mount_raw::<O, _, _>(move |app, arrived| {
             let answer = handle(app, arrived);
@@ -281,7 +281,7 @@ impl Routes {
     fn mount_raw<O, F, R>(mut self, handle: F) -> Self
     where
         O: Operation,
-        F: Fn(App, Arrived) -> R + Clone + Send + Sync + 'static,
+        F: Fn(App, IncomingRequest) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Result<Response>> + Send,
     {
         let filter = match O::METHOD {
@@ -294,10 +294,10 @@ impl Routes {
                 let began = Instant::now();
                 let id = request_id(&app, &request);
                 let path = params.iter().map(|(_, value)| value.to_owned()).collect();
-                let done = handle(app.clone(), Arrived { request, path }).await;
+                let done = handle(app.clone(), IncomingRequest { request, path }).await;
                 let mut response = match done {
                     Ok(answer) => answer,
-                    Err(error) => refusal(&error, &id),
+                    Err(error) => error_response(&error, &id),
                 };
                 let took = began.elapsed();
                 let status = response.status().as_u16();
@@ -322,9 +322,9 @@ impl Routes {
     pub fn into_router(self, app: App) -> Router {
         self.router
             .merge(crate::routes::arvados::router())
-            .fallback(|| async { plain(StatusCode::NOT_FOUND, "Not Found") })
+            .fallback(|| async { error_body(StatusCode::NOT_FOUND, "Not Found") })
             .method_not_allowed_fallback(|| async {
-                plain(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
+                error_body(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
             })
             .layer(middleware::from_fn(one_host))
             .with_state(app)
@@ -336,7 +336,7 @@ async fn one_host(request: Request, next: Next) -> Response {
     if request.headers().get_all(header::HOST).iter().nth(1).is_none() {
         return next.run(request).await;
     }
-    let mut response = plain(StatusCode::BAD_REQUEST, "A request names one host, not several");
+    let mut response = error_body(StatusCode::BAD_REQUEST, "A request names one host, not several");
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
@@ -344,23 +344,23 @@ async fn one_host(request: Request, next: Next) -> Response {
 /// Who asks, if they do not ask too often. Tokens that can be guessed are not even looked up for an address that has
 /// guessed too much; one that was drawn cannot be guessed, so its owner passes whatever others try from there.
 async fn admit<O: Operation>(app: &App, peer: Option<IpAddr>, authorization: Option<&str>) -> Result<Caller> {
-    let caller = unguessed(app, peer, authorization, auth::caller(app, authorization)).await?;
-    caller.must_reach(O::ID)?;
+    let caller = throttle_failed_auth(app, peer, authorization, auth::caller(app, authorization)).await?;
+    caller.require_operation(O::ID)?;
     app.paces().operation(O::ID, caller.user.id.0)?;
     Ok(caller)
 }
 
 /// What is found of a token, unless its address has guessed too much.
-async fn unguessed<T>(
+async fn throttle_failed_auth<T>(
     app: &App,
     peer: Option<IpAddr>,
     authorization: Option<&str>,
     look: impl Future<Output = Result<T>>,
 ) -> Result<T> {
     if let Some(peer) = peer
-        && !auth::is_above_guessing(app, authorization)
+        && !auth::is_unguessable(app, authorization)
     {
-        app.paces().may_try(peer)?;
+        app.paces().check_login(peer)?;
     }
     let found = look.await;
     if let (Err(Error::Denied { .. }), None) = (&found, authorization) {
@@ -373,8 +373,8 @@ async fn unguessed<T>(
 }
 
 /// What the rights of a stream in a project rest on.
-fn ground(scope: &Scope) -> Ground {
-    Ground {
+fn rights_basis(scope: &Scope) -> RightsBasis {
+    RightsBasis {
         user: scope.caller.user.id,
         token_hash: scope.caller.token.hash(),
         queue_token: None,
@@ -399,13 +399,13 @@ async fn within<O: Operation>(app: &App, caller: Caller, path: &[String]) -> Res
 }
 
 /// A request whose caller is not known yet.
-struct Arrived {
+struct IncomingRequest {
     request: Request,
     /// Values of the path's parameters, in order.
     path: Vec<String>,
 }
 
-impl Arrived {
+impl IncomingRequest {
     /// The address at the other end of the connection, which may be a proxy's.
     fn peer(&self) -> Option<IpAddr> {
         self.request.extensions().get::<Peer>().map(|peer| peer.0)
@@ -444,7 +444,7 @@ impl Arrived {
         let limit = app.settings().limits.upload_bytes;
         let (parts, body) = self.request.into_parts();
         let body = Body::new(Limited::new(body, limit.saturating_add(FRAME_BYTES_MAX)));
-        let reading = file(Request::from_parts(parts, body), limit);
+        let reading = read_upload(Request::from_parts(parts, body), limit);
         let upload = timeout(UPLOAD_TIMEOUT, reading).await.map_err(|_| Error::Slow)??;
         Ok((parsed, upload))
     }
@@ -462,7 +462,7 @@ pub(crate) async fn collect(body: Body, limit: usize, within: Duration) -> Resul
     }
 }
 
-async fn file(request: Request, limit: usize) -> Result<Upload> {
+async fn read_upload(request: Request, limit: usize) -> Result<Upload> {
     let unreadable = |_| broken("expected multipart/form-data with a part `file`");
     let mut parts = Multipart::from_request(request, &())
         .await
@@ -533,10 +533,10 @@ fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
             && let Some((field, _)) = rest.split_once('`')
         {
             loc.push(field.to_owned());
-            return Violation { loc, msg: "field required".into(), r#type: "missing".into() };
+            return ValidationError { loc, msg: "field required".into(), r#type: "missing".into() };
         }
         let kind = if error.inner().is_data() { "value_error" } else { "json_invalid" };
-        Violation { loc, msg, r#type: kind.into() }
+        ValidationError { loc, msg, r#type: kind.into() }
     });
     let ended = reader.end();
     match (parsed, ended) {
@@ -558,8 +558,8 @@ fn segment(segment: &serde_path_to_error::Segment) -> Option<String> {
     }
 }
 
-fn violation(loc: &[&str], msg: String, kind: &str) -> Violation {
-    Violation { loc: loc.iter().map(|part| (*part).to_owned()).collect(), msg, r#type: kind.to_owned() }
+fn violation(loc: &[&str], msg: String, kind: &str) -> ValidationError {
+    ValidationError { loc: loc.iter().map(|part| (*part).to_owned()).collect(), msg, r#type: kind.to_owned() }
 }
 
 /// What the client called the request, if that is safe to repeat, else a name of our own.
@@ -574,7 +574,7 @@ fn request_id(app: &App, request: &Request) -> String {
         .map_or_else(|| app.next_request_id(), str::to_owned)
 }
 
-fn success<O: Operation, A: Shows<O::Response>>(answer: &A) -> Response {
+fn success<O: Operation, A: ResponseFor<O::Response>>(answer: &A) -> Response {
     if O::BODY == Kind::Text {
         let text = serde_json::to_value(answer).ok().and_then(|text| text.as_str().map(str::to_owned));
         return with_body(StatusCode::OK, "text/plain; charset=utf-8", text.unwrap_or_default().into());
@@ -587,7 +587,7 @@ fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
         Ok(body) => with_body(status, "application/json", body.into()),
         Err(error) => {
             tracing::error!(%error, "encode an answer");
-            plain(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error")
+            error_body(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error")
         }
     }
 }
@@ -599,11 +599,11 @@ fn with_body(status: StatusCode, kind: &'static str, body: Body) -> Response {
     response
 }
 
-fn plain(status: StatusCode, msg: &str) -> Response {
-    json(status, &Detail { detail: Refusal { code: None, msg: msg.to_owned() } })
+fn error_body(status: StatusCode, msg: &str) -> Response {
+    json(status, &Detail { detail: ErrorDetail { code: None, msg: msg.to_owned() } })
 }
 
-fn passing(cause: &DbError) -> (StatusCode, &'static str) {
+fn database_error(cause: &DbError) -> (StatusCode, &'static str) {
     if matches!(cause, DbError::Full { .. }) {
         (StatusCode::INSUFFICIENT_STORAGE, "The database's disk is full")
     } else if matches!(cause, DbError::ReadOnly { .. }) {
@@ -614,18 +614,18 @@ fn passing(cause: &DbError) -> (StatusCode, &'static str) {
 }
 
 /// A refusal that will pass.
-fn later(status: StatusCode, msg: &str) -> Response {
-    let mut response = plain(status, msg);
+fn retry_later(status: StatusCode, msg: &str) -> Response {
+    let mut response = error_body(status, msg);
     response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
     response
 }
 
 /// Errors of ours are logged here and nowhere else; the client learns the request's id only.
-fn refusal(error: &Error, id: &str) -> Response {
+fn error_response(error: &Error, id: &str) -> Response {
     let internal = |status: StatusCode| {
         let chain = chain(error);
         tracing::error!(request = %id, error = %chain, "answer a request");
-        plain(status, &format!("Internal server error (request {id})"))
+        error_body(status, &format!("Internal server error (request {id})"))
     };
     match error {
         Error::Refused { code, msg } => {
@@ -635,20 +635,22 @@ fn refusal(error: &Error, id: &str) -> Response {
         Error::Invalid(violations) => {
             json(StatusCode::UNPROCESSABLE_ENTITY, &Detail { detail: violations.clone() })
         }
-        Error::Unauthenticated => plain(StatusCode::UNAUTHORIZED, &error.to_string()),
-        Error::Denied { msg } => plain(StatusCode::FORBIDDEN, msg),
-        Error::Unknown { msg } => plain(StatusCode::NOT_FOUND, msg),
-        Error::Busy { msg } => later(StatusCode::SERVICE_UNAVAILABLE, msg),
-        Error::Fast | Error::Streams { .. } => later(StatusCode::TOO_MANY_REQUESTS, &error.to_string()),
-        Error::Conflict { msg } => plain(StatusCode::CONFLICT, msg),
-        Error::TooLarge { .. } | Error::Uploads { .. } => {
-            plain(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string())
+        Error::Unauthenticated => error_body(StatusCode::UNAUTHORIZED, &error.to_string()),
+        Error::Denied { msg } => error_body(StatusCode::FORBIDDEN, msg),
+        Error::Unknown { msg } => error_body(StatusCode::NOT_FOUND, msg),
+        Error::Busy { msg } => retry_later(StatusCode::SERVICE_UNAVAILABLE, msg),
+        Error::Fast | Error::StreamLimit { .. } => {
+            retry_later(StatusCode::TOO_MANY_REQUESTS, &error.to_string())
         }
-        Error::Slow => plain(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
+        Error::Conflict { msg } => error_body(StatusCode::CONFLICT, msg),
+        Error::TooLarge { .. } | Error::UploadLimit { .. } => {
+            error_body(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string())
+        }
+        Error::Slow => error_body(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
         Error::Db(cause) if cause.is_passing() => {
             tracing::warn!(request = %id, error = %chain(error), "answer a request");
-            let (status, what) = passing(cause);
-            later(status, &format!("{what}; try again (request {id})"))
+            let (status, what) = database_error(cause);
+            retry_later(status, &format!("{what}; try again (request {id})"))
         }
         Error::Db(_)
         | Error::Key(_)

@@ -3,26 +3,26 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use windlass_api::agent::shim::HostInfo;
-use windlass_backend::{Has, HasGpu};
+use windlass_backend::{GpuInfo, HardwareInfo};
 use windlass_model::{
     instance::Health,
     plan::offers::{Host, Offer},
     resources::CpuArch,
 };
 
-use crate::{agents::HostNews, db::instances::Instance};
+use crate::{agents::HostReport, db::instances::Instance};
 
 const MIB: u64 = 1 << 20;
 
 /// Column `offer`: what is to be asked for, best first. `at` is the one that was asked for last; everything made
 /// for the instance was made by its backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Tries {
+pub(crate) struct OfferAttempts {
     pub(crate) at: usize,
     pub(crate) offers: Vec<Offer>,
 }
 
-impl Tries {
+impl OfferAttempts {
     pub(crate) fn of(row: &Instance) -> Option<Self> {
         row.offer.as_deref().and_then(|text| serde_json::from_str(text).ok())
     }
@@ -34,19 +34,19 @@ impl Tries {
 
 /// Column `profile`: what an order is made of beside its offer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct OrderFacts {
+pub(crate) struct OrderProfile {
     #[serde(default)]
     pub(crate) tags: std::collections::BTreeMap<String, String>,
 }
 
-impl OrderFacts {
+impl OrderProfile {
     pub(crate) fn of(row: &Instance) -> Self {
         row.profile.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 }
 
 /// Column `instance_type`, from what the host itself has.
-pub(crate) fn type_of_host(name: &str, has: &Has, spot: bool) -> Value {
+pub(crate) fn host_instance_type(name: &str, has: &HardwareInfo, spot: bool) -> Value {
     let gpus: Vec<Value> = has.gpus.iter().map(|gpu| json!(gpu)).collect();
     let resources = json!({
         "cpus": has.cpus, "memory_mib": has.memory_mib, "spot": spot, "cpu_arch": has.arch,
@@ -75,10 +75,10 @@ pub(crate) fn engine_away(instance_type: Option<&Value>) -> Option<&str> {
 }
 
 /// Puts what its agent tells into a stored instance type, beside what its backend found.
-pub(crate) fn put_news(
+pub(crate) fn merge_host_report(
     instance_type: &mut Value,
     stored: Option<&Value>,
-    news: Option<&HostNews>,
+    news: Option<&HostReport>,
     is_local: bool,
 ) {
     let before = |key: &str| stored.map(|stored| stored[key].clone()).filter(|value| !value.is_null());
@@ -112,20 +112,20 @@ pub(crate) fn put_news(
 
 /// Column `instance_type`, from what was offered.
 pub(crate) fn type_of_offer(offer: &Offer) -> Value {
-    type_of_host(&offer.instance_type, &has(&offer.host), offer.host.spot)
+    host_instance_type(&offer.instance_type, &has(&offer.host), offer.host.spot)
 }
 
-fn has(host: &Host) -> Has {
+fn has(host: &Host) -> HardwareInfo {
     let arch = host.arch.map(|arch| match arch {
         CpuArch::X86 => "x86".to_owned(),
         CpuArch::Arm => "arm".to_owned(),
     });
-    Has {
+    HardwareInfo {
         cpus: host.cpus,
         arch,
         memory_mib: host.memory_mib,
         disk_mib: host.disk_mib,
-        gpus: host.gpus.iter().map(HasGpu::from).collect(),
+        gpus: host.gpus.iter().map(GpuInfo::from).collect(),
         runtime: String::new(),
         engine_away: None,
         processes: None,
@@ -134,13 +134,13 @@ fn has(host: &Host) -> Has {
 }
 
 /// What a host has, as its agent tells; for machines whose backend did not look.
-pub(crate) fn has_of(info: &HostInfo) -> Has {
-    Has {
+pub(crate) fn has_of(info: &HostInfo) -> HardwareInfo {
+    HardwareInfo {
         cpus: info.cpus,
         arch: None,
         memory_mib: info.memory / MIB,
         disk_mib: info.disk_size / MIB,
-        gpus: windlass_backend::gpus_of(info).iter().map(HasGpu::from).collect(),
+        gpus: windlass_backend::gpus_from(info).iter().map(GpuInfo::from).collect(),
         runtime: String::new(),
         engine_away: None,
         processes: info.processes.clone(),
@@ -153,7 +153,7 @@ const DCGM_WARN: i64 = 10;
 const DCGM_FAIL: i64 = 20;
 
 /// How a host is, and what is wrong with it.
-pub(crate) fn health_of(news: &HostNews) -> (Health, Option<String>) {
+pub(crate) fn host_health(news: &HostReport) -> (Health, Option<String>) {
     let overall = news.health.dcgm.as_ref().map_or(0, |dcgm| dcgm.overall_health);
     let incidents = news.health.dcgm.iter().flat_map(|dcgm| &dcgm.incidents);
     let said: Vec<&str> = incidents
@@ -172,31 +172,31 @@ pub(crate) fn health_of(news: &HostNews) -> (Health, Option<String>) {
 
 #[cfg(test)]
 mod tests {
-    use windlass_api::agent::shim::{ConfinedBy, InstanceHealth, ProcessMode, ProcessesInfo};
+    use windlass_api::agent::shim::{ConfinementMethod, InstanceHealth, ProcessMode, ProcessesInfo};
 
     use super::*;
 
-    fn news(processes: Option<ProcessesInfo>, engine: Option<&str>) -> HostNews {
+    fn news(processes: Option<ProcessesInfo>, engine: Option<&str>) -> HostReport {
         let info = HostInfo { gpu_vendor: "none".into(), cpus: 1, processes, ..HostInfo::default() };
         let health = InstanceHealth { engine: engine.map(str::to_owned), ..InstanceHealth::default() };
-        HostNews { version: "1.0.0".into(), info, health }
+        HostReport { version: "1.0.0".into(), info, health }
     }
 
     #[test]
     fn what_a_host_says_of_plain_processes_is_kept_until_it_says_otherwise() {
         let told = ProcessesInfo {
             mode: ProcessMode::Confined,
-            confined_by: Some(ConfinedBy::Users),
+            confined_by: Some(ConfinementMethod::Users),
             problem: None,
         };
         let fresh = || json!({"name": "ssh", "runtime": "any"});
         let mut kind = fresh();
-        put_news(&mut kind, None, Some(&news(Some(told.clone()), None)), false);
+        merge_host_report(&mut kind, None, Some(&news(Some(told.clone()), None)), false);
         assert_eq!(kind["processes"], json!(told));
         let (stored, mut again) = (kind, fresh());
-        put_news(&mut again, Some(&stored), None, false);
+        merge_host_report(&mut again, Some(&stored), None, false);
         assert_eq!(again, stored);
-        put_news(&mut again, Some(&stored), Some(&news(None, None)), false);
+        merge_host_report(&mut again, Some(&stored), Some(&news(None, None)), false);
         assert_eq!(again, fresh());
     }
 
@@ -204,13 +204,13 @@ mod tests {
     fn an_engine_that_is_away_is_the_agents_word_on_ssh_hosts_and_the_backends_here() {
         let fresh = || json!({"name": "ssh", "runtime": "any"});
         let mut kind = fresh();
-        put_news(&mut kind, None, Some(&news(None, Some("no answer"))), false);
+        merge_host_report(&mut kind, None, Some(&news(None, Some("no answer"))), false);
         assert_eq!(engine_away(Some(&kind)), Some("no answer"));
         let (stored, mut back) = (kind, fresh());
-        put_news(&mut back, Some(&stored), Some(&news(None, None)), false);
+        merge_host_report(&mut back, Some(&stored), Some(&news(None, None)), false);
         assert_eq!(engine_away(Some(&back)), None);
         let mut here = stored.clone();
-        put_news(&mut here, Some(&stored), Some(&news(None, None)), true);
+        merge_host_report(&mut here, Some(&stored), Some(&news(None, None)), true);
         assert_eq!(engine_away(Some(&here)), Some("no answer"));
     }
 }

@@ -16,7 +16,7 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks,
-        offers::{Availability, Gpu, Host, Offer, gpus_given},
+        offers::{Availability, Gpu, Host, Offer, granted_gpus},
         place::{Fleet, Held, Instance, Inventory, Readiness},
         runs_in::{Containers, Runtimes},
     },
@@ -25,16 +25,16 @@ use windlass_model::{
 };
 
 use crate::{
-    db::{self, passes::placing::Stock},
+    db::{self, passes::placing::ProjectInventory},
     fleet_shape,
-    instance_facts::Tries,
+    instance_facts::OfferAttempts,
     pass_error::PassError,
-    plain_processes::Allowed,
+    plain_processes::ProcessRights,
 };
 
 /// An instance type as it travels on the wire.
 #[derive(Deserialize)]
-struct Kind {
+struct InstanceType {
     name: String,
     resources: Resources,
     /// The agent's runtime; absent where no agent has reported.
@@ -46,7 +46,7 @@ struct Kind {
     engine_away: Option<String>,
 }
 
-impl Kind {
+impl InstanceType {
     fn runtimes(&self) -> Option<Runtimes> {
         let told = self.processes.as_ref();
         let processes = processes_of(told, told.map(|told| told.mode).unwrap_or_default());
@@ -88,7 +88,11 @@ struct GpuDocument {
     compute_capability: Option<(u32, u32)>,
 }
 
-pub(crate) fn of(stock: &Stock, offers: &[Offer], allowed: Allowed) -> Result<Inventory, PassError> {
+pub(crate) fn of(
+    stock: &ProjectInventory,
+    offers: &[Offer],
+    allowed: ProcessRights,
+) -> Result<Inventory, PassError> {
     let granted = offers.iter().filter(|offer| stock.granted.contains(&offer.backend));
     let offers = granted.map(|offer| allowed.on(offer.clone())).collect();
     let mut inventory = Inventory { offers, ..Inventory::default() };
@@ -106,10 +110,10 @@ pub(crate) fn of(stock: &Stock, offers: &[Offer], allowed: Allowed) -> Result<In
         let Some(fleet) = row.fleet_id.filter(|fleet| !ending.contains(fleet)) else { continue };
         nums.entry(fleet).or_default().insert(u32::try_from(row.instance_num).unwrap_or_default());
         let held = holds.remove(&row.id).unwrap_or_default();
-        inventory.instances.push(instance_of(row, fleet, held, allowed)?);
+        inventory.instances.push(to_instance(row, fleet, held, allowed)?);
     }
     for fleet in stock.fleets.iter().filter(|fleet| !ending.contains(&fleet.id)) {
-        inventory.fleets.push(fleet_of(fleet, nums.remove(&fleet.id).unwrap_or_default()));
+        inventory.fleets.push(to_fleet(fleet, nums.remove(&fleet.id).unwrap_or_default()));
     }
     Ok(inventory)
 }
@@ -121,7 +125,7 @@ fn is_ending(fleet: &db::fleets::Fleet) -> bool {
     }
 }
 
-fn fleet_of(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> Fleet {
+fn to_fleet(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> Fleet {
     let shape = fleet_shape::of(fleet);
     Fleet {
         id: fleet.id,
@@ -136,11 +140,11 @@ fn fleet_of(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> Fleet {
     }
 }
 
-fn instance_of(
+fn to_instance(
     row: &db::instances::Instance,
     fleet: FleetId,
     held: Vec<Held>,
-    allowed: Allowed,
+    allowed: ProcessRights,
 ) -> Result<Instance, PassError> {
     Ok(Instance {
         id: row.id,
@@ -169,10 +173,10 @@ fn readiness(row: &db::instances::Instance) -> Readiness {
 }
 
 /// What the instance is, by its own document; one that nobody has looked at yet has nothing. Whether its plain processes
-/// may be the server's own user is for [`Allowed`] to say.
+/// may be the server's own user is for [`ProcessRights`] to say.
 pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
     let (instance_type, host) = match &row.instance_type {
-        Some(text) => known_kind(text)?,
+        Some(text) => cached_type(text)?,
         None => (
             String::new(),
             Host {
@@ -193,23 +197,23 @@ pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
         instance_type,
         price: Price::dollars(row.price.unwrap_or_default()),
         availability: Availability::Idle,
-        reservation: Tries::of(row).and_then(|tries| tries.current()?.reservation.clone()),
+        reservation: OfferAttempts::of(row).and_then(|tries| tries.current()?.reservation.clone()),
         host,
         total_blocks: u32::try_from(row.total_blocks.unwrap_or(1)).unwrap_or(1).max(1),
     })
 }
 
 /// Kinds that were read before: hosts are many, their kinds few, and placement looks at all of them each time.
-fn known_kind(text: &str) -> Result<(String, Host), PassError> {
+fn cached_type(text: &str) -> Result<(String, Host), PassError> {
     static KNOWN: LazyLock<Mutex<HashMap<String, (String, Host)>>> = LazyLock::new(Mutex::default);
     if let Some(known) = KNOWN.lock().get(text) {
         return Ok(known.clone());
     }
-    let kind: Kind = serde_json::from_str(text).map_err(PassError::document)?;
+    let kind: InstanceType = serde_json::from_str(text).map_err(PassError::document)?;
     let runtimes = kind.runtimes();
     let read = (kind.name, host(kind.resources, runtimes));
     let mut known = KNOWN.lock();
-    if known.len() >= KINDS_MAX {
+    if known.len() >= CACHED_TYPES_MAX {
         known.clear();
     }
     known.insert(text.to_owned(), read.clone());
@@ -217,7 +221,7 @@ fn known_kind(text: &str) -> Result<(String, Host), PassError> {
 }
 
 /// More kinds than this are rare; then the memory starts afresh.
-const KINDS_MAX: usize = 4_096;
+const CACHED_TYPES_MAX: usize = 4_096;
 
 fn host(resources: Resources, runtimes: Option<Runtimes>) -> Host {
     Host {
@@ -241,14 +245,14 @@ fn gpu(gpu: GpuDocument) -> Gpu {
 }
 
 /// How many GPUs a job with so many of its blocks is given.
-pub(crate) fn gpus_of(
+pub(crate) fn gpu_count(
     row: &db::instances::Instance,
     blocks: i64,
     wanted: &ResourcesSpec,
 ) -> Result<u32, PassError> {
     let offer = offer(row)?;
     let blocks = u32::try_from(blocks).unwrap_or_default();
-    Ok(gpus_given(&blocks::share(&offer.host, blocks, offer.total_blocks), wanted))
+    Ok(granted_gpus(&blocks::share(&offer.host, blocks, offer.total_blocks), wanted))
 }
 
 #[cfg(test)]
@@ -292,8 +296,9 @@ mod tests {
             row(2, fleet::Status::Active, Some(Timestamp(1))),
             row(3, fleet::Status::Terminating, Some(Timestamp(1))),
         ];
-        let stock = Stock { fleets, instances: Vec::new(), holds: Vec::new(), granted: BTreeSet::new() };
-        let inventory = of(&stock, &[], Allowed::Confined).unwrap();
+        let stock =
+            ProjectInventory { fleets, instances: Vec::new(), holds: Vec::new(), granted: BTreeSet::new() };
+        let inventory = of(&stock, &[], ProcessRights::Confined).unwrap();
         let names: Vec<&str> = inventory.fleets.iter().map(|fleet| fleet.name.as_str()).collect();
         assert_eq!(names, ["fleet-1"]);
     }

@@ -10,7 +10,7 @@ use crate::{db::jobs::Job, pass_error::PassError};
 
 /// The fields that decisions about a placed job rest on; the rest travels on as it is.
 #[derive(Clone, Debug)]
-pub struct JobFacts {
+pub struct JobSpecView {
     pub jobs_per_replica: u32,
     pub image_name: String,
     pub max_duration: Option<i64>,
@@ -44,7 +44,7 @@ fn one() -> u32 {
     1
 }
 
-impl JobFacts {
+impl JobSpecView {
     pub fn of(job: &Job) -> Result<Self, PassError> {
         let document: Document = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
         Ok(Self {

@@ -55,21 +55,21 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    agents::{Crew, Wire},
+    agents::{AgentRouter, Wire},
     app::App,
     auth::Token,
     config::Settings,
     db::{Db, DbError},
-    logs::{Store as _, place::PlaceError},
+    logs::{Store as _, place::LogLocationError},
     machines::Machines,
     queue_backend::QueueBackend,
     secrets::{KeyError, Keyring},
 };
 
 /// How often the use of tokens is written down.
-const USES_EVERY: Duration = Duration::from_secs(20);
+const TOKEN_USE_INTERVAL: Duration = Duration::from_secs(20);
 /// The last pieces of logs get this long when the server stops.
-const SETTLE_WITHIN: Duration = Duration::from_secs(10);
+const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -84,13 +84,13 @@ pub enum StartError {
          `--data-dir`",
         path.display()
     )]
-    OpenDataDir { path: PathBuf },
+    UnsafeDataDir { path: PathBuf },
     #[error("open the keys")]
     Keys(#[from] KeyError),
     #[error("open the database")]
     Db(#[from] DbError),
     #[error("set up the log store")]
-    Logs(#[from] PlaceError),
+    Logs(#[from] LogLocationError),
     #[cfg(feature = "testing")]
     #[error("set up the mock cloud")]
     Mock(#[from] windlass_backend::mock::script::ScriptError),
@@ -99,7 +99,7 @@ pub enum StartError {
     #[error("set up the first user and project")]
     Boot(#[from] error::Error),
     #[error("set up TLS")]
-    Tls(#[from] tls::SetupError),
+    Tls(#[from] tls::TlsSetupError),
     #[error("listen on {address}")]
     Listen {
         address: SocketAddr,
@@ -122,7 +122,7 @@ pub struct Server {
 impl Server {
     /// The boot order: directory, keys, database, first user, socket.
     pub async fn start(settings: Settings) -> Result<Self, StartError> {
-        make_dir(&settings.data_dir)?;
+        create_data_dir(&settings.data_dir)?;
         let keys = Keyring::open(&settings.key_file)?;
         let mut machines = Machines::new(&settings)?;
         let db = Db::open(&settings.database_url).await?;
@@ -138,8 +138,8 @@ impl Server {
 
     async fn set_up(app: &App, machines: Machines) -> Result<Self, StartError> {
         services::secrets::claim_key(app).await?;
-        registry_passwords::seal_old(app).await?;
-        app.logs().check().await.map_err(PlaceError::Check)?;
+        registry_passwords::seal_stored_documents(app).await?;
+        app.logs().check().await.map_err(LogLocationError::Check)?;
         let first_token = services::boot::ensure(app).await?;
         let address = app.settings().address;
         let failed = |source| StartError::Listen { address, source };
@@ -171,7 +171,7 @@ impl Server {
     }
 
     /// Where it listens for those who want what is said encrypted.
-    pub fn encrypted_address(&self) -> Option<SocketAddr> {
+    pub fn tls_address(&self) -> Option<SocketAddr> {
         self.encrypted.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
@@ -188,18 +188,18 @@ impl Server {
         let waking = Arc::clone(&machines);
         let waking = tokio::spawn(async move { waking.wake().await });
         let pipelines = start_pipelines(&app, &machines);
-        let front = proxy::Front::start(&app).await;
+        let front = proxy::ServiceProxy::start(&app).await;
         let router = routes::all().into_router(app.clone()).merge(front.router());
         let stop = stop.shared();
-        let fallback = tls::Fallback::new(address, &app.settings().data_dir);
-        let door = listen::Door::Plain(Arc::new(fallback));
-        let connections = listen::Connections::new(app.settings().connections_max);
+        let fallback = tls::FallbackTls::new(address, &app.settings().data_dir);
+        let door = listen::ListenerKind::Plain(Arc::new(fallback));
+        let connections = listen::ConnectionLimits::new(app.settings().connections_max);
         let plain = listen::serve(&app, connections.clone(), listener, door, router.clone(), stop.clone());
         let second = async {
             if let Some((listener, acceptor)) = encrypted {
                 // Browsers do not obey a certificate that they do not trust.
                 let is_strict = app.settings().tls.as_ref().is_some_and(|tls| tls.given.is_some());
-                let door = listen::Door::Tls { acceptor, is_strict };
+                let door = listen::ListenerKind::Tls { acceptor, is_strict };
                 listen::serve(&app, connections, listener, door, router, stop).await?;
             }
             Ok(())
@@ -212,7 +212,7 @@ impl Server {
         if let Some(pipelines) = pipelines {
             pipelines.stop().await;
         }
-        settle_logs(&app).await;
+        flush_logs(&app).await;
         waking.abort();
         machines.rest().await;
         uses.abort();
@@ -229,7 +229,7 @@ fn start_pipelines(app: &App, machines: &Machines) -> Option<pipelines::Running>
         return None;
     }
     let wire = Wire::new(app, Arc::clone(&machines.hosts));
-    let agents: Arc<dyn agents::Agents> = Arc::new(Crew::new(app, wire));
+    let agents: Arc<dyn agents::AgentApi> = Arc::new(AgentRouter::new(app, wire));
     app.set_agents(Arc::clone(&agents));
     match pipelines::start(app, agents, machines.backends.clone()) {
         Ok(running) => Some(running),
@@ -241,8 +241,8 @@ fn start_pipelines(app: &App, machines: &Machines) -> Option<pipelines::Running>
 }
 
 /// Hosts still have what could not be written in time; the next server copies it again.
-async fn settle_logs(app: &App) {
-    match tokio::time::timeout(SETTLE_WITHIN, app.logs().settle()).await {
+async fn flush_logs(app: &App) {
+    match tokio::time::timeout(LOG_FLUSH_TIMEOUT, app.logs().settle()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "write the last pieces of logs"),
         Err(_) => tracing::warn!("the object store took too long for the last pieces of logs"),
@@ -251,7 +251,7 @@ async fn settle_logs(app: &App) {
 
 async fn write_uses(app: App) {
     loop {
-        tokio::time::sleep(USES_EVERY).await;
+        tokio::time::sleep(TOKEN_USE_INTERVAL).await;
         if let Err(error) = app.access().write_uses(&app).await {
             tracing::warn!(%error, "write down which tokens were used");
         }
@@ -260,11 +260,11 @@ async fn write_uses(app: App) {
 
 /// Ours alone where we make it: others may not even list it. A directory that was there before keeps its mode; one that
 /// others may write to is refused, for they could put another database in the place of ours.
-fn make_dir(path: &Path) -> Result<(), StartError> {
+fn create_data_dir(path: &Path) -> Result<(), StartError> {
     let failed = |source| StartError::DataDir { path: path.to_owned(), source };
     secrets::private_dirs(path).map_err(failed)?;
-    if secrets::is_open_to_others(path).map_err(failed)? {
-        return Err(StartError::OpenDataDir { path: path.to_owned() });
+    if secrets::is_writable_by_others(path).map_err(failed)? {
+        return Err(StartError::UnsafeDataDir { path: path.to_owned() });
     }
     Ok(())
 }

@@ -37,8 +37,8 @@ pub const NAMES: [&str; 12] = [
 
 const MIB: usize = 1 << 20;
 /// Uploads are rows of the database, written and read whole.
-const BYTES_TOP: usize = 1 << 30;
-const NUMBER_TOP: usize = 1_000_000;
+const SIZE_CEILING: usize = 1 << 30;
+const COUNT_CEILING: usize = 1_000_000;
 
 /// The end of a sentence that refuses: `setting(UPLOAD_MAX)` says who can allow more, and how.
 pub fn setting(name: &str) -> String {
@@ -162,24 +162,24 @@ impl Limits {
             Some(text) => {
                 let size = bytes(&text).and_then(|bytes| usize::try_from(bytes).ok());
                 let expected = "a size like `64MB`, 1GB at most";
-                let size = size.filter(|size| (1..=BYTES_TOP).contains(size));
+                let size = size.filter(|size| (1..=SIZE_CEILING).contains(size));
                 size.ok_or(SettingsError::Limit { name, text, expected })
             }
         };
         let number = |name, text: Option<String>, usual: usize| match text {
             None => Ok(usual),
             Some(text) => {
-                let number = text.parse().ok().filter(|number| (1..=NUMBER_TOP).contains(number));
+                let number = text.parse().ok().filter(|number| (1..=COUNT_CEILING).contains(number));
                 number.ok_or(SettingsError::Limit { name, text, expected: "a number from 1 to 1000000" })
             }
         };
         let projects = number(PROJECTS_MAX, given.projects_max, 10)?;
         Ok(Self {
             upload_bytes: size(UPLOAD_MAX, given.upload_max, usual.upload_bytes)?,
-            uploads_bytes: unless_off(UPLOADS_MAX, given.uploads_max, usual.uploads_bytes)?,
+            uploads_bytes: parse_optional_size(UPLOADS_MAX, given.uploads_max, usual.uploads_bytes)?,
             streams: number(STREAMS_MAX, given.streams_max, usual.streams)?,
             request_bytes: size(REQUEST_MAX, given.request_max, usual.request_bytes)?,
-            log_bytes_hour: unless_off(LOG_RATE_MAX, given.log_rate_max, usual.log_bytes_hour)?,
+            log_bytes_hour: parse_optional_size(LOG_RATE_MAX, given.log_rate_max, usual.log_bytes_hour)?,
             projects: i64::try_from(projects).unwrap_or(usual.projects),
             run_jobs: number(RUN_JOBS_MAX, given.run_jobs_max, usual.run_jobs)?,
             fleet_hosts: number(FLEET_HOSTS_MAX, given.fleet_hosts_max, usual.fleet_hosts)?,
@@ -194,7 +194,7 @@ impl Limits {
 }
 
 /// Bytes; `off` and `0` are no limit.
-fn unless_off(
+fn parse_optional_size(
     name: &'static str,
     text: Option<String>,
     usual: Option<u64>,

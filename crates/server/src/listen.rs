@@ -21,56 +21,56 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
-use windlass_gateway::speaks_http2;
+use windlass_gateway::detect_http2;
 
 use crate::{
     app::App,
     http::{Encrypted, Peer},
-    newcomers::{CONNECTION, Connection, Newcomers},
-    tls::Fallback,
+    newcomers::{CURRENT_CONNECTION, Connection, UnauthenticatedConnections},
+    tls::FallbackTls,
 };
 
 const HEADERS_MAX: usize = 100;
 /// Longer heads are answered 431, give or take what one read brings.
 const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// Clients that speak TLS keep connections for 30 seconds, and must not find one closed.
-const IDLE_MIN: Duration = Duration::from_secs(65);
+const TLS_IDLE_TIMEOUT_MIN: Duration = Duration::from_secs(65);
 const CONNECTIONS_MAX: usize = 20_000;
 /// A year: whoever came encrypted once does not come in the clear again. Not for names below: those are services.
-const STRICT: HeaderValue = HeaderValue::from_static("max-age=31536000");
+const HSTS_VALUE: HeaderValue = HeaderValue::from_static("max-age=31536000");
 /// Requests in flight get this long at the end.
-const GRACE: Duration = Duration::from_secs(10);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 /// When no connection can be accepted (no file descriptors), trying at once again is no use.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The first byte of every greeting in TLS, and of no request.
 const TLS_HELLO: u8 = 0x16;
 
 /// How callers of a port are met.
 #[derive(Clone)]
-pub(crate) enum Door {
+pub(crate) enum ListenerKind {
     /// What is said there is encrypted. With a certificate that somebody gave us, browsers are told to keep to it.
     Tls { acceptor: TlsAcceptor, is_strict: bool },
     /// It is not, unless the caller begins so.
-    Plain(Arc<Fallback>),
+    Plain(Arc<FallbackTls>),
 }
 
 /// The connections of all doors of a server.
 #[derive(Clone)]
-pub(crate) struct Connections {
+pub(crate) struct ConnectionLimits {
     most: usize,
     places: Arc<Semaphore>,
-    newcomers: Arc<Newcomers>,
+    newcomers: Arc<UnauthenticatedConnections>,
 }
 
-impl Connections {
+impl ConnectionLimits {
     /// As many as were asked for, else as this process may have open files, and as many again for what it opens itself:
     /// a request to a service is a second connection.
     pub(crate) fn new(most: Option<usize>) -> Self {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         // Each door keeps one ready.
         let most = most.unwrap_or_else(|| bearable(files)).max(4);
-        let newcomers = Arc::new(Newcomers::new(most));
+        let newcomers = Arc::new(UnauthenticatedConnections::new(most));
         Self { most, places: Arc::new(Semaphore::new(most)), newcomers }
     }
 }
@@ -84,16 +84,16 @@ fn bearable(files: Option<u64>) -> usize {
 /// Serves until `stop` is done; then lets requests finish.
 pub(crate) async fn serve(
     app: &App,
-    connections: Connections,
+    connections: ConnectionLimits,
     listener: TcpListener,
-    door: Door,
+    door: ListenerKind,
     router: Router,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Infallible> {
     let mut stop = pin!(stop);
     loop {
         if connections.places.available_permits() == 0 {
-            connections.newcomers.make_room();
+            connections.newcomers.evict_oldest();
         }
         let place = tokio::select! {
             place = Arc::clone(&connections.places).acquire_owned() => place,
@@ -107,9 +107,9 @@ pub(crate) async fn serve(
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                if !is_passing(&error) {
+                if !is_transient(&error) {
                     tracing::warn!(%error, "accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
                 continue;
             }
@@ -117,7 +117,8 @@ pub(crate) async fn serve(
         // Small answers must not wait for more; a socket that refuses is about to fail anyway.
         let _ = stream.set_nodelay(true);
         let connection = connections.newcomers.connected(peer.ip());
-        let caller = Caller { app: app.clone(), router: router.clone(), peer: Peer(peer.ip()), place };
+        let caller =
+            IncomingConnection { app: app.clone(), router: router.clone(), peer: Peer(peer.ip()), place };
         let door = door.clone();
         tokio::spawn(async move {
             let served = caller.serve(stream, &door, &connection);
@@ -133,39 +134,39 @@ pub(crate) async fn serve(
     app.close();
     // Whoever has all places knows that nobody is served any more.
     let all = u32::try_from(connections.most).unwrap_or(u32::MAX);
-    if timeout(GRACE, connections.places.acquire_many(all)).await.is_err() {
+    if timeout(SHUTDOWN_GRACE, connections.places.acquire_many(all)).await.is_err() {
         tracing::warn!("requests still in flight were cut off");
     }
     Ok(())
 }
 
 /// A caller who has begun to speak.
-enum Met {
+enum AcceptedStream {
     Plain { stream: TcpStream, http2: bool },
     Encrypted(Box<TlsStream<TcpStream>>),
 }
 
-async fn meet(stream: TcpStream, door: &Door) -> io::Result<Met> {
+async fn detect_protocol(stream: TcpStream, door: &ListenerKind) -> io::Result<AcceptedStream> {
     let tls = match door {
-        Door::Tls { acceptor, .. } => Some(acceptor.clone()),
-        Door::Plain(fallback) => {
+        ListenerKind::Tls { acceptor, .. } => Some(acceptor.clone()),
+        ListenerKind::Plain(fallback) => {
             let mut first = [0];
             let is_tls = stream.peek(&mut first).await? == 1 && first[0] == TLS_HELLO;
             if is_tls { fallback.acceptor() } else { None }
         }
     };
     match tls {
-        Some(tls) => Ok(Met::Encrypted(Box::new(tls.accept(stream).await?))),
+        Some(tls) => Ok(AcceptedStream::Encrypted(Box::new(tls.accept(stream).await?))),
         None => {
-            let http2 = speaks_http2(&stream).await?;
-            Ok(Met::Plain { stream, http2 })
+            let http2 = detect_http2(&stream).await?;
+            Ok(AcceptedStream::Plain { stream, http2 })
         }
     }
 }
 
 /// How a caller speaks.
 #[derive(Clone, Copy)]
-struct Manner {
+struct ConnectionProtocol {
     http2: bool,
     encrypted: bool,
     /// Browsers are told to come encrypted from now on.
@@ -173,26 +174,26 @@ struct Manner {
 }
 
 /// Whoever came through a door.
-struct Caller {
+struct IncomingConnection {
     app: App,
     router: Router,
     peer: Peer,
     place: OwnedSemaphorePermit,
 }
 
-impl Caller {
-    async fn serve(self, stream: TcpStream, door: &Door, connection: &Arc<Connection>) {
+impl IncomingConnection {
+    async fn serve(self, stream: TcpStream, door: &ListenerKind, connection: &Arc<Connection>) {
         let patience = self.app.settings().head_timeout;
-        let is_strict = matches!(door, Door::Tls { is_strict: true, .. });
-        match timeout(patience, meet(stream, door)).await {
-            Ok(Ok(Met::Plain { stream, http2 })) => {
-                let manner = Manner { http2, encrypted: false, is_strict };
-                carry(self, stream, manner, connection).await;
+        let is_strict = matches!(door, ListenerKind::Tls { is_strict: true, .. });
+        match timeout(patience, detect_protocol(stream, door)).await {
+            Ok(Ok(AcceptedStream::Plain { stream, http2 })) => {
+                let manner = ConnectionProtocol { http2, encrypted: false, is_strict };
+                serve_connection(self, stream, manner, connection).await;
             }
-            Ok(Ok(Met::Encrypted(stream))) => {
+            Ok(Ok(AcceptedStream::Encrypted(stream))) => {
                 let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                let manner = Manner { http2, encrypted: true, is_strict };
-                carry(self, *stream, manner, connection).await;
+                let manner = ConnectionProtocol { http2, encrypted: true, is_strict };
+                serve_connection(self, *stream, manner, connection).await;
             }
             Ok(Err(error)) => tracing::debug!(%error, "failed to greet a caller"),
             Err(_) => tracing::debug!("a caller took too long to greet"),
@@ -201,28 +202,32 @@ impl Caller {
 }
 
 /// Counts a connection for as long as it lasts, however it ends.
-struct Counted(App);
+struct ConnectionCountGuard(App);
 
-impl Counted {
+impl ConnectionCountGuard {
     fn new(app: &App) -> Self {
         app.metrics().connected();
         Self(app.clone())
     }
 }
 
-impl Drop for Counted {
+impl Drop for ConnectionCountGuard {
     fn drop(&mut self) {
         self.0.metrics().disconnected();
     }
 }
 
 /// One connection, to its end.
-async fn carry<S>(caller: Caller, stream: S, manner: Manner, connection: &Arc<Connection>)
-where
+async fn serve_connection<S>(
+    caller: IncomingConnection,
+    stream: S,
+    manner: ConnectionProtocol,
+    connection: &Arc<Connection>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Caller { app, router, peer, place } = caller;
-    let Manner { http2, encrypted, is_strict } = manner;
+    let IncomingConnection { app, router, peer, place } = caller;
+    let ConnectionProtocol { http2, encrypted, is_strict } = manner;
     let routes = TowerToHyperService::new(router);
     let this = Arc::clone(connection);
     let service = service_fn(move |mut request: Request<Incoming>| {
@@ -232,21 +237,21 @@ where
         }
         let answering = this.request();
         let answer = routes.call(request);
-        CONNECTION.scope(Arc::clone(&this), async move {
+        CURRENT_CONNECTION.scope(Arc::clone(&this), async move {
             let mut answer = answer.await;
             if is_strict && let Ok(answer) = &mut answer {
-                answer.headers_mut().insert(STRICT_TRANSPORT_SECURITY, STRICT);
+                answer.headers_mut().insert(STRICT_TRANSPORT_SECURITY, HSTS_VALUE);
             }
             drop(answering);
             answer
         })
     });
     let patience = match encrypted {
-        true => app.settings().head_timeout.max(IDLE_MIN),
+        true => app.settings().head_timeout.max(TLS_IDLE_TIMEOUT_MIN),
         false => app.settings().head_timeout,
     };
     let stream = TokioIo::new(stream);
-    let _counted = Counted::new(&app);
+    let _counted = ConnectionCountGuard::new(&app);
     let served = if http2 {
         let mut connection = pin!(windlass_gateway::http2(patience).serve_connection(stream, service));
         tokio::select! {
@@ -279,7 +284,7 @@ where
     drop(place);
 }
 
-fn is_passing(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }

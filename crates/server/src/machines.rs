@@ -9,7 +9,7 @@ use windlass_backend::{
     remote::{Binaries, Remote},
 };
 use windlass_model::id::InstanceId;
-use windlass_tunnel::{Backoff, Hosts};
+use windlass_tunnel::{Backoff, SshPool};
 
 use crate::{StartError, config::Settings};
 
@@ -17,14 +17,14 @@ use crate::{StartError, config::Settings};
 pub struct Machines {
     pub backends: Backends,
     /// One connection per SSH host serves its bring-up and the calls to its agent.
-    pub hosts: Arc<Hosts<InstanceId>>,
+    pub hosts: Arc<SshPool<InstanceId>>,
     local: Option<Arc<Local>>,
 }
 
 impl Machines {
     /// Starts nothing.
     pub fn new(settings: &Settings) -> Result<Self, StartError> {
-        let hosts = Hosts::new(Backoff::STANDARD).only(settings.allowed_hosts.clone());
+        let hosts = SshPool::new(Backoff::STANDARD).with_allowed(settings.allowed_hosts.clone());
         let hosts = Arc::new(hosts);
         let binaries = match Program::find(settings.agent_binary.as_deref()) {
             Ok(program) => Binaries::beside(program.path()),

@@ -11,21 +11,21 @@ use windlass_model::plan::{
     offers::{Offer, fit},
 };
 
-use crate::fleet_shape::FleetShape;
+use crate::fleet_shape::ParsedFleetSpec;
 
 /// How long an answer serves.
-const FRESH: Duration = Duration::from_secs(5);
+const SNAPSHOT_MAX_AGE: Duration = Duration::from_secs(5);
 /// How long a backend may take to answer; meanwhile placement waits.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+const OFFERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What was heard last, and when.
-type Heard = Option<(Instant, Arc<Seen>)>;
+type CachedSnapshot = Option<(Instant, Arc<Seen>)>;
 
 /// The offers of all backends, for everybody who places or creates.
 #[derive(Clone, Debug)]
 pub struct Market {
     backends: Backends,
-    known: Arc<Mutex<Heard>>,
+    known: Arc<Mutex<CachedSnapshot>>,
     /// One asks, the others wait for what it hears.
     asking: Arc<tokio::sync::Mutex<()>>,
 }
@@ -47,9 +47,9 @@ impl Seen {
     }
 
     /// What a fleet may make for itself, cheapest first, split as it says.
-    pub fn for_fleet(&self, shape: &FleetShape) -> Vec<Offer> {
+    pub fn for_fleet(&self, shape: &ParsedFleetSpec) -> Vec<Offer> {
         let limits = shape.own_limits();
-        let wanted = self.offers.iter().filter(|offer| offer.availability.worth_trying());
+        let wanted = self.offers.iter().filter(|offer| offer.availability.is_worth_trying());
         let mut offers: Vec<Offer> = wanted
             .filter(|offer| fit(offer, &limits).is_ok())
             .filter_map(|offer| {
@@ -69,26 +69,26 @@ impl Market {
     }
 
     pub async fn seen(&self) -> Arc<Seen> {
-        if let Some(seen) = self.fresh() {
+        if let Some(seen) = self.fresh_snapshot() {
             return seen;
         }
         let _asking = self.asking.lock().await;
-        if let Some(seen) = self.fresh() {
+        if let Some(seen) = self.fresh_snapshot() {
             return seen;
         }
-        let seen = Arc::new(self.ask().await);
+        let seen = Arc::new(self.query_backends().await);
         *self.known.lock() = Some((Instant::now(), Arc::clone(&seen)));
         seen
     }
 
-    fn fresh(&self) -> Option<Arc<Seen>> {
+    fn fresh_snapshot(&self) -> Option<Arc<Seen>> {
         let known = self.known.lock();
-        known.as_ref().filter(|(at, _)| at.elapsed() < FRESH).map(|(_, seen)| Arc::clone(seen))
+        known.as_ref().filter(|(at, _)| at.elapsed() < SNAPSHOT_MAX_AGE).map(|(_, seen)| Arc::clone(seen))
     }
 
-    async fn ask(&self) -> Seen {
+    async fn query_backends(&self) -> Seen {
         let asked = self.backends.all().map(|backend| async {
-            let answer = timeout(ANSWER_MAX, backend.offers()).await;
+            let answer = timeout(OFFERS_TIMEOUT, backend.offers()).await;
             (backend.name(), answer)
         });
         let mut seen = Seen::default();
@@ -96,7 +96,9 @@ impl Market {
             match answer {
                 Ok(Ok(offers)) => seen.offers.extend(offers),
                 Ok(Err(error)) => seen.silent.push(format!("{name}: {error}")),
-                Err(_) => seen.silent.push(format!("{name}: no answer within {} s", ANSWER_MAX.as_secs())),
+                Err(_) => {
+                    seen.silent.push(format!("{name}: no answer within {} s", OFFERS_TIMEOUT.as_secs()))
+                }
             }
         }
         for said in &seen.silent {

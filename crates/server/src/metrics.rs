@@ -13,25 +13,25 @@ use prometheus_client::{
 use windlass_engine::status::{Monitor, Snapshot};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Answer {
+struct ResponseLabels {
     operation: &'static str,
     status: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Asked {
+struct OperationLabels {
     operation: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Deleted {
+struct DeletedLabels {
     kind: &'static str,
 }
 
 /// A series of the pipelines: name, kind, help, and how it is read.
-type Series = (&'static str, &'static str, &'static str, fn(&Snapshot) -> f64);
+type PipelineSeries = (&'static str, &'static str, &'static str, fn(&Snapshot) -> f64);
 
-const SERIES: &[Series] = &[
+const PIPELINE_SERIES: &[PipelineSeries] = &[
     ("queued", "gauge", "Rows claimed and waiting for a worker", |s| s.queued as f64),
     ("in_work", "gauge", "Rows in work", |s| s.in_work as f64),
     ("oldest_seconds", "gauge", "How long the oldest row has been held", |s| {
@@ -52,10 +52,10 @@ const SERIES: &[Series] = &[
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    answers: Family<Answer, Counter>,
-    seconds: Family<Asked, Histogram, fn() -> Histogram>,
+    answers: Family<ResponseLabels, Counter>,
+    seconds: Family<OperationLabels, Histogram, fn() -> Histogram>,
     connections: Gauge,
-    deleted: Family<Deleted, Counter>,
+    deleted: Family<DeletedLabels, Counter>,
     /// The pipelines, once they turn.
     pipelines: OnceLock<Monitor>,
 }
@@ -67,25 +67,25 @@ fn seconds() -> Histogram {
 impl Metrics {
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("windlass");
-        let answers = Family::<Answer, Counter>::default();
-        let seconds = Family::<Asked, Histogram, fn() -> Histogram>::new_with_constructor(seconds);
+        let answers = Family::<ResponseLabels, Counter>::default();
+        let seconds = Family::<OperationLabels, Histogram, fn() -> Histogram>::new_with_constructor(seconds);
         let connections = Gauge::default();
         registry.register("http_requests", "Requests answered", answers.clone());
         registry.register("http_request_seconds", "Time to answer", seconds.clone());
         registry.register("http_connections", "Open connections", connections.clone());
-        let deleted = Family::<Deleted, Counter>::default();
+        let deleted = Family::<DeletedLabels, Counter>::default();
         registry.register("deleted", "Old events, runs and uploads that were deleted", deleted.clone());
         Self { registry, answers, seconds, connections, deleted, pipelines: OnceLock::new() }
     }
 
     pub fn answered(&self, operation: &'static str, status: u16, took: Duration) {
-        self.answers.get_or_create(&Answer { operation, status: status.into() }).inc();
-        self.seconds.get_or_create(&Asked { operation }).observe(took.as_secs_f64());
+        self.answers.get_or_create(&ResponseLabels { operation, status: status.into() }).inc();
+        self.seconds.get_or_create(&OperationLabels { operation }).observe(took.as_secs_f64());
     }
 
     /// So many of a kind were too old to be kept.
     pub fn deleted(&self, kind: &'static str, number: usize) {
-        self.deleted.get_or_create(&Deleted { kind }).inc_by(number as u64);
+        self.deleted.get_or_create(&DeletedLabels { kind }).inc_by(number as u64);
     }
 
     /// Where the status of the pipelines is read. The first one stays.
@@ -116,7 +116,7 @@ impl Metrics {
         if out.ends_with(end) {
             out.truncate(out.len() - end.len());
         }
-        for (name, kind, help, read) in SERIES {
+        for (name, kind, help, read) in PIPELINE_SERIES {
             let _ = writeln!(
                 out,
                 "# HELP windlass_pipeline_{name} {help}.\n# TYPE windlass_pipeline_{name} {kind}"

@@ -17,17 +17,17 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// So many addresses must come together to fill all places with silence.
-const SHARES: usize = 4;
+const ADDRESS_SHARES: usize = 4;
 
 tokio::task_local! {
     /// The connection that a request came on.
-    pub(crate) static CONNECTION: Arc<Connection>;
+    pub(crate) static CURRENT_CONNECTION: Arc<Connection>;
 }
 
 /// Somebody with a token spoke: their connection is no stranger's any more.
 pub(crate) fn mark_known() {
     // What is done outside of a request has no connection.
-    let _ = CONNECTION.try_with(|connection| connection.mark_known());
+    let _ = CURRENT_CONNECTION.try_with(|connection| connection.mark_known());
 }
 
 /// The address, or the network of it: whoever has one address of version 6 has as many as they like of its network.
@@ -42,19 +42,19 @@ pub(crate) fn network(address: IpAddr) -> IpAddr {
 }
 
 /// Those who wait to be known, by address and in the order of their coming.
-type Waiting = HashMap<IpAddr, BTreeMap<u64, Arc<Notify>>>;
+type ConnectionsByNetwork = HashMap<IpAddr, BTreeMap<u64, Arc<Notify>>>;
 
 #[derive(Debug)]
-pub(crate) struct Newcomers {
+pub(crate) struct UnauthenticatedConnections {
     share: usize,
     next: AtomicU64,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<ConnectionsByNetwork>,
 }
 
-impl Newcomers {
+impl UnauthenticatedConnections {
     /// For so many connections in all.
     pub(crate) fn new(connections_max: usize) -> Self {
-        let share = (connections_max / SHARES).max(1);
+        let share = (connections_max / ADDRESS_SHARES).max(1);
         Self { share, next: AtomicU64::new(0), waiting: Mutex::default() }
     }
 
@@ -73,7 +73,7 @@ impl Newcomers {
     }
 
     /// All places are taken: the oldest stranger of the address that has most of them makes room.
-    pub(crate) fn make_room(&self) {
+    pub(crate) fn evict_oldest(&self) {
         let mut waiting = self.waiting.lock();
         let most = waiting.iter().max_by_key(|(_, row)| row.len()).map(|(from, _)| *from);
         if let Some(from) = most
@@ -92,7 +92,7 @@ impl Newcomers {
 /// One connection, for as long as it lasts.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    newcomers: Arc<Newcomers>,
+    newcomers: Arc<UnauthenticatedConnections>,
     from: IpAddr,
     position: AtomicU64,
     closed: Arc<Notify>,
@@ -107,11 +107,11 @@ impl Connection {
     }
 
     /// A request of it is answered until what is returned goes.
-    pub(crate) fn request(self: &Arc<Self>) -> Answering {
+    pub(crate) fn request(self: &Arc<Self>) -> RequestGuard {
         if self.requests.fetch_add(1, Ordering::AcqRel) == 0 {
-            self.leave();
+            self.unregister();
         }
-        Answering(Arc::clone(self))
+        RequestGuard(Arc::clone(self))
     }
 
     fn mark_known(&self) {
@@ -131,7 +131,7 @@ impl Connection {
         }
     }
 
-    fn leave(&self) {
+    fn unregister(&self) {
         let mut waiting = self.newcomers.waiting.lock();
         if let Some(row) = waiting.get_mut(&self.from) {
             row.remove(&self.position.load(Ordering::Acquire));
@@ -144,14 +144,14 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.leave();
+        self.unregister();
     }
 }
 
 /// A request that is being answered.
-pub(crate) struct Answering(Arc<Connection>);
+pub(crate) struct RequestGuard(Arc<Connection>);
 
-impl Drop for Answering {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         let is_last = self.0.requests.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last && !self.0.is_known.load(Ordering::Acquire) {
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn the_oldest_stranger_of_an_address_makes_room_and_others_stay() {
-        let newcomers = Arc::new(Newcomers::new(8));
+        let newcomers = Arc::new(UnauthenticatedConnections::new(8));
         let other = newcomers.connected(from("10.0.0.2"));
         let all: Vec<_> = (0..3).map(|_| newcomers.connected(from("10.0.0.1"))).collect();
         assert_eq!(all.iter().map(|one| is_closed(one)).collect::<Vec<_>>(), [true, false, false]);
@@ -187,20 +187,20 @@ mod tests {
 
     #[test]
     fn where_all_places_are_taken_the_address_with_most_of_them_makes_room() {
-        let newcomers = Arc::new(Newcomers::new(100));
+        let newcomers = Arc::new(UnauthenticatedConnections::new(100));
         let one = newcomers.connected(from("10.0.0.1"));
         let many: Vec<_> = (0..3).map(|_| newcomers.connected(from("10.0.0.2"))).collect();
-        newcomers.make_room();
+        newcomers.evict_oldest();
         assert!(!is_closed(&one) && is_closed(&many[0]) && !is_closed(&many[1]));
         drop((one, many));
         // Nobody is there: nobody can.
-        newcomers.make_room();
+        newcomers.evict_oldest();
         assert_eq!(newcomers.count(), 0);
     }
 
     #[test]
     fn who_is_known_or_being_answered_is_not_closed() {
-        let newcomers = Arc::new(Newcomers::new(4));
+        let newcomers = Arc::new(UnauthenticatedConnections::new(4));
         let known = newcomers.connected(from("10.0.0.1"));
         {
             let _answering = known.request();
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_network_of_version_six_has_one_share() {
-        let newcomers = Arc::new(Newcomers::new(4));
+        let newcomers = Arc::new(UnauthenticatedConnections::new(4));
         let first = newcomers.connected(from("2001:db8:0:7::1"));
         let far = newcomers.connected(from("2001:db8:0:8::1"));
         let second = newcomers.connected(from("2001:db8:0:7:ffff::2"));

@@ -10,7 +10,7 @@ pub(crate) struct OpenCounts<K>(Mutex<Option<HashMap<K, usize>>>);
 
 /// One open stream of an owner, counted until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Opened<K: Eq + Hash + 'static> {
+pub(crate) struct OpenGuard<K: Eq + Hash + 'static> {
     counts: &'static OpenCounts<K>,
     owner: K,
 }
@@ -21,18 +21,18 @@ impl<K: Clone + Eq + Hash> OpenCounts<K> {
     }
 
     /// Counts one more for the owner, or returns `None` when the owner has `limit` already.
-    pub(crate) fn open(&'static self, owner: K, limit: usize) -> Option<Opened<K>> {
+    pub(crate) fn open(&'static self, owner: K, limit: usize) -> Option<OpenGuard<K>> {
         let mut counts = self.0.lock();
         let count = counts.get_or_insert_default().entry(owner.clone()).or_default();
         if *count >= limit {
             return None;
         }
         *count += 1;
-        Some(Opened { counts: self, owner })
+        Some(OpenGuard { counts: self, owner })
     }
 }
 
-impl<K: Eq + Hash> Drop for Opened<K> {
+impl<K: Eq + Hash> Drop for OpenGuard<K> {
     fn drop(&mut self) {
         let mut counts = self.counts.0.lock();
         let Some(counts) = counts.as_mut() else { return };

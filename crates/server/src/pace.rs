@@ -29,7 +29,7 @@ pub struct Pace {
 
 /// The pace of each kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Paces {
+pub struct RateLimits {
     /// Wrong tokens from one address.
     pub login: Pace,
     /// What makes or changes runs, managed jobs, fleets, volumes, secrets, files and containers of the queue, by one user.
@@ -38,7 +38,7 @@ pub struct Paces {
     pub logs: Pace,
 }
 
-impl Default for Paces {
+impl Default for RateLimits {
     fn default() -> Self {
         Self {
             login: Pace { burst: 300, per_second: 20 },
@@ -49,34 +49,34 @@ impl Default for Paces {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Key {
+enum BucketKey {
     Login(IpAddr),
     Submit(Uuid),
     Logs(Uuid),
 }
 
 #[derive(Debug, Default)]
-pub struct Buckets {
-    paces: Paces,
+pub struct RateLimiter {
+    paces: RateLimits,
     /// How much is missing in each, and when that was so.
-    missing: Mutex<HashMap<Key, (f64, Instant)>>,
+    missing: Mutex<HashMap<BucketKey, (f64, Instant)>>,
 }
 
-impl Buckets {
-    pub fn new(paces: Paces) -> Self {
+impl RateLimiter {
+    pub fn new(paces: RateLimits) -> Self {
         Self { paces, missing: Mutex::default() }
     }
 
     /// Whether an address may still try tokens that nobody knows.
-    pub fn may_try(&self, from: IpAddr) -> Result<()> {
-        let key = Key::Login(network(from));
+    pub fn check_login(&self, from: IpAddr) -> Result<()> {
+        let key = BucketKey::Login(network(from));
         let (missing, _) = self.missing(key, self.paces.login);
         if missing < f64::from(self.paces.login.burst) { Ok(()) } else { Err(Error::Fast) }
     }
 
     /// A token from there was wrong.
     pub fn tried(&self, from: IpAddr) -> Result<()> {
-        self.take(Key::Login(network(from)), self.paces.login)
+        self.take(BucketKey::Login(network(from)), self.paces.login)
     }
 
     /// An operation of a user who is known; most are free.
@@ -95,24 +95,24 @@ impl Buckets {
             | "upload_code"
             | "upload_archive"
             | "launch_managed_jobs"
-            | "check_managed_jobs" => self.take(Key::Submit(user), self.paces.submit),
-            "poll_logs" | "stream_logs" => self.take(Key::Logs(user), self.paces.logs),
+            | "check_managed_jobs" => self.take(BucketKey::Submit(user), self.paces.submit),
+            "poll_logs" | "stream_logs" => self.take(BucketKey::Logs(user), self.paces.logs),
             _ => Ok(()),
         }
     }
 
     /// A write of a user that is no operation of its own: those of the container queue.
     pub fn submits(&self, user: Uuid) -> Result<()> {
-        self.take(Key::Submit(user), self.paces.submit)
+        self.take(BucketKey::Submit(user), self.paces.submit)
     }
 
-    fn missing(&self, key: Key, pace: Pace) -> (f64, Instant) {
+    fn missing(&self, key: BucketKey, pace: Pace) -> (f64, Instant) {
         let now = Instant::now();
         let known = self.missing.lock().get(&key).copied();
         (known.map_or(0.0, |(missing, then)| left(missing, now - then, pace)), now)
     }
 
-    fn take(&self, key: Key, pace: Pace) -> Result<()> {
+    fn take(&self, key: BucketKey, pace: Pace) -> Result<()> {
         let (missing, now) = self.missing(key, pace);
         if missing + 1.0 > f64::from(pace.burst) {
             return Err(Error::Fast);
@@ -136,9 +136,9 @@ mod tests {
 
     use super::*;
 
-    fn buckets() -> Buckets {
+    fn buckets() -> RateLimiter {
         let pace = Pace { burst: 3, per_second: 2 };
-        Buckets::new(Paces { login: pace, submit: pace, logs: pace })
+        RateLimiter::new(RateLimits { login: pace, submit: pace, logs: pace })
     }
 
     #[tokio::test(start_paused = true)]
@@ -170,15 +170,15 @@ mod tests {
         let buckets = buckets();
         for last in 0..3_u16 {
             let from = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 7, 0, 0, 0, last));
-            buckets.may_try(from).unwrap();
+            buckets.check_login(from).unwrap();
             buckets.tried(from).unwrap();
         }
         let near = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 7, 9, 9, 9, 9));
         let far = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 8, 0, 0, 0, 1));
-        assert!(buckets.may_try(near).is_err());
-        buckets.may_try(far).unwrap();
+        assert!(buckets.check_login(near).is_err());
+        buckets.check_login(far).unwrap();
         tokio::time::advance(Duration::from_secs(1)).await;
-        buckets.may_try(near).unwrap();
+        buckets.check_login(near).unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 
 use windlass_model::event::Refused;
 
-use crate::{db::DbError, job_orders::node_key::NodeKeyError, run_shape::ShapeError, secrets::KeyError};
+use crate::{db::DbError, job_orders::node_key::NodeKeyError, run_shape::RunSpecError, secrets::KeyError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PassError {
@@ -17,7 +17,7 @@ pub enum PassError {
         source: serde_json::Error,
     },
     #[error(transparent)]
-    Shape(#[from] ShapeError),
+    Shape(#[from] RunSpecError),
     #[error(transparent)]
     Key(#[from] KeyError),
     #[error(transparent)]
@@ -25,7 +25,7 @@ pub enum PassError {
     #[error("tell a host about a job: the job has no instance")]
     NoInstance,
     #[error("end a job that is {status}: it does not move")]
-    NoMove { status: &'static str },
+    NoTransition { status: &'static str },
 }
 
 impl PassError {

@@ -8,25 +8,25 @@ use crate::db::{Db, DbError, users};
 
 /// What plain processes may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Allowed {
+pub(crate) enum ProcessRights {
     /// Confined, everywhere.
     Confined,
     /// On the server's own machine they may have the server's own user.
-    Own,
+    ServerUser,
 }
 
-impl Allowed {
+impl ProcessRights {
     /// Only a server with one user may share its own with jobs: every second one would have the rights of the first.
     pub(crate) async fn now(db: &Db, local_processes: ProcessMode) -> Result<Self, DbError> {
         match local_processes {
-            ProcessMode::Own if users::count_active(db).await? <= 1 => Ok(Self::Own),
+            ProcessMode::Own if users::count_active(db).await? <= 1 => Ok(Self::ServerUser),
             ProcessMode::Own | ProcessMode::Confined | ProcessMode::Refused => Ok(Self::Confined),
         }
     }
 
     /// The offer as placement may use it.
     pub(crate) fn on(self, offer: Offer) -> Offer {
-        if self == Self::Own && is_here(&offer.backend) {
+        if self == Self::ServerUser && is_here(&offer.backend) {
             return offer;
         }
         let mut offer = offer;

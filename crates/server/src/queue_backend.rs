@@ -5,7 +5,7 @@
 
 use futures_util::FutureExt as _;
 use serde_json::json;
-use windlass_backend::{Answer, Backend, BackendError, Deleted, Found, Machine, Order, Reach, Want};
+use windlass_backend::{AgentEndpoint, Answer, Backend, BackendError, Deleted, Found, Machine, Order, Want};
 use windlass_model::{
     money::Price,
     plan::offers::{self, Availability, Gpu, Host, Offer},
@@ -13,11 +13,11 @@ use windlass_model::{
 
 use crate::{
     db::{Db, DbError},
-    services::queue::dispatchers::{self, Dispatcher, Nodes, SILENT},
+    services::queue::dispatchers::{self, Dispatcher, Nodes, SILENT_AFTER},
 };
 
 /// The word that configurations use.
-pub const NAME: &str = offers::SLURM;
+pub const NAME: &str = offers::SLURM_BACKEND;
 const MIB_PER_GB: u64 = 1024;
 
 pub struct QueueBackend {
@@ -33,7 +33,7 @@ impl QueueBackend {
     async fn present(&self) -> Result<Vec<Dispatcher>, DbError> {
         let now = self.db.now().await?;
         let all = dispatchers::list(&self.db).await?;
-        Ok(all.into_iter().filter(|one| one.seen_at + SILENT > now).collect())
+        Ok(all.into_iter().filter(|one| one.seen_at + SILENT_AFTER > now).collect())
     }
 }
 
@@ -97,7 +97,7 @@ impl Backend for QueueBackend {
             }
             Ok(Machine {
                 id: order.instance.to_string(),
-                reach: Some(Reach::Queue),
+                reach: Some(AgentEndpoint::Queue),
                 hostname: None,
                 internal_ip: None,
                 has: None,

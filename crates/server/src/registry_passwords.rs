@@ -14,10 +14,10 @@ use crate::{
     app::App,
     db::{
         Db, DbError, Unit,
-        registry_passwords::{self as rows, Password},
+        registry_passwords::{self as rows, SealedPassword},
     },
     error::{Error, Result},
-    secrets::{Belongs, KeyError, Keyring},
+    secrets::{AssociatedData, KeyError, Keyring},
 };
 
 const PREFIX: &str = "sealed:";
@@ -29,8 +29,8 @@ pub(crate) fn reference(text: &str) -> Option<Uuid> {
     text.strip_prefix(PREFIX)?.parse().ok()
 }
 
-fn belongs(id: Uuid) -> Belongs<'static> {
-    Belongs::row("registry_passwords", "password_sealed", id)
+fn password_aad(id: Uuid) -> AssociatedData<'static> {
+    AssociatedData::row("registry_passwords", "password_sealed", id)
 }
 
 /// The password of a job's registry in the place of its reference; `None` when it is not stored any more.
@@ -39,16 +39,16 @@ pub(crate) async fn open(
     keys: &Keyring,
     project: ProjectId,
     id: Uuid,
-) -> std::result::Result<Option<String>, OpenError> {
+) -> std::result::Result<Option<String>, OpenPasswordError> {
     let Some(found) = rows::find(db, id).await?.filter(|found| found.project == project) else {
         return Ok(None);
     };
-    let plain = keys.open_sealed(&belongs(id), &found.sealed)?;
+    let plain = keys.open_sealed(&password_aad(id), &found.sealed)?;
     Ok(Some(String::from_utf8_lossy(&plain).into_owned()))
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OpenError {
+pub(crate) enum OpenPasswordError {
     #[error(transparent)]
     Db(#[from] DbError),
     #[error(transparent)]
@@ -80,19 +80,19 @@ pub(crate) async fn seal(app: &App, project: ProjectId, user: UserId, document: 
 /// The id of a password: that of an earlier time where it is the same.
 async fn sealed(app: &App, project: ProjectId, user: UserId, password: &str) -> Result<Uuid> {
     for held in rows::of_user(app.db(), project, user).await? {
-        if app.keys().open_sealed(&belongs(held.id), &held.sealed)? == password.as_bytes() {
+        if app.keys().open_sealed(&password_aad(held.id), &held.sealed)? == password.as_bytes() {
             return Ok(held.id);
         }
     }
     let id = app.db().new_id()?;
-    let sealed = app.keys().seal(&belongs(id), password.as_bytes())?;
-    let row = rows::create(Password { id, project, user, sealed });
+    let sealed = app.keys().seal(&password_aad(id), password.as_bytes())?;
+    let row = rows::create(SealedPassword { id, project, user, sealed });
     app.db().write(Unit::new().and([row])).await?.done()?;
     Ok(id)
 }
 
 /// Takes passwords out of what earlier versions stored. Done once for a database.
-pub(crate) async fn seal_old(app: &App) -> Result<()> {
+pub(crate) async fn seal_stored_documents(app: &App) -> Result<()> {
     if rows::is_done(app.db()).await? {
         return Ok(());
     }

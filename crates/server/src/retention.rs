@@ -13,8 +13,8 @@ use crate::{
     logs::{Store as _, archive::Archive},
 };
 
-const EVERY: Duration = Duration::from_secs(600);
-const REST: Duration = Duration::from_millis(100);
+const ROUND_INTERVAL: Duration = Duration::from_secs(600);
+const BATCH_PAUSE: Duration = Duration::from_millis(100);
 const EVENTS_MAX: usize = 500;
 const RUNS_MAX: usize = 20;
 const UPLOADS_MAX: usize = 20;
@@ -33,16 +33,16 @@ pub struct Deleted {
 pub async fn run(app: App) {
     loop {
         // Replicas that were started together must not delete in step.
-        let jitter = u64::from(getrandom::u32().unwrap_or(0)) % EVERY.as_secs();
-        tokio::time::sleep(EVERY / 2 + Duration::from_secs(jitter)).await;
+        let jitter = u64::from(getrandom::u32().unwrap_or(0)) % ROUND_INTERVAL.as_secs();
+        tokio::time::sleep(ROUND_INTERVAL / 2 + Duration::from_secs(jitter)).await;
         match round(app.db(), app.logs(), app.settings().limits.keep).await {
-            Ok(deleted) => tell(&app, deleted),
+            Ok(deleted) => report_deleted(&app, deleted),
             Err(error) => tracing::warn!(%error, "failed to delete what is no longer kept"),
         }
     }
 }
 
-fn tell(app: &App, deleted: Deleted) {
+fn report_deleted(app: &App, deleted: Deleted) {
     let Deleted { events, runs, uploads } = deleted;
     if deleted != Deleted::default() {
         tracing::info!(events, runs, uploads, "deleted what is no longer kept");
@@ -62,7 +62,7 @@ pub async fn round(db: &Db, logs: &Archive, keep: Keep) -> Result<Deleted, DbErr
             if some < EVENTS_MAX {
                 break;
             }
-            tokio::time::sleep(REST).await;
+            tokio::time::sleep(BATCH_PAUSE).await;
         }
     }
     if let Some(keep) = keep.runs {
@@ -82,7 +82,7 @@ pub async fn round(db: &Db, logs: &Archive, keep: Keep) -> Result<Deleted, DbErr
             if gone < RUNS_MAX {
                 break;
             }
-            tokio::time::sleep(REST).await;
+            tokio::time::sleep(BATCH_PAUSE).await;
         }
     }
     if let Some(unused) = keep.uploads {
@@ -92,7 +92,7 @@ pub async fn round(db: &Db, logs: &Archive, keep: Keep) -> Result<Deleted, DbErr
             if some < UPLOADS_MAX {
                 break;
             }
-            tokio::time::sleep(REST).await;
+            tokio::time::sleep(BATCH_PAUSE).await;
         }
     }
     Ok(deleted)

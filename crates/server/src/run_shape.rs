@@ -8,7 +8,7 @@ use windlass_model::{
     config::{
         Configuration,
         decode::{Mode, decode},
-        derive::{self, Inherited, Inputs},
+        derive::{self, InheritedSpec, Inputs},
         error::{Diagnosis, summary},
         job_spec::{FileArchive, JobSpec},
         profile::{CreationPolicy, InstanceSelector, Profile, Properties, Retry, StartupOrder, StopCriteria},
@@ -22,11 +22,11 @@ use windlass_model::{
     money::Price,
     plan::{
         offers::{Named, Needs},
-        place::Creation,
+        place::InstanceCreation,
         runs_in::ImageChoice,
     },
     retry::{self, Policy},
-    schedule::{CronProblem, Crons},
+    schedule::{CronParseError, CronSchedule},
     time::Span,
 };
 
@@ -34,7 +34,7 @@ use crate::db::runs::Run;
 
 /// Why a specification has no shape.
 #[derive(Debug, thiserror::Error)]
-pub enum ShapeError {
+pub enum RunSpecError {
     #[error("read a stored document")]
     Document(#[source] serde_json::Error),
     #[error("read the run's specification: {}", summary(.0))]
@@ -44,50 +44,52 @@ pub enum ShapeError {
     #[error(transparent)]
     Derive(#[from] derive::Error),
     #[error("read the run's schedule: {0}")]
-    Cron(CronProblem),
+    Cron(CronParseError),
     #[error("the run has no job {job} in replica {replica}")]
     NoSuchJob { replica: u32, job: u32 },
 }
 
 /// One run, decoded.
 #[derive(Clone, Debug)]
-pub struct RunShape {
+pub struct ParsedRunSpec {
     name: String,
     configuration: Configuration,
     properties: Properties,
-    inherited: Inherited,
-    crons: Option<Crons>,
+    inherited: InheritedSpec,
+    crons: Option<CronSchedule>,
     retry: Option<Policy>,
 }
 
-impl RunShape {
-    pub fn of(run: &Run) -> Result<Self, ShapeError> {
+impl ParsedRunSpec {
+    pub fn of(run: &Run) -> Result<Self, RunSpecError> {
         Self::parse(&run.name, &run.spec)
     }
 
-    pub fn parse(name: &str, spec: &str) -> Result<Self, ShapeError> {
-        let spec: Value = serde_json::from_str(spec).map_err(ShapeError::Document)?;
+    pub fn parse(name: &str, spec: &str) -> Result<Self, RunSpecError> {
+        let spec: Value = serde_json::from_str(spec).map_err(RunSpecError::Document)?;
         Self::read(name, &spec)
     }
 
-    pub fn read(name: &str, spec: &Value) -> Result<Self, ShapeError> {
+    pub fn read(name: &str, spec: &Value) -> Result<Self, RunSpecError> {
         let configuration =
-            Configuration::from_json(&spec["configuration"]).map_err(ShapeError::Specification)?;
+            Configuration::from_json(&spec["configuration"]).map_err(RunSpecError::Specification)?;
         let profile: Option<Profile> = match spec.get("profile").filter(|profile| !profile.is_null()) {
             None => None,
             Some(sent) => {
-                Some(decode(&Node::from_json(sent), Mode::Lenient).map_err(ShapeError::Specification)?)
+                Some(decode(&Node::from_json(sent), Mode::Lenient).map_err(RunSpecError::Specification)?)
             }
         };
-        let own = configuration.profile().ok_or(ShapeError::NotARun { kind: configuration.kind() })?;
+        let own = configuration.profile().ok_or(RunSpecError::NotARun { kind: configuration.kind() })?;
         let properties = profile.map_or_else(|| own.clone(), |profile| own.or(&profile.properties));
         let crons = match &properties.schedule {
-            Some(schedule) => Some(Crons::parse(schedule.cron.0.as_slice()).map_err(ShapeError::Cron)?),
+            Some(schedule) => {
+                Some(CronSchedule::parse(schedule.cron.0.as_slice()).map_err(RunSpecError::Cron)?)
+            }
             None => None,
         };
         let retry = properties.provisioning.retry.as_ref().and_then(policy);
         let text = |key: &str| spec[key].as_str().map(str::to_owned);
-        let inherited = Inherited {
+        let inherited = InheritedSpec {
             repo_data: spec.get("repo_data").filter(|v| !v.is_null()).cloned(),
             repo_code_hash: text("repo_code_hash"),
             repo_dir: text("repo_dir"),
@@ -119,7 +121,7 @@ impl RunShape {
         self.retry.as_ref()
     }
 
-    pub fn crons(&self) -> Option<&Crons> {
+    pub fn crons(&self) -> Option<&CronSchedule> {
         self.crons.as_ref()
     }
 
@@ -140,7 +142,7 @@ impl RunShape {
     }
 
     /// What a start of the run submits: each replica and how many jobs it has.
-    pub fn starts(&self) -> Result<Vec<Start>, ShapeError> {
+    pub fn starts(&self) -> Result<Vec<Start>, RunSpecError> {
         let mut starts: Vec<Start> = Vec::new();
         for spec in self.jobs()? {
             match starts.last_mut().filter(|start| start.replica == spec.replica_num) {
@@ -152,34 +154,39 @@ impl RunShape {
     }
 
     /// All jobs the run starts with.
-    pub fn jobs(&self) -> Result<Vec<JobSpec>, ShapeError> {
-        Ok(derive::job_specs(&self.inputs())?)
+    pub fn jobs(&self) -> Result<Vec<JobSpec>, RunSpecError> {
+        Ok(derive::job_specs(&self.derive_inputs())?)
     }
 
     /// One replica of each group, for a plan.
-    pub fn plan(&self) -> Result<Vec<JobSpec>, ShapeError> {
-        Ok(derive::plan_specs(&self.inputs())?)
+    pub fn plan(&self) -> Result<Vec<JobSpec>, RunSpecError> {
+        Ok(derive::plan_specs(&self.derive_inputs())?)
     }
 
     /// The specification of one job, and its document as it is stored: with what its pipeline needs beside
     /// what the wire knows. A group is named for replicas of services.
-    pub fn job(&self, group: Option<&str>, replica: u32, job: u32) -> Result<(JobSpec, String), ShapeError> {
+    pub fn job(
+        &self,
+        group: Option<&str>,
+        replica: u32,
+        job: u32,
+    ) -> Result<(JobSpec, String), RunSpecError> {
         let named = group.and_then(|name| self.replica_group_names().iter().position(|known| known == name));
-        let specs = derive::replica_specs(&self.inputs(), named.unwrap_or_default(), replica)?;
+        let specs = derive::replica_specs(&self.derive_inputs(), named.unwrap_or_default(), replica)?;
         let spec = specs
             .into_iter()
             .find(|spec| spec.job_num == job)
-            .ok_or(ShapeError::NoSuchJob { replica, job })?;
+            .ok_or(RunSpecError::NoSuchJob { replica, job })?;
         let document = self.document(&spec)?;
         Ok((spec, document))
     }
 
     /// How many replicas each group of a service may have, and when that changes.
-    pub fn groups(&self) -> Result<Vec<GroupShape>, ShapeError> {
+    pub fn groups(&self) -> Result<Vec<ReplicaGroupSpec>, RunSpecError> {
         let Configuration::Service(service) = &self.configuration else { return Ok(Vec::new()) };
         let mut groups = Vec::new();
         for (index, name) in self.replica_group_names().into_iter().enumerate() {
-            let replicas = derive::replicas_of(&self.configuration, index)?;
+            let replicas = derive::replica_range(&self.configuration, index)?;
             let own = service.groups.as_ref().and_then(|groups| groups.get(index));
             let scaling = match own {
                 Some(group) => group.scaling.as_ref(),
@@ -194,7 +201,7 @@ impl RunShape {
                 up_after: Span::secs(scaling.scale_up_delay.0),
                 down_after: Span::secs(scaling.scale_down_delay.0),
             });
-            groups.push(GroupShape { name, min: replicas.min, max: replicas.max, scaling });
+            groups.push(ReplicaGroupSpec { name, min: replicas.min, max: replicas.max, scaling });
         }
         Ok(groups)
     }
@@ -212,8 +219,8 @@ impl RunShape {
     }
 
     /// How a job's specification is stored.
-    pub fn document(&self, spec: &JobSpec) -> Result<String, ShapeError> {
-        let mut document = serde_json::to_value(spec).map_err(ShapeError::Document)?;
+    pub fn document(&self, spec: &JobSpec) -> Result<String, RunSpecError> {
+        let mut document = serde_json::to_value(spec).map_err(RunSpecError::Document)?;
         let order = match self.properties.startup_order {
             Some(StartupOrder::MasterFirst) => Some("master-first"),
             Some(StartupOrder::WorkersFirst) => Some("workers-first"),
@@ -269,14 +276,14 @@ impl RunShape {
         self.properties.provisioning.tags.as_ref().map(|tags| &tags.0)
     }
 
-    pub fn creation(&self) -> Creation {
+    pub fn creation(&self) -> InstanceCreation {
         match self.properties.creation_policy {
-            Some(CreationPolicy::Reuse) => Creation::Reuse,
-            Some(CreationPolicy::ReuseOrCreate) | None => Creation::ReuseOrCreate,
+            Some(CreationPolicy::Reuse) => InstanceCreation::Reuse,
+            Some(CreationPolicy::ReuseOrCreate) | None => InstanceCreation::ReuseOrCreate,
         }
     }
 
-    fn inputs(&self) -> Inputs<'_> {
+    fn derive_inputs(&self) -> Inputs<'_> {
         Inputs {
             run_name: &self.name,
             configuration: &self.configuration,
@@ -290,7 +297,7 @@ impl RunShape {
 
 /// One group of a service's replicas.
 #[derive(Clone, Debug)]
-pub struct GroupShape {
+pub struct ReplicaGroupSpec {
     pub name: String,
     pub min: u32,
     pub max: u32,
@@ -299,24 +306,24 @@ pub struct GroupShape {
 
 /// Shapes that were read before: a run is looked at many times and its specification hardly ever changes.
 #[derive(Clone, Default)]
-pub struct Shapes(Arc<Mutex<Known>>);
+pub struct RunSpecCache(Arc<Mutex<CachedRunSpecs>>);
 
 /// By run: the specification, and what it came to.
-type Known = BTreeMap<RunId, (String, Arc<RunShape>)>;
+type CachedRunSpecs = BTreeMap<RunId, (String, Arc<ParsedRunSpec>)>;
 
 /// More runs than this are active rarely; then the memory starts afresh.
-const SHAPES_MAX: usize = 4_096;
+const CACHED_RUN_SPECS_MAX: usize = 4_096;
 
-impl Shapes {
-    pub fn of(&self, run: &Run) -> Result<Arc<RunShape>, ShapeError> {
+impl RunSpecCache {
+    pub fn of(&self, run: &Run) -> Result<Arc<ParsedRunSpec>, RunSpecError> {
         if let Some((spec, shape)) = self.0.lock().get(&run.id)
             && *spec == run.spec
         {
             return Ok(Arc::clone(shape));
         }
-        let shape = Arc::new(RunShape::of(run)?);
+        let shape = Arc::new(ParsedRunSpec::of(run)?);
         let mut known = self.0.lock();
-        if known.len() >= SHAPES_MAX {
+        if known.len() >= CACHED_RUN_SPECS_MAX {
             known.clear();
         }
         known.insert(run.id, (run.spec.clone(), Arc::clone(&shape)));

@@ -11,7 +11,7 @@ use windlass_model::{
 use crate::db::runs::Run;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Tracking {
+pub(crate) struct RunTracking {
     /// The cron slot that fired last.
     pub(crate) fired: Option<Timestamp>,
     /// How many replicas each group of a service shall have.
@@ -35,7 +35,7 @@ pub(crate) struct RetryWait {
     pub(crate) at: Option<Timestamp>,
 }
 
-impl Tracking {
+impl RunTracking {
     pub(crate) fn of(run: &Run) -> Result<Self, serde_json::Error> {
         run.tracking.as_deref().map_or_else(|| Ok(Self::default()), serde_json::from_str)
     }

@@ -20,11 +20,11 @@ use aes_gcm::{
 use parking_lot::RwLock;
 
 const VERSION: u8 = 1;
-const ID: usize = 8;
-const NONCE: usize = 12;
-const TAG: usize = 16;
-const KEY: usize = 32;
-const HEAD: usize = 1 + ID + NONCE + KEY + TAG + NONCE;
+const KEY_ID_BYTES: usize = 8;
+const NONCE_BYTES: usize = 12;
+const TAG_BYTES: usize = 16;
+const KEY_BYTES: usize = 32;
+const HEADER_BYTES: usize = 1 + KEY_ID_BYTES + NONCE_BYTES + KEY_BYTES + TAG_BYTES + NONCE_BYTES;
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
@@ -43,7 +43,7 @@ pub enum KeyError {
          `chmod go-w` it, or name another file with `--key-file`",
         folder.display()
     )]
-    Folder { folder: PathBuf },
+    UnsafeFolder { folder: PathBuf },
     #[error("use the key file `{}`: it holds no key", path.display())]
     Empty { path: PathBuf },
     #[error("draw random bytes")]
@@ -56,15 +56,15 @@ pub enum KeyError {
     Seal,
 }
 
-struct Key {
-    id: [u8; ID],
+struct MasterKey {
+    id: [u8; KEY_ID_BYTES],
     cipher: Aes256Gcm,
 }
 
 /// The master keys. Cheap to share; turning it is seen by every holder.
 pub struct Keyring {
     path: PathBuf,
-    keys: RwLock<Vec<Key>>,
+    keys: RwLock<Vec<MasterKey>>,
 }
 
 impl std::fmt::Debug for Keyring {
@@ -89,18 +89,18 @@ impl Keyring {
             return Err(KeyError::Mode { path: path.to_owned() });
         }
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty())
-            && is_open_to_others(folder).map_err(failed)?
+            && is_writable_by_others(folder).map_err(failed)?
         {
-            return Err(KeyError::Folder { folder: folder.to_owned() });
+            return Err(KeyError::UnsafeFolder { folder: folder.to_owned() });
         }
-        let keys = parse(path, &std::fs::read_to_string(path).map_err(failed)?)?;
+        let keys = parse_keys(path, &std::fs::read_to_string(path).map_err(failed)?)?;
         Ok(Self { path: path.to_owned(), keys: RwLock::new(keys) })
     }
 
     /// One fresh key that no file holds: for a world that ends with its process.
     pub fn ephemeral() -> Result<Self, KeyError> {
         let path = PathBuf::new();
-        let keys = parse(&path, &line()?)?;
+        let keys = parse_keys(&path, &line()?)?;
         Ok(Self { path, keys: RwLock::new(keys) })
     }
 
@@ -110,23 +110,23 @@ impl Keyring {
         let mut keys = self.keys.write();
         let text = std::fs::read_to_string(&self.path).map_err(failed)? + &line()?;
         write(&self.path, &text).map_err(failed)?;
-        *keys = parse(&self.path, &text)?;
+        *keys = parse_keys(&self.path, &text)?;
         Ok(())
     }
 
     /// Forgets every key but the one that seals. Only when nothing is sealed with the others any more.
-    pub fn retire(&self) -> Result<(), KeyError> {
+    pub fn retire_old_keys(&self) -> Result<(), KeyError> {
         let failed = |source| KeyError::File { path: self.path.clone(), source };
         let mut keys = self.keys.write();
         let text = std::fs::read_to_string(&self.path).map_err(failed)?;
         let kept = text.lines().rfind(|line| !line.is_empty()).unwrap_or_default().to_owned() + "\n";
         write(&self.path, &kept).map_err(failed)?;
-        *keys = parse(&self.path, &kept)?;
+        *keys = parse_keys(&self.path, &kept)?;
         Ok(())
     }
 
     /// The id of the key that seals.
-    pub fn sealing_id(&self) -> String {
+    pub fn sealing_key_id(&self) -> String {
         self.keys.read().last().map(|key| hex::encode(key.id)).unwrap_or_default()
     }
 
@@ -136,51 +136,52 @@ impl Keyring {
     }
 
     /// Seals `plain` for whatever `belongs` names.
-    pub fn seal(&self, belongs: &Belongs<'_>, plain: &[u8]) -> Result<Vec<u8>, KeyError> {
-        let mut data_key = [0_u8; KEY];
-        let mut inner = [0_u8; NONCE];
+    pub fn seal(&self, belongs: &AssociatedData<'_>, plain: &[u8]) -> Result<Vec<u8>, KeyError> {
+        let mut data_key = [0_u8; KEY_BYTES];
+        let mut inner = [0_u8; NONCE_BYTES];
         getrandom::fill(&mut data_key)?;
         getrandom::fill(&mut inner)?;
         let aad = belongs.bytes();
         let cipher = Aes256Gcm::new(&data_key.into());
         let body =
             cipher.encrypt(&inner.into(), Payload { msg: plain, aad: &aad }).map_err(|_| KeyError::Seal)?;
-        let mut out = self.wrap(&aad, &data_key)?;
+        let mut out = self.wrap_key(&aad, &data_key)?;
         out.extend_from_slice(&inner);
         out.extend_from_slice(&body);
         Ok(out)
     }
 
-    pub fn open_sealed(&self, belongs: &Belongs<'_>, sealed: &[u8]) -> Result<Vec<u8>, KeyError> {
+    pub fn open_sealed(&self, belongs: &AssociatedData<'_>, sealed: &[u8]) -> Result<Vec<u8>, KeyError> {
         let aad = belongs.bytes();
         let data_key = self.unwrap_key(&aad, sealed)?;
-        let (inner, body) = sealed[HEAD - NONCE..].split_at(NONCE);
-        let inner: [u8; NONCE] = inner.try_into().map_err(|_| KeyError::Damaged)?;
+        let (inner, body) = sealed[HEADER_BYTES - NONCE_BYTES..].split_at(NONCE_BYTES);
+        let inner: [u8; NONCE_BYTES] = inner.try_into().map_err(|_| KeyError::Damaged)?;
         Aes256Gcm::new(&data_key.into())
             .decrypt(&inner.into(), Payload { msg: body, aad: &aad })
             .map_err(|_| KeyError::Damaged)
     }
 
     /// The same value under the newest master key; `None` when it is already.
-    pub fn rewrap(&self, belongs: &Belongs<'_>, sealed: &[u8]) -> Result<Option<Vec<u8>>, KeyError> {
-        if self.keys.read().last().is_some_and(|key| sealed.get(1..=ID) == Some(key.id.as_slice())) {
+    pub fn rewrap(&self, belongs: &AssociatedData<'_>, sealed: &[u8]) -> Result<Option<Vec<u8>>, KeyError> {
+        if self.keys.read().last().is_some_and(|key| sealed.get(1..=KEY_ID_BYTES) == Some(key.id.as_slice()))
+        {
             return Ok(None);
         }
         let aad = belongs.bytes();
         let data_key = self.unwrap_key(&aad, sealed)?;
-        let mut out = self.wrap(&aad, &data_key)?;
-        out.extend_from_slice(&sealed[HEAD - NONCE..]);
+        let mut out = self.wrap_key(&aad, &data_key)?;
+        out.extend_from_slice(&sealed[HEADER_BYTES - NONCE_BYTES..]);
         Ok(Some(out))
     }
 
-    fn wrap(&self, aad: &[u8], data_key: &[u8; KEY]) -> Result<Vec<u8>, KeyError> {
-        let mut nonce = [0_u8; NONCE];
+    fn wrap_key(&self, aad: &[u8], data_key: &[u8; KEY_BYTES]) -> Result<Vec<u8>, KeyError> {
+        let mut nonce = [0_u8; NONCE_BYTES];
         getrandom::fill(&mut nonce)?;
         let keys = self.keys.read();
         let key = keys.last().ok_or(KeyError::Seal)?;
         let wrapped =
             key.cipher.encrypt(&nonce.into(), Payload { msg: data_key, aad }).map_err(|_| KeyError::Seal)?;
-        let mut out = Vec::with_capacity(HEAD);
+        let mut out = Vec::with_capacity(HEADER_BYTES);
         out.push(VERSION);
         out.extend_from_slice(&key.id);
         out.extend_from_slice(&nonce);
@@ -188,13 +189,13 @@ impl Keyring {
         Ok(out)
     }
 
-    fn unwrap_key(&self, aad: &[u8], sealed: &[u8]) -> Result<[u8; KEY], KeyError> {
-        if sealed.len() < HEAD + TAG || sealed[0] != VERSION {
+    fn unwrap_key(&self, aad: &[u8], sealed: &[u8]) -> Result<[u8; KEY_BYTES], KeyError> {
+        if sealed.len() < HEADER_BYTES + TAG_BYTES || sealed[0] != VERSION {
             return Err(KeyError::Damaged);
         }
-        let (id, rest) = sealed[1..].split_at(ID);
-        let (nonce, rest) = rest.split_at(NONCE);
-        let nonce: [u8; NONCE] = nonce.try_into().map_err(|_| KeyError::Damaged)?;
+        let (id, rest) = sealed[1..].split_at(KEY_ID_BYTES);
+        let (nonce, rest) = rest.split_at(NONCE_BYTES);
+        let nonce: [u8; NONCE_BYTES] = nonce.try_into().map_err(|_| KeyError::Damaged)?;
         let keys = self.keys.read();
         let key = keys
             .iter()
@@ -202,7 +203,7 @@ impl Keyring {
             .ok_or_else(|| KeyError::UnknownKey { id: hex::encode(id) })?;
         let plain = key
             .cipher
-            .decrypt(&nonce.into(), Payload { msg: &rest[..KEY + TAG], aad })
+            .decrypt(&nonce.into(), Payload { msg: &rest[..KEY_BYTES + TAG_BYTES], aad })
             .map_err(|_| KeyError::Damaged)?;
         plain.try_into().map_err(|_| KeyError::Damaged)
     }
@@ -210,7 +211,7 @@ impl Keyring {
 
 /// What a sealed value belongs to. It opens only as this.
 #[derive(Clone, Copy, Debug)]
-pub struct Belongs<'a> {
+pub struct AssociatedData<'a> {
     /// `secrets`, `users`, …
     pub table: &'static str,
     /// The id of the project or user it is part of.
@@ -219,14 +220,14 @@ pub struct Belongs<'a> {
     pub version: i64,
 }
 
-impl Belongs<'static> {
+impl AssociatedData<'static> {
     /// A sealed column of a row. Every such column is listed in `db::sealed`.
     pub fn row(table: &'static str, column: &'static str, id: uuid::Uuid) -> Self {
         Self { table, owner: id, name: column, version: 1 }
     }
 }
 
-impl Belongs<'_> {
+impl AssociatedData<'_> {
     /// Lengths first, so that no two different owners have the same bytes.
     fn bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
@@ -240,9 +241,9 @@ impl Belongs<'_> {
 }
 
 fn line() -> Result<String, KeyError> {
-    let mut bytes = [0_u8; ID + KEY];
+    let mut bytes = [0_u8; KEY_ID_BYTES + KEY_BYTES];
     getrandom::fill(&mut bytes)?;
-    Ok(format!("{} {}\n", hex::encode(&bytes[..ID]), hex::encode(&bytes[ID..])))
+    Ok(format!("{} {}\n", hex::encode(&bytes[..KEY_ID_BYTES]), hex::encode(&bytes[KEY_ID_BYTES..])))
 }
 
 /// Written aside and moved into place: a crash leaves the old file or the new one.
@@ -259,14 +260,16 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-fn parse(path: &Path, text: &str) -> Result<Vec<Key>, KeyError> {
+fn parse_keys(path: &Path, text: &str) -> Result<Vec<MasterKey>, KeyError> {
     let mut keys = Vec::new();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let wrong = || KeyError::Line { path: path.to_owned(), line: number + 1 };
         let (id, key) = line.trim().split_once(' ').ok_or_else(wrong)?;
-        let id: [u8; ID] = hex::decode(id).ok().and_then(|id| id.try_into().ok()).ok_or_else(wrong)?;
-        let key: [u8; KEY] = hex::decode(key).ok().and_then(|key| key.try_into().ok()).ok_or_else(wrong)?;
-        keys.push(Key { id, cipher: Aes256Gcm::new(&key.into()) });
+        let id: [u8; KEY_ID_BYTES] =
+            hex::decode(id).ok().and_then(|id| id.try_into().ok()).ok_or_else(wrong)?;
+        let key: [u8; KEY_BYTES] =
+            hex::decode(key).ok().and_then(|key| key.try_into().ok()).ok_or_else(wrong)?;
+        keys.push(MasterKey { id, cipher: Aes256Gcm::new(&key.into()) });
     }
     if keys.is_empty() { Err(KeyError::Empty { path: path.to_owned() }) } else { Ok(keys) }
 }
@@ -278,7 +281,7 @@ pub(crate) fn private_dirs(path: &Path) -> std::io::Result<()> {
 
 /// Whether everybody may replace files in a directory. A sticky one (`/tmp`) lets nobody touch the files of others. A
 /// group of people who may is warned of.
-pub(crate) fn is_open_to_others(folder: &Path) -> std::io::Result<bool> {
+pub(crate) fn is_writable_by_others(folder: &Path) -> std::io::Result<bool> {
     let mode = std::fs::metadata(folder)?.permissions().mode();
     if mode & 0o1020 == 0o020 {
         tracing::warn!(folder = %folder.display(), "a group may replace files here: `chmod g-w` it");
@@ -296,7 +299,7 @@ mod tests {
     use uuid::Uuid;
     use windlass_testkit::{TempDir, temp_dir};
 
-    use super::{Belongs, KeyError, Keyring};
+    use super::{AssociatedData, KeyError, Keyring};
 
     /// A ring in the file `keys/master` of a directory.
     fn ring() -> (Keyring, TempDir) {
@@ -308,7 +311,8 @@ mod tests {
         home.path().join("keys/master")
     }
 
-    const HOME: Belongs<'static> = Belongs { table: "secrets", owner: Uuid::nil(), name: "a", version: 1 };
+    const HOME: AssociatedData<'static> =
+        AssociatedData { table: "secrets", owner: Uuid::nil(), name: "a", version: 1 };
 
     #[test]
     fn an_envelope_opens_only_as_what_it_belongs_to() {
@@ -316,10 +320,10 @@ mod tests {
         let sealed = ring.seal(&HOME, b"value").unwrap();
         assert_eq!(ring.open_sealed(&HOME, &sealed).unwrap(), b"value");
         for other in [
-            Belongs { name: "b", ..HOME },
-            Belongs { version: 2, ..HOME },
-            Belongs { owner: Uuid::max(), ..HOME },
-            Belongs { table: "users", ..HOME },
+            AssociatedData { name: "b", ..HOME },
+            AssociatedData { version: 2, ..HOME },
+            AssociatedData { owner: Uuid::max(), ..HOME },
+            AssociatedData { table: "users", ..HOME },
         ] {
             assert!(matches!(ring.open_sealed(&other, &sealed), Err(KeyError::Damaged)));
         }
@@ -344,7 +348,7 @@ mod tests {
         ring.turn().unwrap();
         let moved = ring.rewrap(&HOME, &old).unwrap().unwrap();
         assert!(ring.rewrap(&HOME, &moved).unwrap().is_none());
-        ring.retire().unwrap();
+        ring.retire_old_keys().unwrap();
         let again = Keyring::open(&file(&home)).unwrap();
         assert_eq!(again.open_sealed(&HOME, &moved).unwrap(), b"value");
         assert!(matches!(again.open_sealed(&HOME, &old), Err(KeyError::UnknownKey { .. })));
@@ -372,7 +376,7 @@ mod tests {
         Keyring::open(&theirs.join("ours/deep/master")).unwrap();
         assert_eq!((mode(&theirs.join("ours")), mode(&theirs.join("ours/deep"))), (0o700, 0o700));
         std::fs::set_permissions(&theirs, PermissionsExt::from_mode(0o777)).unwrap();
-        assert!(matches!(Keyring::open(&theirs.join("master")), Err(KeyError::Folder { .. })));
+        assert!(matches!(Keyring::open(&theirs.join("master")), Err(KeyError::UnsafeFolder { .. })));
         std::fs::set_permissions(&theirs, PermissionsExt::from_mode(0o1777)).unwrap();
         Keyring::open(&theirs.join("master")).unwrap();
     }

@@ -10,7 +10,7 @@ pub enum KeyPairError {
     Write(#[from] ssh_key::Error),
 }
 
-pub(crate) fn key_pair(name: &str) -> Result<(String, String), KeyPairError> {
+pub(crate) fn generate_key_pair(name: &str) -> Result<(String, String), KeyPairError> {
     let mut seed = [0_u8; 32];
     getrandom::fill(&mut seed)?;
     let mut key = PrivateKey::from(Ed25519Keypair::from_seed(&seed));

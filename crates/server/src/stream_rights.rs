@@ -1,8 +1,8 @@
 //! Rights of those who have a stream open: logs, connections to jobs, WebSockets, requests to services.
 //!
-//! A stream registers what its rights rest on. One statement every [`LOOK_EVERY`], for all streams of this process,
+//! A stream registers what its rights rest on. One statement every [`RIGHTS_POLL_INTERVAL`], for all streams of this process,
 //! reads how all of it stands in the database. A stream whose ground changed is woken, looks its rights up in full, and
-//! ends if they are gone. So whatever any server changes is felt here within [`LOOK_EVERY`] and the time of a statement.
+//! ends if they are gone. So whatever any server changes is felt here within [`RIGHTS_POLL_INTERVAL`] and the time of a statement.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,11 +20,11 @@ use crate::{
 };
 
 /// How often the rights of all streams are looked at.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
+pub(crate) const RIGHTS_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What the rights of a stream rest on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ground {
+pub(crate) struct RightsBasis {
     pub(crate) user: UserId,
     /// The hash of the token that was shown, as users have them.
     pub(crate) token_hash: String,
@@ -35,26 +35,26 @@ pub(crate) struct Ground {
 
 /// The streams of this process.
 #[derive(Debug, Default)]
-pub(crate) struct StreamRights(Mutex<State>);
+pub(crate) struct StreamRights(Mutex<RegistryState>);
 
 #[derive(Debug, Default)]
-struct State {
-    streams: HashMap<u64, Stream>,
+struct RegistryState {
+    streams: HashMap<u64, RegisteredStream>,
     next: u64,
     /// Somebody looks after them.
     is_watched: bool,
 }
 
 #[derive(Debug)]
-struct Stream {
-    ground: Ground,
+struct RegisteredStream {
+    ground: RightsBasis,
     /// How it stood when it was last looked at; nothing before the first look, which always wakes.
     stood: Option<Vec<String>>,
     wake: Arc<Notify>,
 }
 
 /// A stream that is registered for as long as this lives.
-pub(crate) struct Registered {
+pub(crate) struct StreamRegistration {
     app: App,
     id: u64,
     wake: Arc<Notify>,
@@ -62,28 +62,28 @@ pub(crate) struct Registered {
 
 impl StreamRights {
     /// Looks after a stream from now on.
-    pub(crate) fn register(app: &App, ground: Ground) -> Registered {
+    pub(crate) fn register(app: &App, ground: RightsBasis) -> StreamRegistration {
         let wake = Arc::new(Notify::new());
         let mut state = app.stream_rights().0.lock();
         let id = state.next;
         state.next += 1;
-        state.streams.insert(id, Stream { ground, stood: None, wake: Arc::clone(&wake) });
+        state.streams.insert(id, RegisteredStream { ground, stood: None, wake: Arc::clone(&wake) });
         if !std::mem::replace(&mut state.is_watched, true) {
-            tokio::spawn(watch(app.clone()));
+            tokio::spawn(poll_rights(app.clone()));
         }
         drop(state);
-        Registered { app: app.clone(), id, wake }
+        StreamRegistration { app: app.clone(), id, wake }
     }
 
     /// What is to be asked about; nothing, and nobody watches any longer, when no stream is open.
-    fn wanted(&self) -> Option<Wanted> {
+    fn wanted(&self) -> Option<RightsQuery> {
         let mut state = self.0.lock();
         if state.streams.is_empty() {
             state.is_watched = false;
             return None;
         }
-        let mut wanted = Wanted::default();
-        for Stream { ground, .. } in state.streams.values() {
+        let mut wanted = RightsQuery::default();
+        for RegisteredStream { ground, .. } in state.streams.values() {
             wanted.hashes.insert(ground.token_hash.clone());
             wanted.queue_tokens.extend(ground.queue_token.clone());
             if let Some(project) = &ground.project {
@@ -95,7 +95,7 @@ impl StreamRights {
     }
 
     /// Wakes the streams whose ground is not as it was.
-    fn compare(&self, app: &App, found: &[Standing]) {
+    fn notify_changed(&self, app: &App, found: &[Standing]) {
         let mut woken = Vec::new();
         for stream in self.0.lock().streams.values_mut() {
             let stands = stream.ground.stands(found);
@@ -116,14 +116,14 @@ impl StreamRights {
 }
 
 #[derive(Debug, Default)]
-struct Wanted {
+struct RightsQuery {
     hashes: BTreeSet<String>,
     queue_tokens: BTreeSet<String>,
     projects: BTreeSet<String>,
     users: BTreeSet<UserId>,
 }
 
-impl Ground {
+impl RightsBasis {
     /// How it stands, in an order that is always the same.
     fn stands(&self, found: &[Standing]) -> Vec<String> {
         let user = self.user.to_string();
@@ -143,7 +143,7 @@ impl Ground {
     }
 }
 
-impl Registered {
+impl StreamRegistration {
     /// Returns when the rights are to be looked up again.
     pub(crate) async fn changed(&self) {
         self.wake.notified().await;
@@ -157,17 +157,17 @@ impl Registered {
     }
 }
 
-impl Drop for Registered {
+impl Drop for StreamRegistration {
     fn drop(&mut self) {
         self.app.stream_rights().0.lock().streams.remove(&self.id);
     }
 }
 
 /// Until no stream is open, or the server stops.
-async fn watch(app: App) {
+async fn poll_rights(app: App) {
     loop {
         tokio::select! {
-            () = sleep(LOOK_EVERY) => {}
+            () = sleep(RIGHTS_POLL_INTERVAL) => {}
             // Streams end with the server.
             () = app.closed() => return,
         }
@@ -177,7 +177,7 @@ async fn watch(app: App) {
         let (projects, users): (Vec<_>, Vec<_>) =
             (wanted.projects.into_iter().collect(), wanted.users.into_iter().collect());
         match tokens::standing(app.db(), &hashes, &queue, &projects, &users).await {
-            Ok(found) => app.stream_rights().compare(&app, &found),
+            Ok(found) => app.stream_rights().notify_changed(&app, &found),
             // A database that does not answer takes nobody's rights away.
             Err(error) => tracing::debug!(%error, "look at the rights of streams"),
         }
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_ground_stands_on_its_own_token_project_and_membership_alone() {
         let user = UserId(uuid::Uuid::from_u128(7));
-        let ground = Ground {
+        let ground = RightsBasis {
             user,
             token_hash: "h".into(),
             queue_token: Some("q".into()),

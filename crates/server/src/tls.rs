@@ -26,7 +26,7 @@ pub struct Tls {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum SetupError {
+pub enum TlsSetupError {
     #[error("read or write `{}`", path.display())]
     File {
         path: PathBuf,
@@ -47,13 +47,13 @@ pub enum SetupError {
 
 /// Meets callers who speak TLS at the plain port: the client of Arvados always does. The certificate is made when the
 /// first of them comes.
-pub(crate) struct Fallback {
+pub(crate) struct FallbackTls {
     wanted: Tls,
     data_dir: PathBuf,
     made: OnceLock<Option<TlsAcceptor>>,
 }
 
-impl Fallback {
+impl FallbackTls {
     pub(crate) fn new(address: SocketAddr, data_dir: &Path) -> Self {
         let wanted = Tls { address, given: None };
         Self { wanted, data_dir: data_dir.to_owned(), made: OnceLock::new() }
@@ -72,14 +72,14 @@ impl Fallback {
     }
 }
 
-pub(crate) fn acceptor(wanted: &Tls, data_dir: &Path) -> Result<TlsAcceptor, SetupError> {
+pub(crate) fn acceptor(wanted: &Tls, data_dir: &Path) -> Result<TlsAcceptor, TlsSetupError> {
     let (chain, key) = match &wanted.given {
         Some(given) => given.clone(),
-        None => own(wanted, data_dir)?,
+        None => ensure_self_signed(wanted, data_dir)?,
     };
     let pem = |path: &Path| {
         let path = path.to_owned();
-        move |source| SetupError::Pem { path, source }
+        move |source| TlsSetupError::Pem { path, source }
     };
     let certificates: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(&chain)
         .map_err(pem(&chain))?
@@ -95,7 +95,7 @@ pub(crate) fn acceptor(wanted: &Tls, data_dir: &Path) -> Result<TlsAcceptor, Set
 }
 
 /// Made at the first start; whoever trusts `tls/cert.pem` trusts this server until somebody takes it away.
-fn own(wanted: &Tls, data_dir: &Path) -> Result<(PathBuf, PathBuf), SetupError> {
+fn ensure_self_signed(wanted: &Tls, data_dir: &Path) -> Result<(PathBuf, PathBuf), TlsSetupError> {
     let folder = data_dir.join("tls");
     let (chain, key) = (folder.join("cert.pem"), folder.join("key.pem"));
     if chain.exists() && key.exists() {
@@ -109,8 +109,9 @@ fn own(wanted: &Tls, data_dir: &Path) -> Result<(PathBuf, PathBuf), SetupError> 
     if !address.is_unspecified() && !address.is_loopback() {
         names.push(address.to_string());
     }
-    let (certificate, private) = windlass_gateway::acme::self_signed(&names).map_err(|_| SetupError::Make)?;
-    crate::secrets::private_dirs(&folder).map_err(|source| SetupError::File { path: folder, source })?;
+    let (certificate, private) =
+        windlass_gateway::acme::self_signed(&names).map_err(|_| TlsSetupError::Make)?;
+    crate::secrets::private_dirs(&folder).map_err(|source| TlsSetupError::File { path: folder, source })?;
     write(&key, 0o600, &pem("PRIVATE KEY", &private))?;
     write(&chain, 0o644, &pem("CERTIFICATE", &certificate))?;
     Ok((chain, key))
@@ -122,8 +123,8 @@ fn pem(label: &str, bytes: &[u8]) -> String {
     format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
 }
 
-fn write(path: &Path, mode: u32, text: &str) -> Result<(), SetupError> {
-    let failed = |source| SetupError::File { path: path.to_owned(), source };
+fn write(path: &Path, mode: u32, text: &str) -> Result<(), TlsSetupError> {
+    let failed = |source| TlsSetupError::File { path: path.to_owned(), source };
     let mut file = std::fs::OpenOptions::new()
         .write(true)
         .create(true)

@@ -13,8 +13,9 @@ use std::{
 
 use tokio::{sync::oneshot, time::sleep};
 use windlass_backend::{
-    Answer, Backend, BackendError, Deleted, Found, Has, HasGpu, Machine, Order, Reach, Want,
-    volumes::{Attached, Attachment, Made, VolumeOrder, Volumes},
+    AgentEndpoint, Answer, Backend, BackendError, Deleted, Found, GpuInfo, HardwareInfo, Machine, Order,
+    Want,
+    volumes::{Attached, Attachment, Made, VolumeRequest, Volumes},
 };
 use windlass_model::{
     id::{InstanceId, VolumeId},
@@ -25,7 +26,7 @@ use windlass_model::{
 
 use crate::{
     host::Host,
-    net::{Freeze, SharedWorld, World},
+    net::{ReplicaFreeze, SharedWorld, World},
 };
 
 /// How long a caller waits before it gives a call up.
@@ -57,11 +58,11 @@ pub struct Entry {
     pub at: i64,
     pub instance: InstanceId,
     pub machine: String,
-    pub kind: Happened,
+    pub kind: MachineEvent,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happened {
+pub enum MachineEvent {
     Created,
     /// The server asked for its end while so many containers ran on it.
     DeleteAsked {
@@ -72,7 +73,7 @@ pub enum Happened {
 }
 
 #[derive(Debug)]
-struct Vm {
+struct SimMachine {
     id: String,
     spot: bool,
     /// Before that, the cloud says that there is no such machine.
@@ -84,16 +85,16 @@ struct Vm {
 }
 
 #[derive(Debug)]
-struct Disk {
+struct SimDisk {
     volume: VolumeId,
     ready_at: i64,
     removed: bool,
     /// By machine.
-    attached: BTreeMap<String, Fastening>,
+    attached: BTreeMap<String, DiskAttachment>,
 }
 
 #[derive(Debug)]
-struct Fastening {
+struct DiskAttachment {
     ready_at: i64,
     /// Deaf to soft requests.
     stuck: Option<bool>,
@@ -103,8 +104,8 @@ struct Fastening {
 /// Its machines and disks; part of the world.
 #[derive(Debug, Default)]
 pub struct Cloud {
-    vms: BTreeMap<InstanceId, Vec<Vm>>,
-    disks: BTreeMap<String, Disk>,
+    vms: BTreeMap<InstanceId, Vec<SimMachine>>,
+    disks: BTreeMap<String, SimDisk>,
     pub rates: Rates,
     pub journal: Vec<Entry>,
     /// What no server may ask for.
@@ -128,14 +129,14 @@ impl Cloud {
             .map(|disk| (disk.volume, disk.attached.keys().map(String::as_str).collect()))
     }
 
-    fn is_there(&self, machine: &str) -> bool {
+    fn has_machine(&self, machine: &str) -> bool {
         self.vms.values().flatten().any(|vm| vm.id == machine && vm.gone.is_none())
     }
 
-    fn machine(vm: &Vm) -> Machine {
+    fn machine(vm: &SimMachine) -> Machine {
         Machine {
             id: vm.id.clone(),
-            reach: Some(Reach::Socket { path: format!("/run/sim/{}.sock", vm.id).into() }),
+            reach: Some(AgentEndpoint::Socket { path: format!("/run/sim/{}.sock", vm.id).into() }),
             hostname: Some(format!("{}.sim", vm.id)),
             internal_ip: Some("10.0.0.1".into()),
             has: None,
@@ -158,14 +159,14 @@ impl World {
             }
         }
         for (id, machine, at) in over {
-            self.machine_gone(id, &machine, at);
+            self.end_machine(id, &machine, at);
         }
         for disk in self.cloud.disks.values_mut() {
             disk.attached.retain(|_, fastening| fastening.ends_at.is_none_or(|at| at > now));
         }
     }
 
-    fn machine_gone(&mut self, id: InstanceId, machine: &str, at: i64) {
+    fn end_machine(&mut self, id: InstanceId, machine: &str, at: i64) {
         if let Some(host) = self.hosts.get_mut(&id) {
             host.power_off(at);
         }
@@ -176,12 +177,12 @@ impl World {
             at,
             instance: id,
             machine: machine.to_owned(),
-            kind: Happened::Gone,
+            kind: MachineEvent::Gone,
         });
     }
 
     /// Takes a machine away: a spot machine that somebody pays more for, or any that is lost.
-    pub fn take_machine(&mut self, spot: bool) {
+    pub fn lose_machine(&mut self, spot: bool) {
         let now = self.now();
         self.advance_cloud(now);
         let there: Vec<(InstanceId, usize)> = self
@@ -199,7 +200,7 @@ impl World {
         let Some(vm) = self.cloud.vms.get_mut(&id).and_then(|vms| vms.get_mut(n)) else { return };
         vm.gone = Some(if spot { "preempted" } else { "vanished" });
         let machine = vm.id.clone();
-        self.machine_gone(id, &machine, now);
+        self.end_machine(id, &machine, now);
         self.count(if spot { "preemption" } else { "machine vanished" });
     }
 
@@ -214,27 +215,27 @@ impl World {
             return Err(BackendError::Refused { what: "create a machine", said: "it is no offer".into() });
         };
         let spot = offer.host.spot;
-        if self.roll(rates.no_capacity, "no capacity") {
+        if self.should_fail(rates.no_capacity, "no capacity") {
             return Err(BackendError::NoCapacity { said: format!("no {} left", offer.instance_type) });
         }
-        let boots_at = if self.roll(rates.never_boots, "machine never boots") {
+        let boots_at = if self.should_fail(rates.never_boots, "machine never boots") {
             NEVER
-        } else if self.roll(rates.slow_boot, "slow boot") {
+        } else if self.should_fail(rates.slow_boot, "slow boot") {
             now + self.rng.between(60, 540) as i64 * SECOND
         } else {
             now + self.rng.between(1, 30) as i64 * SECOND
         };
-        let known_at = if self.roll(rates.listed_late, "machine listed late") {
+        let known_at = if self.should_fail(rates.listed_late, "machine listed late") {
             now + self.rng.between(1, 45) as i64 * SECOND
         } else {
             now
         };
         self.cloud.count += 1;
         let id = format!("vm-{}", self.cloud.count);
-        let vm = Vm { id, spot, known_at, boots_at, goes_at: None, gone: None };
+        let vm = SimMachine { id, spot, known_at, boots_at, goes_at: None, gone: None };
         let machine = Cloud::machine(&vm);
         let entry =
-            Entry { at: now, instance: order.instance, machine: vm.id.clone(), kind: Happened::Created };
+            Entry { at: now, instance: order.instance, machine: vm.id.clone(), kind: MachineEvent::Created };
         self.cloud.journal.push(entry);
         self.cloud.vms.entry(order.instance).or_default().push(vm);
         let tries = self.tries.clone();
@@ -270,18 +271,18 @@ impl World {
             }
         }
         for machine in asked {
-            let kind = Happened::DeleteAsked { running };
+            let kind = MachineEvent::DeleteAsked { running };
             self.cloud.journal.push(Entry { at: now, instance: id, machine, kind });
         }
         self.advance_cloud(now);
         let left = self.cloud.vms.get(&id).is_some_and(|vms| vms.iter().any(|vm| vm.gone.is_none()));
-        if left { Deleted::Going } else { Deleted::Gone }
+        if left { Deleted::InProgress } else { Deleted::Gone }
     }
 
-    fn make_disk(&mut self, order: &VolumeOrder, now: i64) -> Made {
+    fn create_disk(&mut self, order: &VolumeRequest, now: i64) -> Made {
         let id = format!("disk-{}", order.volume);
         let takes = self.rng.between(0, 40) as i64 * SECOND;
-        let fresh = || Disk {
+        let fresh = || SimDisk {
             volume: order.volume,
             ready_at: now + takes,
             removed: false,
@@ -293,7 +294,7 @@ impl World {
         Made { id, size_gb: order.size_gb, zone: None, price: Some(1.0), ready: disk.ready_at <= now }
     }
 
-    fn look_disk(&mut self, order: &VolumeOrder, id: &str, now: i64) -> Option<Made> {
+    fn disk_state(&mut self, order: &VolumeRequest, id: &str, now: i64) -> Option<Made> {
         let disk = self.cloud.disks.get(id).filter(|disk| !disk.removed)?;
         let ready = disk.ready_at <= now;
         Some(Made { id: id.to_owned(), size_gb: order.size_gb, zone: None, price: Some(1.0), ready })
@@ -313,7 +314,7 @@ impl World {
     fn attach(&mut self, id: &str, machine: &Machine, now: i64) -> Result<Attached, BackendError> {
         self.advance_cloud(now);
         let refused = |said: &str| BackendError::Refused { what: "attach a disk", said: said.to_owned() };
-        if !self.cloud.is_there(&machine.id) {
+        if !self.cloud.has_machine(&machine.id) {
             return Err(refused("there is no such machine"));
         }
         let rates = self.cloud.rates;
@@ -326,15 +327,15 @@ impl World {
             return Err(refused("it is attached to another machine"));
         }
         if !disk.attached.contains_key(&machine.id) {
-            if self.roll(rates.attach_refused, "attach refused") {
+            if self.should_fail(rates.attach_refused, "attach refused") {
                 return Err(refused("it does not like the machine"));
             }
-            let ready_at = if self.roll(rates.attach_hangs, "attach hangs") {
+            let ready_at = if self.should_fail(rates.attach_hangs, "attach hangs") {
                 NEVER
             } else {
                 now + self.rng.between(0, 20) as i64 * SECOND
             };
-            let fastening = Fastening { ready_at, stuck: None, ends_at: None };
+            let fastening = DiskAttachment { ready_at, stuck: None, ends_at: None };
             if let Some(disk) = self.cloud.disks.get_mut(id) {
                 disk.attached.insert(machine.id.clone(), fastening);
             }
@@ -360,7 +361,7 @@ impl World {
             disk.attached.get(&machine.id).map(|fastening| (fastening.stuck, fastening.ends_at))
         };
         let Some((stuck, ends_at)) = fastening(self) else { return };
-        let stuck = stuck.unwrap_or_else(|| self.roll(percent, "detach hangs"));
+        let stuck = stuck.unwrap_or_else(|| self.should_fail(percent, "detach hangs"));
         let ends_at = match (force, stuck, ends_at) {
             (true, _, _) => Some(now),
             (false, true, already) => already,
@@ -376,11 +377,11 @@ impl World {
 /// One replica's way to the cloud.
 pub struct Door {
     pub world: SharedWorld,
-    pub freeze: Freeze,
+    pub freeze: ReplicaFreeze,
 }
 
 /// The same way, for the backend of SSH hosts.
-pub struct RemoteDoor(pub Door);
+pub struct SimRemoteBackend(pub Door);
 
 impl Door {
     /// What was sent arrives, even if the sender dies meanwhile.
@@ -395,9 +396,14 @@ impl Door {
             let (there, back, lost, unanswered) = {
                 let mut w = self.world.lock();
                 let rates = w.cloud.rates;
-                let most = if w.roll(rates.slow, "slow cloud") { 8_000 } else { 400 };
+                let most = if w.should_fail(rates.slow, "slow cloud") { 8_000 } else { 400 };
                 let (there, back) = (w.rng.millis(1, most), w.rng.millis(1, most / 8));
-                (there, back, w.roll(rates.lost, "cloud deaf"), w.roll(rates.unanswered, "cloud mute"))
+                (
+                    there,
+                    back,
+                    w.should_fail(rates.lost, "cloud deaf"),
+                    w.should_fail(rates.unanswered, "cloud mute"),
+                )
             };
             if lost {
                 sleep(CALL_TIMEOUT).await;
@@ -480,17 +486,17 @@ impl Backend for Door {
 }
 
 impl Volumes for Door {
-    fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Made> {
+    fn make<'a>(&'a self, order: &'a VolumeRequest) -> Answer<'a, Made> {
         let order = order.clone();
-        self.call("make a disk", move |world, now| Ok(world.make_disk(&order, now)))
+        self.call("make a disk", move |world, now| Ok(world.create_disk(&order, now)))
     }
 
-    fn look<'a>(&'a self, order: &'a VolumeOrder, id: &'a str) -> Answer<'a, Option<Made>> {
+    fn look<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> Answer<'a, Option<Made>> {
         let (order, id) = (order.clone(), id.to_owned());
-        self.call("look at a disk", move |world, now| Ok(world.look_disk(&order, &id, now)))
+        self.call("look at a disk", move |world, now| Ok(world.disk_state(&order, &id, now)))
     }
 
-    fn remove<'a>(&'a self, _order: &'a VolumeOrder, id: &'a str) -> Answer<'a, ()> {
+    fn remove<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> Answer<'a, ()> {
         let id = id.to_owned();
         self.call("delete a disk", move |world, now| world.remove_disk(&id, now))
     }
@@ -514,9 +520,9 @@ impl Volumes for Door {
     }
 }
 
-impl RemoteDoor {
+impl SimRemoteBackend {
     fn machine(order: &Order) -> Machine {
-        let gpu = HasGpu {
+        let gpu = GpuInfo {
             vendor: "nvidia".into(),
             name: "A100".into(),
             memory_mib: 81_920,
@@ -524,10 +530,10 @@ impl RemoteDoor {
         };
         Machine {
             id: order.instance.to_string(),
-            reach: Some(Reach::Ssh { socket: "/run/sim.sock".into() }),
+            reach: Some(AgentEndpoint::Ssh { socket: "/run/sim.sock".into() }),
             hostname: Some("host.sim".into()),
             internal_ip: Some("10.0.0.1".into()),
-            has: Some(Has {
+            has: Some(HardwareInfo {
                 cpus: 32,
                 arch: Some("x86".into()),
                 memory_mib: 262_144,
@@ -544,7 +550,7 @@ impl RemoteDoor {
     }
 }
 
-impl Backend for RemoteDoor {
+impl Backend for SimRemoteBackend {
     fn name(&self) -> &'static str {
         "remote"
     }
@@ -556,7 +562,7 @@ impl Backend for RemoteDoor {
     fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
         let order = order.clone();
         self.0.call("deploy to a host", move |world, now| {
-            let cut = world.is_cut(order.instance);
+            let cut = world.is_partitioned(order.instance);
             match world.hosts.get_mut(&order.instance) {
                 Some(host) if !cut => {
                     host.deploy(now);
@@ -571,7 +577,7 @@ impl Backend for RemoteDoor {
 
     fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
         let (order, machine) = (order.clone(), machine.clone());
-        self.0.call("look at a host", move |world, _| match world.is_cut(order.instance) {
+        self.0.call("look at a host", move |world, _| match world.is_partitioned(order.instance) {
             true => Err(BackendError::Unavailable { what: "look at a host", said: "no route".into() }),
             false => Ok(Found::Running(machine)),
         })
@@ -580,7 +586,7 @@ impl Backend for RemoteDoor {
     fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
         let id = order.instance;
         self.0.call("clean a host", move |world, now| {
-            if world.is_cut(id) {
+            if world.is_partitioned(id) {
                 return Err(BackendError::Unavailable { what: "clean a host", said: "no route".into() });
             }
             if let Some(host) = world.hosts.get_mut(&id) {

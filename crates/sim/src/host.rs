@@ -20,7 +20,7 @@ use windlass_model::{
     id::{InstanceId, SubmissionId},
     ledger::{Ledger, Want},
 };
-use windlass_server::agents::{AgentError, Call, HostNews, Pulled};
+use windlass_server::agents::{AgentError, Call, HostReport, Pulled};
 
 /// One effect on one host, in the order in which it happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub struct Script {
 }
 
 /// What every job writes, over and over: who it is, and which line this is.
-const LINE: u64 = 36 + 1 + 8 + 1;
+const LOG_LINE: u64 = 36 + 1 + 8 + 1;
 /// Bytes of a log that a host hands out at once.
 const LOG_PART_MAX: usize = 16 * 1024;
 
@@ -68,11 +68,12 @@ pub fn log_bytes(submission: SubmissionId, range: std::ops::Range<u64>) -> Vec<u
     let mut bytes = Vec::new();
     let mut at = range.start;
     while at < range.end {
-        let line = format!("{submission} {:08}\n", at / LINE);
-        let from = usize::try_from(at % LINE).unwrap_or_default();
-        let to = usize::try_from((range.end - at).saturating_add(at % LINE).min(LINE)).unwrap_or_default();
+        let line = format!("{submission} {:08}\n", at / LOG_LINE);
+        let from = usize::try_from(at % LOG_LINE).unwrap_or_default();
+        let to =
+            usize::try_from((range.end - at).saturating_add(at % LOG_LINE).min(LOG_LINE)).unwrap_or_default();
         bytes.extend_from_slice(&line.as_bytes()[from..to]);
-        at = (at / LINE + 1) * LINE;
+        at = (at / LOG_LINE + 1) * LOG_LINE;
     }
     bytes
 }
@@ -97,11 +98,11 @@ struct SimTask {
     overruns: bool,
     /// When the container ends, once that is known.
     ends_at: Option<i64>,
-    ended: Option<Ended>,
+    ended: Option<TaskEnd>,
 }
 
 #[derive(Clone, Debug)]
-struct Ended {
+struct TaskEnd {
     at: i64,
     reason: String,
     exit: Option<i32>,
@@ -134,7 +135,7 @@ pub struct Host {
 }
 
 /// Nobody answers there.
-const NEVER: i64 = i64::MAX;
+const NEVER_UP: i64 = i64::MAX;
 
 impl Host {
     pub fn new(id: InstanceId, gpus: usize, tries: Tries) -> Self {
@@ -145,7 +146,7 @@ impl Host {
             gone: BTreeMap::new(),
             ledger,
             tries,
-            up_at: NEVER,
+            up_at: NEVER_UP,
             journal: Vec::new(),
             logs: BTreeMap::new(),
         }
@@ -172,7 +173,7 @@ impl Host {
             self.gone.insert(id, task.epoch);
             self.logs.remove(&id);
         }
-        self.up_at = NEVER;
+        self.up_at = NEVER_UP;
     }
 
     pub fn running(&mut self, now: i64) -> usize {
@@ -206,7 +207,7 @@ impl Host {
                     0 => "done_by_runner",
                     _ => "container_exited_with_error",
                 };
-                self.end(id, at, reason, (!task_overran(reason)).then_some(exit));
+                self.end(id, at, reason, (!is_max_duration_exceeded(reason)).then_some(exit));
             } else {
                 task.started = true;
                 let epoch = task.epoch;
@@ -228,7 +229,7 @@ impl Host {
         if self.gone.contains_key(&call.submission) {
             return Err(AgentError::Gone { submission: call.submission });
         }
-        self.admit(call, now)?;
+        self.check_epoch(call, now)?;
         if self.tasks.contains_key(&call.submission) {
             return Ok(());
         }
@@ -262,8 +263,8 @@ impl Host {
     }
 
     pub fn task(&mut self, call: Call, now: i64) -> Result<TaskInfo, AgentError> {
-        self.admit(call, now)?;
-        let task = self.known(call)?;
+        self.check_epoch(call, now)?;
+        let task = self.find_task(call)?;
         let status = match (&task.ended, task.started) {
             (Some(_), _) => TaskStatus::Terminated,
             (None, true) => TaskStatus::Running,
@@ -286,9 +287,9 @@ impl Host {
     }
 
     pub fn start_job(&mut self, call: Call, script: &Script, now: i64) -> Result<(), AgentError> {
-        self.admit(call, now)?;
+        self.check_epoch(call, now)?;
         let tries = self.tries.clone();
-        let task = self.known(call)?;
+        let task = self.find_task(call)?;
         if task.ended.is_some() || !task.started {
             return Err(AgentError::silent(call.instance));
         }
@@ -306,8 +307,8 @@ impl Host {
     }
 
     pub fn pull(&mut self, call: Call, now: i64) -> Result<Pulled, AgentError> {
-        self.admit(call, now)?;
-        let task = self.known(call)?;
+        self.check_epoch(call, now)?;
+        let task = self.find_task(call)?;
         if !task.started {
             return Err(AgentError::silent(call.instance));
         }
@@ -320,7 +321,9 @@ impl Host {
             exit_status,
         };
         let states = match (&task.ended, task.job_at) {
-            (Some(ended), _) if task_overran(&ended.reason) => vec![state("terminated", &ended.reason, None)],
+            (Some(ended), _) if is_max_duration_exceeded(&ended.reason) => {
+                vec![state("terminated", &ended.reason, None)]
+            }
             (Some(ended), _) if ended.exit == Some(0) => vec![state("done", "", ended.exit)],
             (Some(ended), _) => vec![state("failed", &ended.reason, ended.exit)],
             (None, Some(_)) => vec![state("running", "", None)],
@@ -340,8 +343,8 @@ impl Host {
         limit: usize,
         now: i64,
     ) -> Result<LogPart, AgentError> {
-        self.admit(call, now)?;
-        let task = self.known(call)?;
+        self.check_epoch(call, now)?;
+        let task = self.find_task(call)?;
         let is_complete = task.ended.is_some();
         let end = if stream == "job" { task.log_end(now) } else { 0 };
         let until = end.min(offset.saturating_add(limit.min(LOG_PART_MAX) as u64));
@@ -350,8 +353,8 @@ impl Host {
     }
 
     pub fn metrics(&mut self, call: Call, now: i64) -> Result<Metrics, AgentError> {
-        self.admit(call, now)?;
-        self.known(call)?;
+        self.check_epoch(call, now)?;
+        self.find_task(call)?;
         Ok(Metrics {
             timestamp_micro: now,
             cpu_usage_micro: 0,
@@ -361,9 +364,9 @@ impl Host {
         })
     }
 
-    pub fn news(&mut self, now: i64) -> HostNews {
+    pub fn news(&mut self, now: i64) -> HostReport {
         self.advance(now);
-        HostNews {
+        HostReport {
             version: "0.0.0".into(),
             info: HostInfo {
                 gpu_vendor: "nvidia".into(),
@@ -383,8 +386,8 @@ impl Host {
 
     /// The commands end a second later.
     pub fn stop_job(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
-        self.admit(call, now)?;
-        let task = self.known(call)?;
+        self.check_epoch(call, now)?;
+        let task = self.find_task(call)?;
         if task.ended.is_none() && task.started {
             task.exit = 130;
             task.overruns = false;
@@ -394,22 +397,22 @@ impl Host {
     }
 
     pub fn terminate_task(&mut self, call: Call, reason: &str, now: i64) -> Result<(), AgentError> {
-        self.admit(call, now)?;
-        let task = self.known(call)?;
+        self.check_epoch(call, now)?;
+        let task = self.find_task(call)?;
         if task.ended.is_none() {
             self.end(call.submission, now, reason, None);
         } else {
             // A repeat. The devices went back when the container ended; giving them back again must
             // take nothing from whoever has them now.
-            self.free(call.submission, call.epoch, now);
+            self.release_gpus(call.submission, call.epoch, now);
         }
         Ok(())
     }
 
     pub fn remove_task(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
-        self.admit(call, now)?;
+        self.check_epoch(call, now)?;
         match self.tasks.get(&call.submission) {
-            None => self.bury(call, now),
+            None => self.record_removed(call, now),
             Some(task) if task.ended.is_none() => {
                 Err(AgentError::Conflict { reason: "task is not terminated".into() })
             }
@@ -423,7 +426,7 @@ impl Host {
     }
 
     /// A task that is not here is buried all the same: a late copy of it must not start.
-    fn bury(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+    fn record_removed(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
         let seen = *self.gone.entry(call.submission).or_insert(call.epoch);
         if call.epoch < seen {
             self.write(now, call.submission, call.epoch, Effect::RefusedEpoch);
@@ -438,12 +441,12 @@ impl Host {
         self.tasks.keys().copied().collect()
     }
 
-    fn known(&mut self, call: Call) -> Result<&mut SimTask, AgentError> {
+    fn find_task(&mut self, call: Call) -> Result<&mut SimTask, AgentError> {
         self.tasks.get_mut(&call.submission).ok_or(AgentError::UnknownTask { submission: call.submission })
     }
 
     /// Epochs of one submission only grow.
-    fn admit(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+    fn check_epoch(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
         self.advance(now);
         if let Some(task) = self.tasks.get_mut(&call.submission) {
             let seen = task.epoch;
@@ -458,16 +461,16 @@ impl Host {
 
     fn end(&mut self, id: SubmissionId, at: i64, reason: &str, exit: Option<i32>) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
-        task.ended = Some(Ended { at, reason: reason.into(), exit });
+        task.ended = Some(TaskEnd { at, reason: reason.into(), exit });
         let (started, epoch, log_end) = (task.started, task.epoch, task.log_end(at));
         self.logs.insert(id, log_end);
         if started {
             self.write(at, id, epoch, Effect::ContainerExited);
         }
-        self.free(id, epoch, at);
+        self.release_gpus(id, epoch, at);
     }
 
-    fn free(&mut self, id: SubmissionId, epoch: i64, at: i64) {
+    fn release_gpus(&mut self, id: SubmissionId, epoch: i64, at: i64) {
         for gpu in self.ledger.release(&id) {
             self.write(at, id, epoch, Effect::GpuReleased(gpu));
         }
@@ -486,7 +489,7 @@ fn earlier(tries: &Tries, job: &str, submission: SubmissionId) -> usize {
     of_job.len() - 1
 }
 
-fn task_overran(reason: &str) -> bool {
+fn is_max_duration_exceeded(reason: &str) -> bool {
     reason == "max_duration_exceeded"
 }
 

@@ -1,7 +1,7 @@
 //! Checkers: programs over the event history, the hosts' journals and the rows. They never read logs.
 //!
 //! Names carry the ids of the invariants they hold. Safety checkers may run at any moment; those under
-//! `after_faults` only once faults have stopped and the system has had time to settle.
+//! `check_after_faults` only once faults have stopped and the system has had time to settle.
 
 pub mod containers;
 mod machines;
@@ -173,7 +173,7 @@ pub fn safety(h: &History) -> Vec<Violation> {
 }
 
 /// Must hold once faults have stopped and time has passed.
-pub fn after_faults(h: &History) -> Vec<Violation> {
+pub fn check_after_faults(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for run in &h.runs {
         if !run.status.parse::<run::Status>().is_ok_and(|s| s.is_final()) {
@@ -195,7 +195,7 @@ pub fn after_faults(h: &History) -> Vec<Violation> {
 
 /// Must hold where hosts of SSH fleets keep their keys and no fault lasts as long as they may take to be brought up: one
 /// that ends with an error there was ended by a fault between the server and its database.
-pub fn hosts_stay(h: &History) -> Vec<Violation> {
+pub fn check_ssh_hosts(h: &History) -> Vec<Violation> {
     machines::m8_no_ssh_host_failed(h)
 }
 
@@ -204,14 +204,14 @@ pub fn swept(h: &History) -> Vec<Violation> {
     machines::swept(h)
 }
 
-fn statuses(events: &[Event]) -> impl Iterator<Item = &Event> {
+fn status_events(events: &[Event]) -> impl Iterator<Item = &Event> {
     events.iter().filter(|e| e.kind == "status")
 }
 
 fn r3_final_is_absorbing(events: &[Event]) -> Vec<Violation> {
     let mut ended = BTreeSet::new();
     let mut found = Vec::new();
-    for e in statuses(events) {
+    for e in status_events(events) {
         if !ended.contains(&e.entity_id) {
             if e.is_final {
                 ended.insert(e.entity_id);
@@ -229,7 +229,7 @@ fn r3_final_is_absorbing(events: &[Event]) -> Vec<Violation> {
 }
 
 fn r4_only_the_terminating_pipeline_ends_a_job(events: &[Event]) -> Vec<Violation> {
-    statuses(events)
+    status_events(events)
         .filter(|e| e.is_final)
         .filter(|e| match e.entity.as_str() {
             "job" => e.actor != "JobTerminating",
@@ -244,7 +244,7 @@ fn r4_only_the_terminating_pipeline_ends_a_job(events: &[Event]) -> Vec<Violatio
 fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
     let mut at: BTreeMap<Uuid, String> = BTreeMap::new();
     let mut found = Vec::new();
-    for e in statuses(events) {
+    for e in status_events(events) {
         let (from, Some(to)) = (e.from.as_deref(), e.to.as_deref()) else { continue };
         let known = at.insert(e.entity_id, to.to_owned());
         // Fleets and volumes of a test stand there before the first event.
@@ -284,7 +284,7 @@ fn l1_epochs_of_a_row_never_go_back(events: &[Event]) -> Vec<Violation> {
     let mut newest: BTreeMap<Uuid, i64> = BTreeMap::new();
     let mut found = Vec::new();
     // What makes a row is done under the lock of another.
-    for e in statuses(events).filter(|e| e.from.is_some()) {
+    for e in status_events(events).filter(|e| e.from.is_some()) {
         let Some(epoch) = e.epoch else { continue };
         let seen = newest.entry(e.entity_id).or_insert(epoch);
         if epoch < *seen {
@@ -362,7 +362,7 @@ fn r12_no_submission_after_an_acknowledged_stop(h: &History) -> Vec<Violation> {
 /// is let off: nobody can know.
 fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
     let lost: BTreeSet<Uuid> = h.jobs.iter().filter(|j| j.host_lost).map(|j| j.id).collect();
-    let finals: BTreeMap<Uuid, i64> = statuses(&h.events)
+    let finals: BTreeMap<Uuid, i64> = status_events(&h.events)
         .filter(|e| e.entity == "job" && e.is_final && !lost.contains(&e.entity_id))
         .map(|e| (e.entity_id, e.at))
         .collect();

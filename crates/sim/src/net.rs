@@ -10,7 +10,7 @@ use windlass_api::agent::{
     shim::{TaskInfo, TaskSpec},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
-use windlass_server::agents::{AgentError, Agents, Answer, Call, HostNews, Pulled, Start};
+use windlass_server::agents::{AgentApi, AgentError, Answer, Call, HostReport, Pulled, Start};
 
 use crate::{
     cloud::Cloud,
@@ -72,7 +72,7 @@ impl World {
     }
 
     /// A host stands there, without an agent.
-    pub fn stand(&mut self, id: InstanceId, gpus: usize) {
+    pub fn add_host(&mut self, id: InstanceId, gpus: usize) {
         let host = Host::new(id, gpus, self.tries.clone());
         self.hosts.insert(id, host);
     }
@@ -117,7 +117,7 @@ impl World {
         *self.fired.entry(fault).or_default() += 1;
     }
 
-    pub(crate) fn roll(&mut self, percent: u64, fault: &'static str) -> bool {
+    pub(crate) fn should_fail(&mut self, percent: u64, fault: &'static str) -> bool {
         let hit = percent > 0 && self.rng.chance(percent);
         if hit {
             self.count(fault);
@@ -125,16 +125,16 @@ impl World {
         hit
     }
 
-    pub(crate) fn is_cut(&self, host: InstanceId) -> bool {
+    pub(crate) fn is_partitioned(&self, host: InstanceId) -> bool {
         self.cut_until.get(&host).is_some_and(|until| Instant::now() < *until)
     }
 }
 
 /// A replica that is stopped in its tracks until a moment; all its calls wait.
 #[derive(Clone, Default)]
-pub struct Freeze(Arc<Mutex<Option<Instant>>>);
+pub struct ReplicaFreeze(Arc<Mutex<Option<Instant>>>);
 
-impl Freeze {
+impl ReplicaFreeze {
     pub fn until(&self, moment: Instant) {
         *self.0.lock() = Some(moment);
     }
@@ -153,27 +153,27 @@ impl Freeze {
 }
 
 /// One replica's way to the hosts.
-pub struct Net {
+pub struct SimNetwork {
     pub world: SharedWorld,
-    pub freeze: Freeze,
+    pub freeze: ReplicaFreeze,
 }
 
-type Effect<T> = Arc<dyn Fn(&mut Host, i64) -> Result<T, AgentError> + Send + Sync>;
+type HostCall<T> = Arc<dyn Fn(&mut Host, i64) -> Result<T, AgentError> + Send + Sync>;
 
-impl Net {
-    fn call<T: Send + 'static>(&self, instance: InstanceId, effect: Effect<T>) -> Answer<'_, T> {
+impl SimNetwork {
+    fn call<T: Send + 'static>(&self, instance: InstanceId, effect: HostCall<T>) -> Answer<'_, T> {
         let unreachable = move || AgentError::silent(instance);
         Box::pin(async move {
             self.freeze.wait().await;
             let (there, back, lost, unanswered, doubled) = {
                 let mut w = self.world.lock();
                 let rates = w.rates;
-                let slow = w.roll(rates.slow, "slow call");
+                let slow = w.should_fail(rates.slow, "slow call");
                 let most = if slow { 8_000 } else { 40 };
                 let (there, back) = (w.rng.millis(1, most), w.rng.millis(1, most));
-                let lost = w.roll(rates.lost, "lost request") || w.is_cut(instance);
-                let unanswered = w.roll(rates.unanswered, "lost answer");
-                let doubled = w.roll(rates.doubled, "doubled call").then(|| w.rng.millis(50, 30_000));
+                let lost = w.should_fail(rates.lost, "lost request") || w.is_partitioned(instance);
+                let unanswered = w.should_fail(rates.unanswered, "lost answer");
+                let doubled = w.should_fail(rates.doubled, "doubled call").then(|| w.rng.millis(50, 30_000));
                 (there, back, lost, unanswered, doubled)
             };
             if lost {
@@ -201,7 +201,7 @@ impl Net {
     }
 }
 
-fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &Effect<T>) -> Result<T, AgentError> {
+fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &HostCall<T>) -> Result<T, AgentError> {
     let mut w = world.lock();
     let now = w.now();
     // A machine whose time has come is gone before it can answer.
@@ -227,12 +227,12 @@ fn script(env: &BTreeMap<String, String>, job_num: i64, max_secs: Option<i64>) -
     }
 }
 
-impl Agents for Net {
+impl AgentApi for SimNetwork {
     fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
         self.call(instance, Arc::new(|host, now| Ok(host.tasks(now))))
     }
 
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
         self.call(instance, Arc::new(|host, now| Ok(host.news(now))))
     }
 

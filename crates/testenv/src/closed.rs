@@ -20,7 +20,7 @@ pub struct Load {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Figures {
+pub struct LoadFigures {
     pub per_second: f64,
     pub p50: Duration,
     pub p99: Duration,
@@ -41,7 +41,7 @@ pub fn post(path: &str, token: &str, body: &str) -> Vec<u8> {
 pub async fn run(
     load: &Load,
     make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
-) -> Result<Figures> {
+) -> Result<LoadFigures> {
     let started = Instant::now();
     let mut connections = JoinSet::new();
     for n in 0..load.connections {
@@ -72,7 +72,7 @@ pub async fn run(
     ensure!(!all.is_empty(), "no request was answered");
     all.sort();
     let at = |part: f64| all[((all.len() - 1) as f64 * part) as usize];
-    Ok(Figures {
+    Ok(LoadFigures {
         per_second: all.len() as f64 / elapsed.as_secs_f64(),
         p50: at(0.50),
         p99: at(0.99),

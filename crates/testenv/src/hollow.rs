@@ -13,7 +13,7 @@ use windlass_server::{
     secrets::Keyring,
 };
 
-use crate::hosts::enter;
+use crate::hosts::insert_hosts;
 
 /// The fleet they are in.
 pub const FLEET: &str = "hollow";
@@ -55,7 +55,7 @@ impl Hosts<'_> {
     /// open when it is SQLite's.
     pub async fn start(&self, database: &str, key_file: &Path) -> Result<Running> {
         let db = Db::open(&database.parse::<DatabaseUrl>()?).await?;
-        let entered = enter(&db, &Keyring::open(key_file)?, self.home, self.count, self.blocks).await;
+        let entered = insert_hosts(&db, &Keyring::open(key_file)?, self.home, self.count, self.blocks).await;
         db.close().await;
         entered?;
         let policy = self.home.join("policy.yml");

@@ -45,7 +45,7 @@ impl Hosts {
     ) -> Result<Self> {
         let db = Db::open(&database(data, postgres).parse::<DatabaseUrl>()?).await?;
         let keys = Keyring::open(&data.join("keys").join("master"))?;
-        enter(&db, &keys, home, count, BLOCKS).await?;
+        insert_hosts(&db, &keys, home, count, BLOCKS).await?;
         db.close().await;
         std::fs::write(home.join("policy.yml"), "")?;
         // Each host is a socket and a connection or two: more files than the usual soft limit.
@@ -71,7 +71,13 @@ impl Drop for Hosts {
 
 /// Writes the fleet and its hosts into the database, and an enrolment into each host's directory. Each host takes
 /// so many jobs at once.
-pub(crate) async fn enter(db: &Db, keys: &Keyring, home: &Path, count: usize, blocks: i64) -> Result<()> {
+pub(crate) async fn insert_hosts(
+    db: &Db,
+    keys: &Keyring,
+    home: &Path,
+    count: usize,
+    blocks: i64,
+) -> Result<()> {
     let rows = db.query("SELECT p.id FROM projects p WHERE p.name = 'main'", Vec::new()).await?;
     let project = ProjectId(rows.first().context("no project main")?.uuid(0)?);
     let fleet = FleetId(db.new_id()?);
@@ -91,8 +97,8 @@ pub(crate) async fn enter(db: &Db, keys: &Keyring, home: &Path, count: usize, bl
     for number in 1..=count {
         let (id, below) = (InstanceId(db.new_id()?), home.join(format!("host-{number:04}")));
         std::fs::create_dir_all(&below)?;
-        let row = host(id, project, fleet, number, &below.join("shim.sock"), blocks);
-        unit = unit.and([instances::insert(row), appeared(db, id, project)?]);
+        let row = host_row(id, project, fleet, number, &below.join("shim.sock"), blocks);
+        unit = unit.and([instances::insert(row), creation_event(db, id, project)?]);
         hosts.push((id, below));
     }
     db.write(unit).await?.done()?;
@@ -108,7 +114,7 @@ pub(crate) async fn enter(db: &Db, keys: &Keyring, home: &Path, count: usize, bl
 }
 
 /// History begins with it, for those who check that nothing comes from nowhere.
-fn appeared(db: &Db, id: InstanceId, project: ProjectId) -> Result<Change> {
+fn creation_event(db: &Db, id: InstanceId, project: ProjectId) -> Result<Change> {
     let values = vec![
         ("id", db.new_id()?.into()),
         ("entity", "instance".into()),
@@ -125,7 +131,7 @@ fn appeared(db: &Db, id: InstanceId, project: ProjectId) -> Result<Change> {
     Ok(Change::Insert { table: "events", values })
 }
 
-fn host(
+fn host_row(
     id: InstanceId,
     project: ProjectId,
     fleet: FleetId,
@@ -137,7 +143,7 @@ fn host(
         "cpu_arch": "x86", "disk": {"size_mib": 1_048_576}, "gpus": []}, "processes": {"mode": "own"}});
     let machine = windlass_backend::Machine {
         id: format!("hollow-{number}"),
-        reach: Some(windlass_backend::Reach::Socket { path: PathBuf::from(socket) }),
+        reach: Some(windlass_backend::AgentEndpoint::Socket { path: PathBuf::from(socket) }),
         hostname: Some(format!("hollow-{number}")),
         internal_ip: None,
         has: None,

@@ -5,19 +5,19 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 /// Ticks of the clock in which the kernel counts processor time.
-const TICKS: f64 = 100.0;
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A process that uses less of a core than this is at rest.
-const QUIET: f64 = 0.15;
-const SETTLE_STEP: Duration = Duration::from_secs(1);
-const SETTLE_STEPS_MAX: usize = 60;
+const IDLE_SHARE_MAX: f64 = 0.15;
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const IDLE_CHECKS_MAX: usize = 60;
 
 /// Waits for the end of what a server does after its start: it connects its hosts, or reads catalogues.
 pub async fn settle(pid: u32) -> Result<()> {
-    for _ in 0..SETTLE_STEPS_MAX {
+    for _ in 0..IDLE_CHECKS_MAX {
         let before = cpu_secs(pid)?;
-        tokio::time::sleep(SETTLE_STEP).await;
-        if cpu_secs(pid)? - before < SETTLE_STEP.as_secs_f64() * QUIET {
+        tokio::time::sleep(IDLE_CHECK_INTERVAL).await;
+        if cpu_secs(pid)? - before < IDLE_CHECK_INTERVAL.as_secs_f64() * IDLE_SHARE_MAX {
             break;
         }
     }
@@ -37,5 +37,5 @@ pub fn cpu_secs(pid: u32) -> Result<f64> {
     let (_, after) = stat.rsplit_once(')').context("no name")?;
     let mut fields = after.split_whitespace().skip(11);
     let mut next = || fields.next().context("no times")?.parse::<f64>().context("no number");
-    Ok((next()? + next()?) / TICKS)
+    Ok((next()? + next()?) / TICKS_PER_SECOND)
 }

@@ -16,7 +16,7 @@ use windlass_api::queue::{Client, encoded};
 use windlass_sim::invariants::containers::is_final;
 use windlass_testkit::{TempDir, temp_dir, wait::eventually_ok_async};
 
-use crate::server::{Options, Server, TOKEN, binary};
+use crate::server::{Server, ServerOptions, TOKEN, binary};
 
 /// A server with both doors, in a directory of its own.
 pub struct Ground {
@@ -50,7 +50,7 @@ impl Ground {
         // Programs have users of their own, and write what tests look at. What is secret is in files for root alone.
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
         let (data, log) = (dir.join("data"), dir.join("server.log"));
-        let options = Options {
+        let options = ServerOptions {
             binary: &binary("windlass").unwrap(),
             data: &data,
             database: None,
@@ -125,23 +125,23 @@ impl Ground {
 
     /// A dispatcher for this machine, in a process of its own.
     pub fn dispatch(&mut self, token: &Path, dir: &str) -> u32 {
-        self.dispatch_local(token, dir, &[])
+        self.start_local_dispatcher_with(token, dir, &[])
     }
 
-    pub fn dispatch_local(&mut self, token: &Path, dir: &str, more: &[&str]) -> u32 {
+    pub fn start_local_dispatcher_with(&mut self, token: &Path, dir: &str, more: &[&str]) -> u32 {
         let dir = self.dir.join(dir).display().to_string();
         let args = [&["--poll", "0.1", "--dir", &dir], more].concat();
-        self.dispatcher("local", token, &args)
+        self.start_dispatcher("local", token, &args)
     }
 
     /// A dispatcher for a cluster, in a process of its own.
-    pub fn dispatch_slurm(&mut self, token: &Path, config: &Path, more: &[&str]) -> u32 {
+    pub fn start_slurm_dispatcher(&mut self, token: &Path, config: &Path, more: &[&str]) -> u32 {
         let config = config.display().to_string();
         let args = [&["--poll", "0.2", "--slurm-conf", &config], more].concat();
-        self.dispatcher("slurm", token, &args)
+        self.start_dispatcher("slurm", token, &args)
     }
 
-    fn dispatcher(&mut self, kind: &str, token: &Path, args: &[&str]) -> u32 {
+    fn start_dispatcher(&mut self, kind: &str, token: &Path, args: &[&str]) -> u32 {
         let mut command = Command::new(binary("windlass").unwrap());
         let server = if self.encrypted {
             command.env("WINDLASS_CERT", self.certificate());
@@ -209,7 +209,7 @@ impl Ground {
         self.client().put(&format!("container_requests/{}", asked.request), &change).await.unwrap();
     }
 
-    pub async fn take_back(&self, asked: &Asked) {
+    pub async fn delete_request(&self, asked: &Asked) {
         let path = format!("container_requests/{}?_method=DELETE", asked.request);
         self.client().post(&path, &Value::Null).await.unwrap();
     }

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 
 use crate::{
     hollow::{self, Hosts, Runtime},
-    server::{Answer, Options, Server, ask, binary, submission},
+    server::{Answer, Server, ServerOptions, ask, binary, submission},
 };
 use windlass_testkit::{TempDir, postgres::Postgres, temp_dir};
 
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(20);
-const FINAL: [&str; 3] = ["done", "failed", "terminated"];
+const TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+const FINAL_STATUSES: [&str; 3] = ["done", "failed", "terminated"];
 
 /// What is started.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ impl Replicas {
     }
 
     /// With servers whose locks are others' once they were dead for so long.
-    pub async fn start_with_locks_of(plan: Plan<'_>, lock_timeout: &str) -> Result<Self> {
+    pub async fn start_with_lock_timeout(plan: Plan<'_>, lock_timeout: &str) -> Result<Self> {
         let postgres = Postgres::start(&format!("pg-{}", plan.name)).await?;
         let env = vec![("WINDLASS_SERVER_LOCK_TIMEOUT", PathBuf::from(lock_timeout))];
         Self::start_as(postgres, plan, env).await
@@ -90,7 +90,7 @@ impl Replicas {
         for number in 1..plan.servers {
             replicas.raise(number).await?;
         }
-        replicas.hosts_are_ready(plan.hosts).await?;
+        replicas.wait_for_hosts(plan.hosts).await?;
         Ok(replicas)
     }
 
@@ -115,11 +115,15 @@ impl Replicas {
 
     /// Starts one that is not there, and waits until it answers.
     pub async fn raise(&mut self, number: usize) -> Result<()> {
-        self.raise_with(number, Vec::new()).await
+        self.start_server_with(number, Vec::new()).await
     }
 
     /// The same, with something more in its environment.
-    pub async fn raise_with(&mut self, number: usize, more: Vec<(&'static str, PathBuf)>) -> Result<()> {
+    pub async fn start_server_with(
+        &mut self,
+        number: usize,
+        more: Vec<(&'static str, PathBuf)>,
+    ) -> Result<()> {
         let home = self.home.path();
         let (data, logs) = (home.join(format!("server-{number}")), home.join("logs"));
         std::fs::create_dir_all(&data)?;
@@ -132,34 +136,34 @@ impl Replicas {
         ];
         env.extend(self.env.iter().cloned());
         env.extend(more);
-        let options = Options {
+        let options = ServerOptions {
             binary: &self.windlass,
             data: &data,
             database: Some(&self.database),
             core: None,
             local: false,
             env,
-            log: Some(&self.log_of(number)),
+            log: Some(&self.log_path(number)),
         };
         let server = Server::start(&options).await.with_context(|| self.said(number))?;
         self.servers[number] = Some(server);
         Ok(())
     }
 
-    fn log_of(&self, number: usize) -> PathBuf {
+    fn log_path(&self, number: usize) -> PathBuf {
         self.home.path().join(format!("server-{number}.log"))
     }
 
     /// The end of a server's own log, for people.
     pub fn said(&self, number: usize) -> String {
-        let text = std::fs::read_to_string(self.log_of(number)).unwrap_or_default();
+        let text = std::fs::read_to_string(self.log_path(number)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
     /// All of it.
     pub fn log(&self, number: usize) -> String {
-        std::fs::read_to_string(self.log_of(number)).unwrap_or_default()
+        std::fs::read_to_string(self.log_path(number)).unwrap_or_default()
     }
 
     pub fn server(&self, number: usize) -> Result<&Server> {
@@ -239,7 +243,7 @@ impl Replicas {
         Ok(self.pipelines(number).await?.iter().filter_map(|one| one[figure].as_u64()).sum())
     }
 
-    async fn hosts_are_ready(&self, hosts: usize) -> Result<()> {
+    async fn wait_for_hosts(&self, hosts: usize) -> Result<()> {
         let began = Instant::now();
         loop {
             let fleet = self.post(0, "/api/project/main/fleets/get", &json!({"name": hollow::FLEET})).await?;
@@ -248,8 +252,8 @@ impl Replicas {
             if ready >= hosts {
                 return Ok(());
             }
-            ensure!(began.elapsed() < PATIENCE, "{ready} of {hosts} hosts are ready\n{}", self.said(0));
-            tokio::time::sleep(LOOK).await;
+            ensure!(began.elapsed() < TIMEOUT, "{ready} of {hosts} hosts are ready\n{}", self.said(0));
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -262,14 +266,14 @@ impl Replicas {
             if statuses.contains(&status) {
                 return Ok(run);
             }
-            ensure!(!FINAL.contains(&status), "{name} ended otherwise: {run:#}");
-            ensure!(began.elapsed() < PATIENCE, "{name} takes too long: {run:#}\n{}", self.said(number));
-            tokio::time::sleep(LOOK).await;
+            ensure!(!FINAL_STATUSES.contains(&status), "{name} ended otherwise: {run:#}");
+            ensure!(began.elapsed() < TIMEOUT, "{name} takes too long: {run:#}\n{}", self.said(number));
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
     /// Waits until no run is left that is not over.
-    pub async fn is_quiet(&self, within: Duration) -> Result<()> {
+    pub async fn wait_until_no_active_runs(&self, within: Duration) -> Result<()> {
         let sql = "SELECT count(*) FROM runs WHERE status NOT IN ('done', 'failed', 'terminated')";
         let began = Instant::now();
         loop {
@@ -285,7 +289,7 @@ impl Replicas {
                 let said: Vec<String> = (0..self.servers.len()).map(|number| self.said(number)).collect();
                 anyhow::bail!("{left} runs are not over: {rows:?}\n{}", said.join("\n---\n"));
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }

@@ -14,12 +14,12 @@ use tokio::{
 };
 
 use crate::{
-    closed::{self, Figures, Load},
+    closed::{self, Load, LoadFigures},
     process,
 };
 
 pub const TOKEN: &str = "bench-token-0123456789abcdef0123456789abcdef";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A binary of ours, from the build that this program belongs to.
 pub fn binary(name: &str) -> Result<PathBuf> {
@@ -30,7 +30,7 @@ pub fn binary(name: &str) -> Result<PathBuf> {
 }
 
 /// How to start one.
-pub struct Options<'a> {
+pub struct ServerOptions<'a> {
     pub binary: &'a Path,
     pub data: &'a Path,
     /// SQLite in the data directory unless named.
@@ -54,7 +54,7 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn start(options: &Options<'_>) -> Result<Self> {
+    pub async fn start(options: &ServerOptions<'_>) -> Result<Self> {
         let mut command = match options.core {
             Some(core) => {
                 let mut command = Command::new("taskset");
@@ -83,11 +83,11 @@ impl Server {
         let started = Instant::now();
         let child = command.spawn().context("start the server (is `taskset` there?)")?;
         let mut server = Self { child, address: String::new(), local: options.local, ready: Duration::ZERO };
-        while !server.is_known(options.data) || !server.answers().await {
+        while !server.read_address(options.data) || !server.is_answering().await {
             if let Some(status) = server.child.try_wait()? {
                 bail!("the server ended early: {status}");
             }
-            ensure!(started.elapsed() < PATIENCE, "the server did not get ready");
+            ensure!(started.elapsed() < TIMEOUT, "the server did not get ready");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         server.ready = started.elapsed();
@@ -95,7 +95,7 @@ impl Server {
     }
 
     /// Whether it has written down where it is. One that was killed has left such a file as well.
-    fn is_known(&mut self, data: &Path) -> bool {
+    fn read_address(&mut self, data: &Path) -> bool {
         let text = std::fs::read_to_string(data.join("running.json")).unwrap_or_default();
         let found: Value = serde_json::from_str(&text).unwrap_or_default();
         let url = found["url"].as_str().filter(|_| found["pid"] == self.child.id());
@@ -104,7 +104,7 @@ impl Server {
         !self.address.is_empty()
     }
 
-    async fn answers(&self) -> bool {
+    async fn is_answering(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(&self.address).await else { return false };
         let asked = stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: bench\r\n\r\n").await;
         asked.is_ok() && closed::answer(&mut stream, &mut Vec::new()).await.is_ok()
@@ -118,7 +118,7 @@ impl Server {
         connections: usize,
         lasts: Duration,
         make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
-    ) -> Result<Figures> {
+    ) -> Result<LoadFigures> {
         let request = closed::post(path, TOKEN, body);
         let load = Load { address: self.address.clone(), request, connections, lasts };
         closed::run(&load, make).await.with_context(|| format!("load {path}"))
@@ -164,7 +164,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         if self.local && matches!(self.child.try_wait(), Ok(None)) && self.interrupt().is_ok() {
             let told = Instant::now();
-            while matches!(self.child.try_wait(), Ok(None)) && told.elapsed() < PATIENCE {
+            while matches!(self.child.try_wait(), Ok(None)) && told.elapsed() < TIMEOUT {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
@@ -214,20 +214,31 @@ impl Answer {
 
 /// One call over a connection of its own, whatever the answer is. No answer is an error.
 pub async fn ask(address: &str, path: &str, body: &Value) -> Result<Answer> {
-    ask_once(address, path, body, None).await
+    call_api_idempotent(address, path, body, None).await
 }
 
 /// The same, done once however often it is asked under this key.
-pub async fn ask_once(address: &str, path: &str, body: &Value, key: Option<&str>) -> Result<Answer> {
-    ask_with(address, TOKEN, path, body, key).await
+pub async fn call_api_idempotent(
+    address: &str,
+    path: &str,
+    body: &Value,
+    key: Option<&str>,
+) -> Result<Answer> {
+    call_api_with(address, TOKEN, path, body, key).await
 }
 
 /// The same as whoever has this token.
-pub async fn ask_as(address: &str, token: &str, path: &str, body: &Value) -> Result<Answer> {
-    ask_with(address, token, path, body, None).await
+pub async fn call_api_as(address: &str, token: &str, path: &str, body: &Value) -> Result<Answer> {
+    call_api_with(address, token, path, body, None).await
 }
 
-async fn ask_with(address: &str, token: &str, path: &str, body: &Value, key: Option<&str>) -> Result<Answer> {
+async fn call_api_with(
+    address: &str,
+    token: &str,
+    path: &str,
+    body: &Value,
+    key: Option<&str>,
+) -> Result<Answer> {
     let body = body.to_string();
     let key = key.map_or(String::new(), |key| format!("idempotency-key: {key}\r\n"));
     let request = format!(

@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 use windlass_testkit::lab::Host;
-use windlass_tunnel::{HostKey, Key, Pin, Target};
+use windlass_tunnel::{HostKey, HostKeyPin, LoginKey, SshDestination};
 
 /// Logs in to a host of a lab.
 pub trait SshTarget {
     /// Root, with the host's key pinned.
-    fn target(&self) -> Target {
+    fn target(&self) -> SshDestination {
         self.target_as("root")
     }
 
@@ -16,11 +16,11 @@ pub trait SshTarget {
     /// # Panics
     ///
     /// The keys that the lab has written cannot be read.
-    fn target_as(&self, user: &str) -> Target;
+    fn target_as(&self, user: &str) -> SshDestination;
 
     /// Root, through another host.
-    fn target_via(&self, jump: &Self) -> Target {
-        Target { via: Some(Box::new(jump.target())), ..self.target() }
+    fn target_via(&self, jump: &Self) -> SshDestination {
+        SshDestination { via: Some(Box::new(jump.target())), ..self.target() }
     }
 
     /// The key that the host proves to have.
@@ -28,18 +28,18 @@ pub trait SshTarget {
 }
 
 impl SshTarget for Host {
-    fn target_as(&self, user: &str) -> Target {
+    fn target_as(&self, user: &str) -> SshDestination {
         #[expect(clippy::expect_used, reason = "the lab itself has written both keys")]
         let (key, pin) = (
-            self.login_key().and_then(|text| Ok(Key::parse(&text)?)).expect("the lab's key"),
+            self.login_key().and_then(|text| Ok(LoginKey::parse(&text)?)).expect("the lab's key"),
             self.host_key().expect("the host's key"),
         );
-        Target {
+        SshDestination {
             host: self.addr().to_string(),
             port: 22,
             user: user.to_owned(),
             keys: vec![key],
-            pin: Pin::Known(pin),
+            pin: HostKeyPin::Known(pin),
             via: None,
         }
     }

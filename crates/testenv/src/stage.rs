@@ -14,7 +14,7 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use crate::server::{Client, Options, Server, TOKEN, binary, submission};
+use crate::server::{Client, Server, ServerOptions, TOKEN, binary, submission};
 use windlass_testkit::{
     TempDir,
     lab::{Host, Lab},
@@ -22,10 +22,10 @@ use windlass_testkit::{
     wait::{WITHIN, eventually_ok, eventually_ok_async},
 };
 
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// A user nobody else is.
 const NOBODY: u32 = 47_111;
-const FINAL: [&str; 3] = ["done", "failed", "terminated"];
+const FINAL_STATUSES: [&str; 3] = ["done", "failed", "terminated"];
 
 /// Where jobs run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,18 +58,18 @@ pub struct Stage {
 }
 
 /// A connection that was idle for longer is not used again.
-const IDLE_MAX: Duration = Duration::from_secs(10);
+const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(10);
 
 impl Stage {
     pub async fn new(machines: Machines) -> Self {
-        let mut stage = Self::dark(machines);
+        let mut stage = Self::new_unstarted(machines);
         stage.start().await;
         stage
     }
 
     /// A server with settings that a test does not wait for as long as an operator would.
     pub async fn with_settings(machines: Machines, settings: &[(&'static str, &str)]) -> Self {
-        let mut stage = Self::dark(machines);
+        let mut stage = Self::new_unstarted(machines);
         for (name, value) in settings {
             stage = stage.with_env(name, value);
         }
@@ -90,7 +90,7 @@ impl Stage {
     /// The same, with these rights for plain processes.
     pub async fn unprivileged_with(processes: &str) -> Self {
         let mut stage =
-            Self::dark(Machines::Processes).with_env("WINDLASS_SERVER_LOCAL_PROCESSES", processes);
+            Self::new_unstarted(Machines::Processes).with_env("WINDLASS_SERVER_LOCAL_PROCESSES", processes);
         // The directory that the tests are built in may be closed to others.
         let copy = |name: &str| {
             let copy = stage.home.join(name);
@@ -114,7 +114,7 @@ impl Stage {
         stage
     }
 
-    fn dark(machines: Machines) -> Self {
+    fn new_unstarted(machines: Machines) -> Self {
         let temp = temp_dir("e2e").unwrap();
         let mut stage = Self::at(temp.path().to_owned(), machines);
         stage.temp = Some(temp);
@@ -211,7 +211,7 @@ impl Stage {
             ("DOCKER_HOST", PathBuf::from(format!("unix://{}", engine.display()))),
         ];
         env.extend(self.env.iter().cloned());
-        let options = Options {
+        let options = ServerOptions {
             binary: &self.windlass,
             data: &data,
             database: None,
@@ -239,7 +239,7 @@ impl Stage {
     }
 
     pub async fn post(&mut self, path: &str, body: &Value) -> Value {
-        if self.asked.elapsed() > IDLE_MAX {
+        if self.asked.elapsed() > CONNECTION_IDLE_MAX {
             self.client = Some(self.server.as_ref().unwrap().client().await.unwrap());
         }
         self.asked = Instant::now();
@@ -262,10 +262,15 @@ impl Stage {
 
     /// Waits until the run has one of these statuses; an end that is not among them is a failure.
     pub async fn reaches(&mut self, name: &str, statuses: &[&str]) -> Value {
-        self.reaches_within(name, statuses, WITHIN).await
+        self.wait_for_status_within(name, statuses, WITHIN).await
     }
 
-    pub async fn reaches_within(&mut self, name: &str, statuses: &[&str], patience: Duration) -> Value {
+    pub async fn wait_for_status_within(
+        &mut self,
+        name: &str,
+        statuses: &[&str],
+        patience: Duration,
+    ) -> Value {
         let wanted = statuses.join(" or ");
         let (mut run, asked) = (self.run(name).await, Instant::now());
         loop {
@@ -273,12 +278,12 @@ impl Stage {
             if statuses.contains(&status) {
                 return run;
             }
-            let over = FINAL.contains(&status);
+            let over = FINAL_STATUSES.contains(&status);
             if over || asked.elapsed() > patience {
                 let why = if over { "ended otherwise" } else { "takes too long" };
                 panic!("{name} {why}, want {wanted}:\n{run:#}\n{}", self.server_log());
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             run = self.run(name).await;
         }
     }
@@ -287,7 +292,7 @@ impl Stage {
     pub async fn ends(&mut self, configuration: &Value) -> Value {
         self.apply(configuration).await;
         let name = configuration["name"].as_str().unwrap().to_owned();
-        self.reaches(&name, &FINAL).await
+        self.reaches(&name, &FINAL_STATUSES).await
     }
 
     pub async fn stop(&mut self, name: &str, abort: bool) {
@@ -296,11 +301,11 @@ impl Stage {
 
     /// All that the job wrote, of its newest submission.
     pub async fn log(&mut self, run: &Value) -> String {
-        self.log_of(run, 0, usize::MAX).await
+        self.log_of_job(run, 0, usize::MAX).await
     }
 
     /// Of one job and one of its submissions, or the newest.
-    pub async fn log_of(&mut self, run: &Value, job: usize, submission: usize) -> String {
+    pub async fn log_of_job(&mut self, run: &Value, job: usize, submission: usize) -> String {
         let submissions = run["jobs"][job]["job_submissions"].as_array().unwrap();
         let id = submissions[submission.min(submissions.len() - 1)]["id"].clone();
         let (mut bytes, mut next) = (Vec::new(), Value::Null);
@@ -326,7 +331,7 @@ impl Stage {
             if log.contains(words) {
                 return Ok(log);
             }
-            let over = FINAL.contains(&run["status"].as_str().unwrap_or_default());
+            let over = FINAL_STATUSES.contains(&run["status"].as_str().unwrap_or_default());
             assert!(!over, "{name} does not say {words:?}: {log:?}\n{run:#}");
             Err(format!("{log:?}\n{run:#}"))
         })
@@ -338,7 +343,7 @@ impl Stage {
     }
 
     /// A fleet `lab` of some hosts of a lab, ready.
-    pub async fn lab_fleet(&mut self, lab: &Lab, hosts: &[Host], blocks: u32) {
+    pub async fn create_lab_fleet(&mut self, lab: &Lab, hosts: &[Host], blocks: u32) {
         let (private, public) = lab.key_pair().unwrap();
         let addresses: Vec<String> = hosts.iter().map(|host| host.addr().to_string()).collect();
         let configuration = json!({"type": "fleet", "name": "lab", "placement": "cluster", "blocks": blocks,
@@ -346,11 +351,11 @@ impl Stage {
                 "network": lab.network(), "hosts": addresses}});
         let spec = json!({"configuration": configuration, "profile": {"name": "default"}});
         self.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
-        self.hosts_ready("lab", hosts.len()).await;
+        self.wait_for_hosts("lab", hosts.len()).await;
     }
 
     /// Waits until so many hosts of a fleet take jobs.
-    pub async fn hosts_ready(&mut self, fleet: &str, hosts: usize) -> Value {
+    pub async fn wait_for_hosts(&mut self, fleet: &str, hosts: usize) -> Value {
         eventually_ok_async(&format!("{hosts} hosts are ready"), async || {
             let found = self.fleet(fleet).await;
             let instances = found["instances"].as_array().unwrap().iter();
@@ -397,7 +402,7 @@ impl Stage {
                 return run;
             }
             assert!(asked.elapsed() < patience, "{run:#}\n{}", self.server_log());
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -468,11 +473,11 @@ pub fn engine() -> PathBuf {
     )
 }
 
-/// What [`busybox`] puts into an engine.
+/// What [`load_busybox_image`] puts into an engine.
 pub const IMAGE: &str = "windlass-e2e/busybox:1";
 
 /// An image of nothing but a static busybox, in an engine.
-pub fn busybox(engine: &Path) {
+pub fn load_busybox_image(engine: &Path) {
     let temp = temp_dir("e2e-image").unwrap();
     let dir = temp.path();
     std::fs::create_dir(dir.join("bin")).unwrap();

@@ -24,11 +24,11 @@ use tokio::{
 use crate::rng::Rng;
 
 /// Bytes that are carried at once.
-const PIECE: usize = 16 * 1024;
+const CHUNK_BYTES: usize = 16 * 1024;
 /// Of a doubled connection so much is remembered; a longer one is doubled as far as this.
-const MEMORY_MAX: usize = 4 * 1024 * 1024;
+const REPLAY_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// How often drops fall in a second.
-const DROPS: u64 = 20;
+const DRIPS_PER_SECOND: u64 = 20;
 
 /// What happens to whatever passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub struct Weather {
 
 /// What the proxy did.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct FaultCounts {
     pub connections: AtomicU64,
     pub delayed: AtomicU64,
     pub cut: AtomicU64,
@@ -65,16 +65,16 @@ pub enum Place {
     Unix(PathBuf),
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+trait ProxyStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ProxyStream for S {}
 
-enum Listener {
+enum ProxyListener {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
 
-impl Listener {
-    async fn accept(&self) -> io::Result<Box<dyn Stream>> {
+impl ProxyListener {
+    async fn accept(&self) -> io::Result<Box<dyn ProxyStream>> {
         Ok(match self {
             Self::Tcp(listener) => Box::new(listener.accept().await?.0),
             Self::Unix(listener) => Box::new(listener.accept().await?.0),
@@ -82,18 +82,18 @@ impl Listener {
     }
 }
 
-struct Shared {
+struct ProxyState {
     to: Place,
     weather: watch::Sender<Weather>,
     /// Grows with each cut: connections of an older number end.
     cuts: watch::Sender<u64>,
-    counts: Counts,
+    counts: FaultCounts,
     rng: Mutex<Rng>,
 }
 
 /// It carries until it is dropped; connections that are open then are cut.
 pub struct Proxy {
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     address: String,
     /// A socket whose place was taken, to be given back.
     displaced: Option<(PathBuf, PathBuf)>,
@@ -110,13 +110,13 @@ impl Proxy {
     pub async fn tcp_at(at: &str, to: impl Into<String>, seed: u64) -> io::Result<Self> {
         let listener = TcpListener::bind(at).await?;
         let address = listener.local_addr()?.to_string();
-        Ok(Self::serve(Listener::Tcp(listener), Place::Tcp(to.into()), address, seed))
+        Ok(Self::serve(ProxyListener::Tcp(listener), Place::Tcp(to.into()), address, seed))
     }
 
     pub fn unix(at: &Path, to: &Path, seed: u64) -> io::Result<Self> {
         let listener = UnixListener::bind(at)?;
         let address = at.display().to_string();
-        Ok(Self::serve(Listener::Unix(listener), Place::Unix(to.to_owned()), address, seed))
+        Ok(Self::serve(ProxyListener::Unix(listener), Place::Unix(to.to_owned()), address, seed))
     }
 
     /// Takes the place of a socket that somebody listens on; whoever connects by its path comes here first.
@@ -133,12 +133,12 @@ impl Proxy {
         Ok(proxy)
     }
 
-    fn serve(listener: Listener, to: Place, address: String, seed: u64) -> Self {
-        let shared = Arc::new(Shared {
+    fn serve(listener: ProxyListener, to: Place, address: String, seed: u64) -> Self {
+        let shared = Arc::new(ProxyState {
             to,
             weather: watch::Sender::new(Weather::default()),
             cuts: watch::Sender::new(0),
-            counts: Counts::default(),
+            counts: FaultCounts::default(),
             rng: Mutex::new(Rng::new(seed)),
         });
         let server = tokio::spawn(accept(listener, Arc::clone(&shared)));
@@ -154,7 +154,7 @@ impl Proxy {
         self.shared.weather.send_replace(weather);
     }
 
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &FaultCounts {
         &self.shared.counts
     }
 
@@ -175,18 +175,18 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: Listener, shared: Arc<Shared>) {
+async fn accept(listener: ProxyListener, shared: Arc<ProxyState>) {
     while let Ok(client) = listener.accept().await {
         shared.counts.connections.fetch_add(1, Ordering::Relaxed);
         if shared.weather.borrow().refuse {
             shared.counts.refused.fetch_add(1, Ordering::Relaxed);
             continue;
         }
-        tokio::spawn(carry(client, Arc::clone(&shared)));
+        tokio::spawn(proxy_connection(client, Arc::clone(&shared)));
     }
 }
 
-async fn connect(to: &Place) -> io::Result<Box<dyn Stream>> {
+async fn connect(to: &Place) -> io::Result<Box<dyn ProxyStream>> {
     Ok(match to {
         Place::Tcp(address) => Box::new(TcpStream::connect(address).await?),
         Place::Unix(path) => Box::new(UnixStream::connect(path).await?),
@@ -194,7 +194,7 @@ async fn connect(to: &Place) -> io::Result<Box<dyn Stream>> {
 }
 
 /// One connection, from its beginning to its end.
-async fn carry(client: Box<dyn Stream>, shared: Arc<Shared>) {
+async fn proxy_connection(client: Box<dyn ProxyStream>, shared: Arc<ProxyState>) {
     let Ok(server) = connect(&shared.to).await else { return };
     let (mut from_client, mut to_client) = tokio::io::split(client);
     let (mut from_server, mut to_server) = tokio::io::split(server);
@@ -203,23 +203,23 @@ async fn carry(client: Box<dyn Stream>, shared: Arc<Shared>) {
     tokio::select! {
         () = async {
             tokio::join!(
-                pump(&mut from_client, &mut to_server, &shared, &passed, Some(&mut said)),
-                pump(&mut from_server, &mut to_client, &shared, &passed, None),
+                copy_with_faults(&mut from_client, &mut to_server, &shared, &passed, Some(&mut said)),
+                copy_with_faults(&mut from_server, &mut to_client, &shared, &passed, None),
             );
         } => {}
-        () = over(&shared, &passed) => { shared.counts.cut.fetch_add(1, Ordering::Relaxed); }
+        () = wait_for_cut(&shared, &passed) => { shared.counts.cut.fetch_add(1, Ordering::Relaxed); }
         _ = cuts.changed() => { shared.counts.cut.fetch_add(1, Ordering::Relaxed); }
     }
     let replay = shared.weather.borrow().replay_after;
     if let Some(after) = replay.filter(|_| !said.is_empty()) {
-        let after = jittered(&shared, after);
+        let after = jitter(&shared, after);
         tokio::time::sleep(after).await;
-        let _ = say_again(&said, &shared).await;
+        let _ = replay_request(&said, &shared).await;
     }
 }
 
 /// Until more bytes have passed than may.
-async fn over(shared: &Shared, passed: &AtomicU64) {
+async fn wait_for_cut(shared: &ProxyState, passed: &AtomicU64) {
     loop {
         let limit = shared.weather.borrow().cut_after;
         if limit.is_some_and(|limit| passed.load(Ordering::Relaxed) >= limit) {
@@ -229,22 +229,22 @@ async fn over(shared: &Shared, passed: &AtomicU64) {
     }
 }
 
-async fn pump(
+async fn copy_with_faults(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    shared: &Shared,
+    shared: &ProxyState,
     passed: &AtomicU64,
     mut memory: Option<&mut Vec<u8>>,
 ) {
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         let most = match shared.weather.borrow().drip {
-            0 => PIECE,
-            rate => usize::try_from((rate / DROPS).max(1)).unwrap_or(PIECE).min(PIECE),
+            0 => CHUNK_BYTES,
+            rate => usize::try_from((rate / DRIPS_PER_SECOND).max(1)).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES),
         };
         let Ok(read @ 1..) = from.read(&mut buffer[..most]).await else { break };
-        endure(shared).await;
-        if let Some(memory) = memory.as_deref_mut().filter(|memory| memory.len() < MEMORY_MAX) {
+        apply_delay(shared).await;
+        if let Some(memory) = memory.as_deref_mut().filter(|memory| memory.len() < REPLAY_BYTES_MAX) {
             memory.extend_from_slice(&buffer[..read]);
         }
         if to.write_all(&buffer[..read]).await.is_err() || to.flush().await.is_err() {
@@ -256,12 +256,12 @@ async fn pump(
 }
 
 /// What the weather does to one piece.
-async fn endure(shared: &Shared) {
+async fn apply_delay(shared: &ProxyState) {
     let mut weather = shared.weather.subscribe();
     let now = *weather.borrow();
-    let mut wait = jittered(shared, now.latency);
+    let mut wait = jitter(shared, now.latency);
     if now.drip > 0 {
-        wait += jittered(shared, Duration::from_secs(1)) / u32::try_from(DROPS).unwrap_or(1);
+        wait += jitter(shared, Duration::from_secs(1)) / u32::try_from(DRIPS_PER_SECOND).unwrap_or(1);
     }
     if !wait.is_zero() {
         shared.counts.delayed.fetch_add(1, Ordering::Relaxed);
@@ -274,17 +274,17 @@ async fn endure(shared: &Shared) {
     }
 }
 
-fn jittered(shared: &Shared, time: Duration) -> Duration {
+fn jitter(shared: &ProxyState, time: Duration) -> Duration {
     time * u32::try_from(shared.rng.lock().between(67, 133)).unwrap_or(100) / 100
 }
 
 /// The same words on another connection; the answer goes nowhere.
-async fn say_again(said: &[u8], shared: &Shared) -> io::Result<()> {
+async fn replay_request(said: &[u8], shared: &ProxyState) -> io::Result<()> {
     let mut server = connect(&shared.to).await?;
     server.write_all(said).await?;
     server.flush().await?;
     shared.counts.replayed.fetch_add(1, Ordering::Relaxed);
-    let mut answer = vec![0; PIECE];
+    let mut answer = vec![0; CHUNK_BYTES];
     // Until the other side has nothing more to say, or waits for more from us.
     while let Ok(Ok(1..)) = tokio::time::timeout(Duration::from_secs(1), server.read(&mut answer)).await {}
     Ok(())

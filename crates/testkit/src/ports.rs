@@ -12,21 +12,22 @@ use std::{
 };
 
 /// Below are those that well-known programs listen at.
-const FIRST: u16 = 12_000;
+const FIRST_PORT: u16 = 12_000;
 /// From here on the kernel gives ports to whoever connects, unless this machine says otherwise.
-const CONNECTING: u16 = 32_768;
-const TRIES_MAX: usize = 10_000;
+const FIRST_EPHEMERAL_PORT: u16 = 32_768;
+const ATTEMPTS_MAX: usize = 10_000;
 
 /// A port that nobody has, and nobody gets until this process ends: not from the kernel, which gives out higher ones, nor
 /// from this function in another process. A listener at port 0 that is closed again has a port that the next connection
 /// of anybody may have.
 pub fn free() -> u16 {
     let given = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let end = given.split_whitespace().next().and_then(|low| low.parse().ok()).unwrap_or(CONNECTING);
-    let end = if end > FIRST { end } else { CONNECTING };
-    let chosen = (0..TRIES_MAX).find_map(|_| {
-        let random = RandomState::new().build_hasher().finish() % u64::from(end - FIRST);
-        let port = FIRST + u16::try_from(random).ok()?;
+    let end =
+        given.split_whitespace().next().and_then(|low| low.parse().ok()).unwrap_or(FIRST_EPHEMERAL_PORT);
+    let end = if end > FIRST_PORT { end } else { FIRST_EPHEMERAL_PORT };
+    let chosen = (0..ATTEMPTS_MAX).find_map(|_| {
+        let random = RandomState::new().build_hasher().finish() % u64::from(end - FIRST_PORT);
+        let port = FIRST_PORT + u16::try_from(random).ok()?;
         // No name of ours: a test looks for sockets of agents that way.
         let name = SocketAddr::from_abstract_name(format!("port-{port}-of-a-test")).ok()?;
         let claim = UnixDatagram::bind_addr(&name).ok()?;

@@ -15,11 +15,11 @@ use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 use crate::TempDir;
 
-const READY_WITHIN: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(10);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const USER: &str = "postgres";
 /// Where Postgres is found unless somebody says otherwise.
-const PORT: u16 = 5432;
+const DEFAULT_PORT: u16 = 5432;
 /// The database that servers use.
 const DATABASE: &str = "windlass";
 
@@ -56,16 +56,16 @@ impl Postgres {
 
     /// The same as `start`, with settings like `log_statement=all` and an environment.
     pub async fn start_with(name: &str, settings: &[&str], env: Vec<(String, String)>) -> Result<Self> {
-        Self::start_as(name, settings, env, PORT).await
+        Self::start_as(name, settings, env, DEFAULT_PORT).await
     }
 
     async fn start_as(name: &str, settings: &[&str], env: Vec<(String, String)>, port: u16) -> Result<Self> {
-        let (bin, home) = (programs()?, crate::temp_dir(name)?);
+        let (bin, home) = (find_programs()?, crate::temp_dir(name)?);
         let data = home.path().join("data");
         if is_root() {
             std::os::unix::fs::chown(home.path(), Some(id("-u")?), Some(id("-g")?))?;
         }
-        let mut initdb = as_owner(&bin.join("initdb"), &[]);
+        let mut initdb = command_as_owner(&bin.join("initdb"), &[]);
         initdb.args(["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--username", USER]);
         let made = initdb.arg("-D").arg(&data).output().context("run initdb")?;
         ensure!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
@@ -78,7 +78,7 @@ impl Postgres {
 
     /// Starts it, and waits until it answers.
     pub async fn up(&mut self) -> Result<()> {
-        let mut command = as_owner(&self.bin.join("postgres"), &self.env);
+        let mut command = command_as_owner(&self.bin.join("postgres"), &self.env);
         command.arg("-D").arg(self.home.path().join("data")).arg("-k").arg(self.sockets());
         command.args(["-c", "listen_addresses=", "-c", "max_connections=100", "-c", "shared_buffers=64MB"]);
         command.arg("-p").arg(self.port.to_string());
@@ -93,8 +93,8 @@ impl Postgres {
         let began = Instant::now();
         while let Err(error) = self.run_in(USER, "SELECT 1").await {
             let log = std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default();
-            ensure!(began.elapsed() < READY_WITHIN, "Postgres does not answer: {error:#}\n{log}");
-            tokio::time::sleep(LOOK).await;
+            ensure!(began.elapsed() < READY_TIMEOUT, "Postgres does not answer: {error:#}\n{log}");
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Drop for Postgres {
 }
 
 /// The newest that Debian has installed.
-fn programs() -> Result<PathBuf> {
+fn find_programs() -> Result<PathBuf> {
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     let installed =
         std::fs::read_dir("/usr/lib/postgresql").context("find Postgres: `apt-get install postgresql`")?;
@@ -229,7 +229,7 @@ fn id(which: &str) -> Result<u32> {
 }
 
 /// The environment is the program's alone: what comes before it is still root's.
-fn as_owner(program: &Path, env: &[(String, String)]) -> Command {
+fn command_as_owner(program: &Path, env: &[(String, String)]) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "QUIT"]).current_dir("/");
     if is_root() {

@@ -17,7 +17,7 @@ use crate::{
     wait::{eventually, eventually_ok, listens},
 };
 
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A node, which need not be as big as it says.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ impl Cluster {
             cluster.nodes.push((format!("n{node}"), None));
             cluster.start_node(node - 1);
         }
-        cluster.until_idle();
+        cluster.wait_until_idle();
         cluster
     }
 
@@ -116,7 +116,7 @@ impl Cluster {
 
     /// The controller dies as it would by a power cut.
     pub fn kill_controller(&mut self) {
-        end(self.controller.take(), Signal::KILL);
+        terminate(self.controller.take(), Signal::KILL);
     }
 
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
@@ -128,7 +128,7 @@ impl Cluster {
 
     /// The controller ends as its administrator would have it: with its state written down.
     pub fn stop_controller(&mut self) {
-        end(self.controller.take(), Signal::TERM);
+        terminate(self.controller.take(), Signal::TERM);
     }
 
     /// The controller stands still, or goes on.
@@ -139,7 +139,7 @@ impl Cluster {
     }
 
     pub fn kill_node(&mut self, index: usize) {
-        end(self.nodes[index].1.take(), Signal::KILL);
+        terminate(self.nodes[index].1.take(), Signal::KILL);
     }
 
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
@@ -153,7 +153,7 @@ impl Cluster {
     ///
     /// # Panics
     /// When that takes too long.
-    pub fn until_idle(&self) {
+    pub fn wait_until_idle(&self) {
         eventually_ok("all nodes are idle", || {
             // A node is listed once for each of its partitions.
             let states = self.say("sinfo", &["-h", "-N", "-o", "%N %T"]);
@@ -260,15 +260,15 @@ impl Drop for Cluster {
             let _ = self.say("scancel", &["-u", "root"]);
             let since = Instant::now();
             while !self.say("squeue", &["-h"]).is_empty() && since.elapsed() < Duration::from_secs(15) {
-                std::thread::sleep(LOOK_EVERY);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
-        end(self.rest.take(), Signal::TERM);
+        terminate(self.rest.take(), Signal::TERM);
         for (_, child) in &mut self.nodes {
-            end(child.take(), Signal::TERM);
+            terminate(child.take(), Signal::TERM);
         }
-        end(self.controller.take(), Signal::TERM);
-        end(self.munged.take(), Signal::TERM);
+        terminate(self.controller.take(), Signal::TERM);
+        terminate(self.munged.take(), Signal::TERM);
     }
 }
 
@@ -279,7 +279,7 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 /// Asks for an end, and after a while does not ask any more.
-fn end(child: Option<Child>, how: Signal) {
+fn terminate(child: Option<Child>, how: Signal) {
     let Some(mut child) = child else { return };
     signal(&child, how);
     let since = Instant::now();
@@ -287,7 +287,7 @@ fn end(child: Option<Child>, how: Signal) {
         if since.elapsed() > Duration::from_secs(10) {
             let _ = child.kill();
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -21,13 +21,13 @@ use regex::Regex;
 
 /// What a command came to.
 #[derive(Debug)]
-pub struct Ran {
+pub struct CommandOutput {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl Ran {
+impl CommandOutput {
     #[track_caller]
     pub fn ok(self) -> Self {
         assert_eq!(self.code, Some(0), "{}\n{}", self.stdout, self.stderr);
@@ -45,7 +45,7 @@ impl Ran {
     }
 }
 
-impl From<Output> for Ran {
+impl From<Output> for CommandOutput {
     fn from(done: Output) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("a command writes UTF-8");
         Self { code: done.status.code(), stdout: text(done.stdout), stderr: text(done.stderr) }
@@ -54,7 +54,7 @@ impl From<Output> for Ran {
 
 /// Runs a command to its end.
 #[track_caller]
-pub fn ran(command: &mut Command) -> Ran {
+pub fn ran(command: &mut Command) -> CommandOutput {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}")).into()
 }
 
@@ -74,7 +74,7 @@ pub trait Ground {
 }
 
 #[must_use = "`end` compares it"]
-pub struct Story<'a, G: Ground> {
+pub struct CliSnapshot<'a, G: Ground> {
     name: &'static str,
     ground: &'a G,
     masks: Vec<(String, &'static str)>,
@@ -82,7 +82,7 @@ pub struct Story<'a, G: Ground> {
     ended: bool,
 }
 
-impl<'a, G: Ground> Story<'a, G> {
+impl<'a, G: Ground> CliSnapshot<'a, G> {
     /// `name` is that of the file, without its end.
     pub fn new(name: &'static str, ground: &'a G) -> Self {
         Self { name, ground, masks: ground.masks(), text: String::new(), ended: false }
@@ -94,14 +94,14 @@ impl<'a, G: Ground> Story<'a, G> {
     }
 
     /// Runs a command and writes down what it came to.
-    pub fn run(&mut self, args: &[&str]) -> Ran {
+    pub fn run(&mut self, args: &[&str]) -> CommandOutput {
         let done = ran(&mut self.ground.command(args));
         self.add(args, &done);
         done
     }
 
     /// The same for a command that ran already, such as one with more in its environment.
-    pub fn add(&mut self, args: &[&str], done: &Ran) {
+    pub fn add(&mut self, args: &[&str], done: &CommandOutput) {
         let shown: Vec<String> = args.iter().map(|arg| quoted(arg)).collect();
         let line = format!("$ {} {}", G::PROGRAM, shown.join(" "));
         let _ = writeln!(self.text, "{}", masked::<G>(line.trim_end()));
@@ -135,7 +135,7 @@ impl<'a, G: Ground> Story<'a, G> {
     }
 }
 
-impl<G: Ground> Drop for Story<'_, G> {
+impl<G: Ground> Drop for CliSnapshot<'_, G> {
     fn drop(&mut self) {
         assert!(
             self.ended || std::thread::panicking(),
@@ -153,11 +153,11 @@ fn quoted(arg: &str) -> String {
 /// A regular expression, and what is shown for what it finds.
 pub type Pattern = (&'static str, &'static str);
 
-const AGE: &str = "[AGE]";
+const AGE_PATTERN: &str = "[AGE]";
 const PATTERNS: [Pattern; 7] = [
     (r"\b[[:xdigit:]]{8}-(?:[[:xdigit:]]{4}-){3}[[:xdigit:]]{12}\b", "[ID]"),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.+:Z-]*", "[TIME]"),
-    (r"\b\d+ (?:s|min|h|d) ago\b", AGE),
+    (r"\b\d+ (?:s|min|h|d) ago\b", AGE_PATTERN),
     // Alone in a cell.
     (r"(?m)\bnow($|  )", "[AGE]$1"),
     (r"\b127\.0\.0\.1:\d+", "127.0.0.1:[PORT]"),
@@ -177,7 +177,7 @@ fn mask(text: &str, own: &[Pattern]) -> String {
         out = pattern.replace_all(&out, *mask).into_owned();
     }
     // A column with ages is as wide as the longest of them. What a program other than ours prints may have any width.
-    let is_narrowed = out.contains(AGE) || (!own.is_empty() && out != text);
+    let is_narrowed = out.contains(AGE_PATTERN) || (!own.is_empty() && out != text);
     if is_narrowed { out.split_inclusive('\n').map(narrow).collect() } else { out }
 }
 

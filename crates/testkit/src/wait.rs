@@ -11,7 +11,7 @@ use std::{
 
 /// Long enough that only something broken reaches it.
 pub const WITHIN: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Whether a program takes connections at `socket`. The file alone says nothing: it is there a moment before.
 #[must_use]
@@ -44,7 +44,7 @@ pub fn eventually_ok<T, E: Display>(what: &str, mut check: impl FnMut() -> Resul
                 assert!(began.elapsed() < WITHIN, "not within {WITHIN:?}: {what}\nlast seen: {last}");
             }
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -79,7 +79,7 @@ pub fn eventually_ok_async<T, E: Display>(
                     );
                 }
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }

@@ -16,31 +16,31 @@ use tokio::{
 };
 use windlass_dial::{AddressError, AllowedAddresses, DialError, connect_first};
 
-use crate::{HostKey, Pin, Stream, Target, TunnelError};
+use crate::{HostKey, HostKeyPin, SshDestination, Stream, TunnelError};
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-const OPEN_WITHIN: Duration = Duration::from_secs(5);
-const KEEPALIVE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVES_MISSED: usize = 3;
 
 /// Key exchanges are work for the processor. With a thousand hosts at once, all would be late.
-static EXCHANGES: Semaphore = Semaphore::const_new(64);
+static KEY_EXCHANGES: Semaphore = Semaphore::const_new(64);
 
 /// A live connection. Cheap to share; it ends when the last holder lets go.
 pub struct Connection {
     pub(crate) name: String,
-    handle: Handle<Checker>,
+    handle: Handle<HostKeyVerifier>,
     /// Bytes a channel may hold for its reader.
     cap: usize,
     /// What the host has shown, and under which name it is kept.
-    shown: Option<Learned>,
+    host_key: Option<HostKeyEntry>,
     /// The connection below, when this one goes through another host.
     via: Option<Arc<Connection>>,
 }
 
 /// A host key seen for the first time, to be kept and reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Learned {
+pub struct HostKeyEntry {
     /// As in [`Target::known_as`].
     pub host: String,
     pub key: HostKey,
@@ -48,19 +48,19 @@ pub struct Learned {
 
 impl Connection {
     /// Connects and logs in, through other hosts where the target says so. First-seen host keys are returned.
-    pub async fn open(target: &Target, cap: usize) -> Result<(Self, Vec<Learned>), TunnelError> {
+    pub async fn open(target: &SshDestination, cap: usize) -> Result<(Self, Vec<HostKeyEntry>), TunnelError> {
         Self::open_allowed(target, cap, &AllowedAddresses::Any).await
     }
 
     /// The same, if the address of the first host on the way is allowed.
     pub(crate) async fn open_allowed(
-        target: &Target,
+        target: &SshDestination,
         cap: usize,
         allowed: &AllowedAddresses,
-    ) -> Result<(Self, Vec<Learned>), TunnelError> {
+    ) -> Result<(Self, Vec<HostKeyEntry>), TunnelError> {
         let Some(via) = &target.via else {
             let tcp = connect(target, allowed).await?;
-            return Self::over(tcp, None, target, cap).await;
+            return Self::handshake(tcp, None, target, cap).await;
         };
         let (below, mut learned) = Box::pin(Self::open_allowed(via, cap, allowed)).await?;
         let (connection, more) = Self::open_through(Arc::new(below), target, cap).await?;
@@ -71,30 +71,31 @@ impl Connection {
     /// The same through a connection that is there already.
     pub(crate) async fn open_through(
         below: Arc<Self>,
-        target: &Target,
+        target: &SshDestination,
         cap: usize,
-    ) -> Result<(Self, Vec<Learned>), TunnelError> {
-        let stream = below.tcp(&target.host, target.port).await.map_err(|error| beyond(error, target))?;
-        Self::over(stream, Some(below), target, cap).await
+    ) -> Result<(Self, Vec<HostKeyEntry>), TunnelError> {
+        let stream =
+            below.open_tcp(&target.host, target.port).await.map_err(|error| jump_error(error, target))?;
+        Self::handshake(stream, Some(below), target, cap).await
     }
 
-    async fn over(
+    async fn handshake(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         via: Option<Arc<Self>>,
-        target: &Target,
+        target: &SshDestination,
         cap: usize,
-    ) -> Result<(Self, Vec<Learned>), TunnelError> {
+    ) -> Result<(Self, Vec<HostKeyEntry>), TunnelError> {
         // Never closed, so an error would be a permit nobody gives: go on without.
-        let _turn = EXCHANGES.acquire().await;
+        let _turn = KEY_EXCHANGES.acquire().await;
         let name = target.name();
         let shown = Arc::new(Mutex::new(None));
-        let checker = Checker { pin: target.pin.clone(), shown: Arc::clone(&shown) };
-        let connected = client::connect_stream(settings(), stream, checker);
-        let connected = within(&name, "exchange keys", CONNECT_WITHIN, connected).await?;
+        let checker = HostKeyVerifier { pin: target.pin.clone(), presented: Arc::clone(&shown) };
+        let connected = client::connect_stream(client_config(), stream, checker);
+        let connected = with_timeout(&name, "exchange keys", CONNECT_TIMEOUT, connected).await?;
         let shown = shown.lock().take();
         let mut handle = match (connected, &target.pin, &shown) {
             (Ok(handle), _, _) => handle,
-            (Err(_), Pin::Known(expected), Some(shown)) if expected != shown => {
+            (Err(_), HostKeyPin::Known(expected), Some(shown)) if expected != shown => {
                 let (expected, shown) = (Box::new(expected.clone()), Box::new(shown.clone()));
                 return Err(TunnelError::HostKeyChanged { host: name, expected, shown });
             }
@@ -103,59 +104,61 @@ impl Connection {
                 return Err(TunnelError::Protocol { host: name, what: "exchange keys", source });
             }
         };
-        within(&name, "log in", CONNECT_WITHIN, log_in(&mut handle, target)).await??;
-        let shown = shown.map(|key| Learned { host: target.known_as(), key });
+        with_timeout(&name, "log in", CONNECT_TIMEOUT, log_in(&mut handle, target)).await??;
+        let shown = shown.map(|key| HostKeyEntry { host: target.known_hosts_name(), key });
         let learned = match &target.pin {
-            Pin::FirstUse => shown.iter().cloned().collect(),
-            Pin::Known(_) => Vec::new(),
+            HostKeyPin::FirstUse => shown.iter().cloned().collect(),
+            HostKeyPin::Known(_) => Vec::new(),
         };
-        Ok((Self { name, handle, cap, shown, via }, learned))
+        Ok((Self { name, handle, cap, host_key: shown, via }, learned))
     }
 
     /// The keys that all hosts on the way have shown, pinned before or not: the farthest host last.
-    pub fn host_keys(&self) -> Vec<Learned> {
+    pub fn host_keys(&self) -> Vec<HostKeyEntry> {
         let mut keys = self.via.as_ref().map(|via| via.host_keys()).unwrap_or_default();
-        keys.extend(self.shown.clone());
+        keys.extend(self.host_key.clone());
         keys
     }
 
     /// A stream to a unix socket on the host.
-    pub async fn unix(&self, path: &str) -> Result<Stream, TunnelError> {
+    pub async fn open_unix(&self, path: &str) -> Result<Stream, TunnelError> {
         let open = async { self.handle.channel_open_direct_streamlocal(path).await };
-        self.channel("open a unix socket", open).await
+        self.open_channel("open a unix socket", open).await
     }
 
     /// A stream to an address as the host sees it.
-    pub async fn tcp(&self, host: &str, port: u16) -> Result<Stream, TunnelError> {
+    pub async fn open_tcp(&self, host: &str, port: u16) -> Result<Stream, TunnelError> {
         let from = ("127.0.0.1", 0);
         let open = async {
             let handle = &self.handle;
             handle.channel_open_direct_tcpip(host, u32::from(port), from.0, from.1).await
         };
-        self.channel("open a port", open).await
+        self.open_channel("open a port", open).await
     }
 
-    pub(crate) async fn session(&self) -> Result<russh::Channel<client::Msg>, TunnelError> {
+    pub(crate) async fn open_session(&self) -> Result<russh::Channel<client::Msg>, TunnelError> {
         let open = async { self.handle.channel_open_session().await };
-        let opened = within(&self.name, "open a session", OPEN_WITHIN, open).await?;
-        opened.map_err(|source| self.protocol("open a session", source))
+        let opened = with_timeout(&self.name, "open a session", OPEN_TIMEOUT, open).await?;
+        opened.map_err(|source| self.protocol_error("open a session", source))
     }
 
-    async fn channel(
+    async fn open_channel(
         &self,
         what: &'static str,
         open: impl Future<Output = Result<russh::Channel<client::Msg>, russh::Error>>,
     ) -> Result<Stream, TunnelError> {
-        let channel = within(&self.name, what, OPEN_WITHIN, open).await?;
-        channel.map(|channel| Stream::new(channel, self.cap)).map_err(|source| self.protocol(what, source))
+        let channel = with_timeout(&self.name, what, OPEN_TIMEOUT, open).await?;
+        channel
+            .map(|channel| Stream::new(channel, self.cap))
+            .map_err(|source| self.protocol_error(what, source))
     }
 
     /// Asks the host for a sign of life and waits for it.
     pub async fn ping(&self, limit: Duration) -> Result<(), TunnelError> {
-        let answered = within(&self.name, "answer a ping", limit, self.handle.send_ping()).await?;
+        let answered = with_timeout(&self.name, "answer a ping", limit, self.handle.send_ping()).await?;
         // The library calls a ping answered as well when the connection went while it waited.
         let answered = answered.and(if self.is_closed() { Err(russh::Error::Disconnect) } else { Ok(()) });
-        answered.map_err(|source| self.protocol("answer a ping", source))
+        answered.map_err(|source| self.protocol_error("answer a ping", source))
     }
 
     /// The transport below is gone. An open one may still be silent: see [`Self::ping`].
@@ -163,7 +166,7 @@ impl Connection {
         self.handle.is_closed()
     }
 
-    pub(crate) fn protocol(&self, what: &'static str, source: russh::Error) -> TunnelError {
+    pub(crate) fn protocol_error(&self, what: &'static str, source: russh::Error) -> TunnelError {
         TunnelError::Protocol { host: self.name.clone(), what, source: Arc::new(source) }
     }
 }
@@ -174,13 +177,13 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-async fn connect(target: &Target, allowed: &AllowedAddresses) -> Result<TcpStream, TunnelError> {
+async fn connect(target: &SshDestination, allowed: &AllowedAddresses) -> Result<TcpStream, TunnelError> {
     let failed = |source| TunnelError::Connect { host: target.name(), source: Arc::new(source) };
     let found = allowed.lookup(&target.host).await.map_err(|error| match error {
         AddressError::Lookup(error) => TunnelError::Lookup { host: target.name(), said: error.why },
         AddressError::NotAllowed { .. } => TunnelError::NotAllowed { host: target.name() },
     })?;
-    let connected = connect_first(&target.host, &found, target.port, CONNECT_WITHIN).await;
+    let connected = connect_first(&target.host, &found, target.port, CONNECT_TIMEOUT).await;
     connected.map_err(|error| match error {
         DialError::Lookup(error) => TunnelError::Lookup { host: target.name(), said: error.why },
         DialError::Connect { source, .. } | DialError::Tls { source, .. } => failed(source),
@@ -188,7 +191,7 @@ async fn connect(target: &Target, allowed: &AllowedAddresses) -> Result<TcpStrea
 }
 
 /// A host on the way that answers and cannot go on says so for the host behind it.
-fn beyond(error: TunnelError, target: &Target) -> TunnelError {
+fn jump_error(error: TunnelError, target: &SshDestination) -> TunnelError {
     if let TunnelError::Protocol { source, .. } = &error
         && let russh::Error::ChannelOpenFailure(_) = **source
     {
@@ -198,7 +201,7 @@ fn beyond(error: TunnelError, target: &Target) -> TunnelError {
     error
 }
 
-async fn log_in(handle: &mut Handle<Checker>, target: &Target) -> Result<(), TunnelError> {
+async fn log_in(handle: &mut Handle<HostKeyVerifier>, target: &SshDestination) -> Result<(), TunnelError> {
     let failed =
         |source| TunnelError::Protocol { host: target.name(), what: "log in", source: Arc::new(source) };
     let rsa_hash = handle.best_supported_rsa_hash().await.map_err(failed)?.flatten();
@@ -215,12 +218,12 @@ async fn log_in(handle: &mut Handle<Checker>, target: &Target) -> Result<(), Tun
 }
 
 /// AES-GCM costs half the processor time of the library's first choice on hardware of this century.
-fn settings() -> Arc<client::Config> {
+fn client_config() -> Arc<client::Config> {
     const CIPHERS: &[cipher::Name] =
         &[cipher::AES_256_GCM, cipher::CHACHA20_POLY1305, cipher::AES_256_CTR, cipher::AES_128_CTR];
     Arc::new(client::Config {
         preferred: Preferred { cipher: CIPHERS.into(), ..Preferred::default() },
-        keepalive_interval: Some(KEEPALIVE),
+        keepalive_interval: Some(KEEPALIVE_INTERVAL),
         keepalive_max: KEEPALIVES_MISSED,
         inactivity_timeout: None,
         nodelay: true,
@@ -228,7 +231,7 @@ fn settings() -> Arc<client::Config> {
     })
 }
 
-async fn within<T>(
+async fn with_timeout<T>(
     host: &str,
     what: &'static str,
     limit: Duration,
@@ -239,21 +242,21 @@ async fn within<T>(
 }
 
 /// Compares the host's key with the pinned one, and remembers what it showed.
-struct Checker {
-    pin: Pin,
-    shown: Arc<Mutex<Option<HostKey>>>,
+struct HostKeyVerifier {
+    pin: HostKeyPin,
+    presented: Arc<Mutex<Option<HostKey>>>,
 }
 
-impl client::Handler for Checker {
+impl client::Handler for HostKeyVerifier {
     type Error = russh::Error;
 
     async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, Self::Error> {
-        let key = HostKey::shown(key);
+        let key = HostKey::from_presented(key);
         let good = match &self.pin {
-            Pin::Known(expected) => *expected == key,
-            Pin::FirstUse => true,
+            HostKeyPin::Known(expected) => *expected == key,
+            HostKeyPin::FirstUse => true,
         };
-        *self.shown.lock() = Some(key);
+        *self.presented.lock() = Some(key);
         Ok(good)
     }
 }

@@ -34,10 +34,10 @@ pub enum TunnelError {
     #[error("run `{command}` on {host}: it ended with {status}: {said}")]
     Command { host: String, command: String, status: String, said: String },
     #[error("upload to {host}: the copy there has SHA-256 {there}, not {here}")]
-    Damaged { host: String, here: String, there: String },
+    ChecksumMismatch { host: String, here: String, there: String },
     /// The last attempt failed and the next one is not due yet.
     #[error("{last}; the next try is in {} s", wait.as_secs())]
-    Waiting { last: Arc<TunnelError>, wait: Duration },
+    BackingOff { last: Arc<TunnelError>, wait: Duration },
 }
 
 impl TunnelError {
@@ -45,13 +45,13 @@ impl TunnelError {
     pub fn is_final(&self) -> bool {
         match self {
             Self::HostKeyChanged { .. } | Self::Denied { .. } | Self::NotAllowed { .. } => true,
-            Self::Waiting { last, .. } => last.is_final(),
+            Self::BackingOff { last, .. } => last.is_final(),
             Self::Lookup { .. }
             | Self::Connect { .. }
             | Self::Timeout { .. }
             | Self::Protocol { .. }
             | Self::Command { .. }
-            | Self::Damaged { .. } => false,
+            | Self::ChecksumMismatch { .. } => false,
         }
     }
 
@@ -64,7 +64,7 @@ impl TunnelError {
 
     /// What happened, where this only says that it is too early to try again.
     pub fn cause(&self) -> &Self {
-        if let Self::Waiting { last, .. } = self { last.cause() } else { self }
+        if let Self::BackingOff { last, .. } = self { last.cause() } else { self }
     }
 
     /// Which host it is about, as [`crate::Target::name`] says: on the way to a host it may be another one.
@@ -78,8 +78,8 @@ impl TunnelError {
             | Self::Denied { host, .. }
             | Self::Protocol { host, .. }
             | Self::Command { host, .. }
-            | Self::Damaged { host, .. } => host,
-            Self::Waiting { last, .. } => last.host(),
+            | Self::ChecksumMismatch { host, .. } => host,
+            Self::BackingOff { last, .. } => last.host(),
         }
     }
 }

@@ -14,9 +14,9 @@ pub enum KeyError {
 
 /// A private key to log in with.
 #[derive(Clone)]
-pub struct Key(pub(crate) Arc<PrivateKey>);
+pub struct LoginKey(pub(crate) Arc<PrivateKey>);
 
-impl Key {
+impl LoginKey {
     /// OpenSSH, PKCS#8 or PKCS#1 text, without a passphrase.
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         decode_secret_key(text, None).map(|key| Self(Arc::new(key))).map_err(KeyError::Private)
@@ -28,7 +28,7 @@ impl Key {
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for LoginKey {
     /// The public half: this text may end in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({})", self.0.public_key().fingerprint(HashAlg::Sha256))
@@ -48,11 +48,11 @@ impl HostKey {
     }
 
     /// The line to keep.
-    pub fn line(&self) -> String {
+    pub fn to_openssh(&self) -> String {
         self.0.to_openssh().unwrap_or_default()
     }
 
-    pub(crate) fn shown(key: &PublicKeyOrCertificate) -> Self {
+    pub(crate) fn from_presented(key: &PublicKeyOrCertificate) -> Self {
         let mut key = match key {
             PublicKeyOrCertificate::PublicKey { key, .. } => key.clone(),
             PublicKeyOrCertificate::Certificate(certificate) => certificate.public_key().clone().into(),

@@ -5,18 +5,18 @@
 //! would freeze all others, because the SSH library hands out data in order; so each channel is drained by a pump
 //! of its own with a cap in bytes, and a reader that falls that far behind loses its channel.
 
+mod channel_stream;
 mod connection;
 mod error;
-mod hosts;
+mod exec;
 mod key;
-mod pump;
-mod run;
+mod pool;
 mod target;
 
-pub use connection::{Connection, Learned};
+pub use channel_stream::Stream;
+pub use connection::{Connection, HostKeyEntry};
 pub use error::TunnelError;
-pub use hosts::{Backoff, Hosts};
-pub use key::{HostKey, Key, KeyError};
-pub use pump::Stream;
-pub use run::{Output, Uploaded};
-pub use target::{Pin, Target};
+pub use exec::{CommandOutput, UploadedFile};
+pub use key::{HostKey, KeyError, LoginKey};
+pub use pool::{Backoff, SshPool};
+pub use target::{HostKeyPin, SshDestination};

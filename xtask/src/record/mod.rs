@@ -16,12 +16,12 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{
     out,
-    process::{self, Scratch},
+    process::{self, ScratchDir},
     workspace::Workspace,
 };
 
 /// What is typed, in this order; each begins when the prompt is back.
-const STEPS: &[&str] = &[
+const TYPED_COMMANDS: &[&str] = &[
     "cat hello.yml",
     "windlass apply -f hello.yml -y",
     "windlass ps -a",
@@ -48,8 +48,8 @@ const COLUMNS: usize = 110;
 /// Enough for all of it: the screen is read once, at the end.
 const LINES: &str = "160";
 const PROMPT: &str = "$";
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const PROMPT_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     // One after the other, as the tests build them: together they would share other features of what they need.
@@ -57,13 +57,13 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         process::run(workspace.cargo().args(["build", "-p", package]))?;
     }
     let windlass = workspace.built("debug", "windlass")?;
-    let home = Scratch::new("record")?;
+    let home = ScratchDir::new("record")?;
     for (name, text) in [("hello.yml", HELLO), ("train.yml", TRAIN), ("typo.yml", TYPO)] {
         std::fs::write(home.path().join(name), text)?;
     }
     let folder = windlass.parent().unwrap_or(&workspace.root);
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
-    let tape = Tape { windlass: windlass.clone(), home };
+    let tape = TmuxSession { windlass: windlass.clone(), home };
     let columns = COLUMNS.to_string();
     let mut start = tape.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", &columns, "-y", LINES]);
     start.arg("exec env PS1='$ ' bash --norc --noprofile").current_dir(tape.home.path()).env("PATH", path);
@@ -77,7 +77,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         start.env_remove(name);
     }
     process::run(&mut start)?;
-    for step in STEPS {
+    for step in TYPED_COMMANDS {
         tape.wait()?;
         process::run(&mut tape.tmux(&["send-keys", "-l", step]))?;
         process::run(&mut tape.tmux(&["send-keys", "Enter"]))?;
@@ -93,17 +93,17 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     };
     let lines: Vec<&str> = plain.trim_end().lines().map(str::trim_end).collect();
     put("docs/first-minutes.txt", lines.join("\n") + "\n")?;
-    put("docs/first-minutes.svg", svg::draw(coloured.trim_end(), COLUMNS))?;
-    out::say("wrote docs/first-minutes.svg and docs/first-minutes.txt");
+    put("docs/first-minutes.svg", svg::render_svg(coloured.trim_end(), COLUMNS))?;
+    out::print_result("wrote docs/first-minutes.svg and docs/first-minutes.txt");
     Ok(())
 }
 
-struct Tape {
+struct TmuxSession {
     windlass: PathBuf,
-    home: Scratch,
+    home: ScratchDir,
 }
 
-impl Tape {
+impl TmuxSession {
     fn tmux(&self, args: &[&str]) -> Command {
         let mut tmux = Command::new("tmux");
         tmux.arg("-S").arg(self.home.path().join("tmux")).args(args);
@@ -113,7 +113,7 @@ impl Tape {
 
     /// Until the shell asks for the next command.
     fn wait(&self) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + PROMPT_TIMEOUT;
         loop {
             let screen = process::read(&mut self.tmux(&["capture-pane", "-p"])).unwrap_or_default();
             if screen.trim_end().lines().last() == Some(PROMPT) {
@@ -122,13 +122,13 @@ impl Tape {
             if Instant::now() > until {
                 bail!("the prompt did not come back:\n{}", screen.trim_end());
             }
-            thread::sleep(LOOK_EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
 /// Neither the terminal nor a server goes on, also when something failed.
-impl Drop for Tape {
+impl Drop for TmuxSession {
     fn drop(&mut self) {
         let mut stop = Command::new(&self.windlass);
         stop.args(["server", "stop"]).env("WINDLASS_HOME", self.home.path().join(".windlass"));

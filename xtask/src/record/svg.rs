@@ -6,19 +6,19 @@ const WIDTH: f64 = 8.4;
 const HEIGHT: f64 = 19.0;
 const MARGIN: f64 = 16.0;
 const PAPER: &str = "#1b1f27";
-const INK: &str = "#d8dee9";
+const TEXT_COLOUR: &str = "#d8dee9";
 /// Black to white, as a dark terminal shows them.
 const COLOURS: [&str; 8] =
     ["#4c566a", "#e06c75", "#98c379", "#e5c07b", "#61afef", "#c678dd", "#56b6c2", "#d8dee9"];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Pen {
+struct TextStyle {
     colour: Option<usize>,
     bold: bool,
     dim: bool,
 }
 
-impl Pen {
+impl TextStyle {
     /// The numbers of `ESC [ … m`. What it does not know changes nothing.
     fn apply(&mut self, numbers: &str) {
         for number in numbers.split(';') {
@@ -36,7 +36,7 @@ impl Pen {
     }
 
     fn style(self) -> String {
-        let mut style = format!("fill=\"{}\"", self.colour.map_or(INK, |colour| COLOURS[colour]));
+        let mut style = format!("fill=\"{}\"", self.colour.map_or(TEXT_COLOUR, |colour| COLOURS[colour]));
         if self.bold {
             style.push_str(" font-weight=\"bold\"");
         }
@@ -48,7 +48,7 @@ impl Pen {
 }
 
 /// `screen` is text with sequences that set colours.
-pub(super) fn draw(screen: &str, columns: usize) -> String {
+pub(super) fn render_svg(screen: &str, columns: usize) -> String {
     let lines: Vec<&str> = screen.lines().collect();
     #[expect(clippy::cast_precision_loss, reason = "a screen has some hundred lines and columns")]
     let (width, height) = (columns as f64 * WIDTH + 2.0 * MARGIN, lines.len() as f64 * HEIGHT + 2.0 * MARGIN);
@@ -57,7 +57,7 @@ pub(super) fn draw(screen: &str, columns: usize) -> String {
          viewBox=\"0 0 {width:.0} {height:.0}\">\n<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"{PAPER}\"/>\n\
          <g font-family=\"ui-monospace, Menlo, Consolas, monospace\" font-size=\"14\" xml:space=\"preserve\">\n"
     );
-    let mut pen = Pen::default();
+    let mut pen = TextStyle::default();
     let mut y = MARGIN + HEIGHT * 0.75;
     for line in lines {
         let spans = spans(line, &mut pen);
@@ -70,10 +70,10 @@ pub(super) fn draw(screen: &str, columns: usize) -> String {
     out
 }
 
-fn spans(line: &str, pen: &mut Pen) -> String {
+fn spans(line: &str, pen: &mut TextStyle) -> String {
     let mut out = String::new();
     let mut parts = line.split("\u{1b}[");
-    let mut put = |text: &str, pen: Pen| {
+    let mut put = |text: &str, pen: TextStyle| {
         if !text.is_empty() {
             let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
             let _ = write!(out, "<tspan {}>{text}</tspan>", pen.style());
@@ -94,19 +94,19 @@ mod tests {
 
     #[test]
     fn colours_become_spans_and_letters_cannot_break_the_picture() {
-        let mut pen = Pen::default();
+        let mut pen = TextStyle::default();
         let drawn = spans("a<b \u{1b}[1;32mok\u{1b}[0m!", &mut pen);
         assert_eq!(
             drawn,
             "<tspan fill=\"#d8dee9\">a&lt;b </tspan><tspan fill=\"#98c379\" font-weight=\"bold\">ok</tspan>\
              <tspan fill=\"#d8dee9\">!</tspan>"
         );
-        assert_eq!(pen, Pen::default());
+        assert_eq!(pen, TextStyle::default());
     }
 
     #[test]
     fn a_colour_goes_on_over_the_end_of_a_line() {
-        let drawn = draw("\u{1b}[31mone\ntwo", 10);
+        let drawn = render_svg("\u{1b}[31mone\ntwo", 10);
         assert_eq!(drawn.matches("fill=\"#e06c75\"").count(), 2, "{drawn}");
     }
 }

@@ -14,14 +14,14 @@ use crate::{
 
 /// What counts as changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Since {
+pub(super) struct ChangeBase {
     /// `None`: since the branch left `main`, or, on `main` itself, since it was last pushed or committed.
     pub(super) revision: Option<String>,
 }
 
 /// Names of the packages to test. Files outside of any crate (the workspace's manifest, the lock file, cargo's
 /// settings) touch all of them; documents touch `xtask`, whose tests read them.
-pub(super) fn packages(workspace: &Workspace, since: &Since) -> Result<BTreeSet<String>> {
+pub(super) fn packages(workspace: &Workspace, since: &ChangeBase) -> Result<BTreeSet<String>> {
     let base = match &since.revision {
         Some(revision) => revision.clone(),
         None => base(workspace),
@@ -29,7 +29,7 @@ pub(super) fn packages(workspace: &Workspace, since: &Since) -> Result<BTreeSet<
     let mut files: BTreeSet<String> =
         git(workspace, &["diff", "--name-only", &base])?.lines().map(str::to_owned).collect();
     files.extend(git(workspace, &["ls-files", "--others", "--exclude-standard"])?.lines().map(str::to_owned));
-    Ok(affected(&workspace.members()?, &files))
+    Ok(affected_packages(&workspace.members()?, &files))
 }
 
 fn base(workspace: &Workspace) -> String {
@@ -53,7 +53,7 @@ fn git(workspace: &Workspace, args: &[&str]) -> Result<String> {
     )
 }
 
-fn affected(members: &BTreeMap<String, Member>, files: &BTreeSet<String>) -> BTreeSet<String> {
+fn affected_packages(members: &BTreeMap<String, Member>, files: &BTreeSet<String>) -> BTreeSet<String> {
     let mut touched = BTreeSet::new();
     for file in files {
         let mut parts = file.split('/');
@@ -110,7 +110,7 @@ mod tests {
     #[track_caller]
     fn check(files: &[&str], expect: &[&str]) {
         let files = files.iter().map(|file| (*file).to_owned()).collect();
-        let found = affected(&members(), &files);
+        let found = affected_packages(&members(), &files);
         assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), expect);
     }
 

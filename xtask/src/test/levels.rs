@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Context, Options, Scope, changed};
+use super::{Context, Scope, TestOptions, changed};
 use crate::{
     elf,
     engine::{self, Engine},
@@ -21,13 +21,13 @@ const QUEUE_SEEDS_FIXED: u64 = 20;
 
 pub(super) struct Level {
     pub(super) name: &'static str,
-    pub(super) run: fn(&mut Context) -> Result<Outcome>,
+    pub(super) run: fn(&mut Context) -> Result<LevelOutcome>,
     pub(super) is_needed_by_the_rest: bool,
 }
 
 /// What came of a level.
 #[derive(Default)]
-pub(super) struct Outcome {
+pub(super) struct LevelOutcome {
     /// One line for the summary.
     pub(super) summary: String,
     pub(super) failure: Option<String>,
@@ -38,7 +38,7 @@ pub(super) struct Outcome {
     pub(super) running: Option<Duration>,
 }
 
-impl Outcome {
+impl LevelOutcome {
     pub(super) fn failed(error: anyhow::Error) -> Self {
         Self { failure: Some(format!("{error:#}")), ..Self::default() }
     }
@@ -48,7 +48,7 @@ impl Outcome {
     }
 
     /// Passed, or failed with the command that repeats it.
-    fn of(result: Result<()>, summary: impl Into<String>, repeat: &str) -> Self {
+    fn from_result(result: Result<()>, summary: impl Into<String>, repeat: &str) -> Self {
         match result {
             Ok(()) => Self::passed(summary),
             Err(error) => Self { repeat: vec![repeat.to_owned()], ..Self::failed(error) },
@@ -67,7 +67,7 @@ const BAD_REQUESTS: Level = Level { name: "bad requests", run: bad_requests, is_
 const BINARIES: Level = Level { name: "binaries", run: binaries, is_needed_by_the_rest: false };
 const LINTS: Level = Level { name: "lints", run: lints, is_needed_by_the_rest: false };
 
-pub(super) fn chosen(options: &Options) -> Vec<Level> {
+pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
     if !options.only.is_empty() {
         return vec![SET_UP, BUILD, TESTS];
     }
@@ -80,23 +80,23 @@ pub(super) fn chosen(options: &Options) -> Vec<Level> {
     }
 }
 
-fn set_up(context: &mut Context) -> Result<Outcome> {
+fn set_up(context: &mut Context) -> Result<LevelOutcome> {
     setup::ensure(context.workspace)?;
-    Ok(Outcome::passed("programs that the tests need are installed"))
+    Ok(LevelOutcome::passed("programs that the tests need are installed"))
 }
 
-fn format(context: &mut Context) -> Result<Outcome> {
+fn format(context: &mut Context) -> Result<LevelOutcome> {
     let checked = process::run(context.workspace.cargo().args(["fmt", "--all", "--check"]));
-    Ok(Outcome::of(checked, "formatted", "cargo fmt --all --check"))
+    Ok(LevelOutcome::from_result(checked, "formatted", "cargo fmt --all --check"))
 }
 
-fn tidy(context: &mut Context) -> Result<Outcome> {
-    Ok(Outcome::of(tidy::run(context.workspace), "every rule holds", "cargo xtask tidy"))
+fn tidy(context: &mut Context) -> Result<LevelOutcome> {
+    Ok(LevelOutcome::from_result(tidy::run(context.workspace), "every rule holds", "cargo xtask tidy"))
 }
 
 /// Clippy for everything as the tests build it, and for the two binaries as people get them: without the code that
 /// only tests need.
-fn lints(context: &mut Context) -> Result<Outcome> {
+fn lints(context: &mut Context) -> Result<LevelOutcome> {
     let packages = packages(context)?;
     let linted = process::run(context.workspace.cargo().arg("clippy").args(&packages).args([
         "--all-targets",
@@ -106,7 +106,11 @@ fn lints(context: &mut Context) -> Result<Outcome> {
     ]));
     let shipped = ["clippy", "-p", "windlass-cli", "-p", "windlass-agent", "--", "-D", "warnings"];
     let linted = linted.and_then(|()| process::run(context.workspace.cargo().args(shipped)));
-    Ok(Outcome::of(linted, "no warning", "cargo clippy --workspace --all-targets -- -D warnings"))
+    Ok(LevelOutcome::from_result(
+        linted,
+        "no warning",
+        "cargo clippy --workspace --all-targets -- -D warnings",
+    ))
 }
 
 /// `--workspace`, or the packages that `--changed` chose.
@@ -120,13 +124,13 @@ fn packages(context: &Context) -> Result<Vec<String>> {
 }
 
 /// Everything that the other levels run, in one go.
-fn build(context: &mut Context) -> Result<Outcome> {
+fn build(context: &mut Context) -> Result<LevelOutcome> {
     let mut command = nextest(context)?;
     process::run(command.arg("--no-run"))?;
     if context.options.scope != Scope::Fast {
-        venv::for_tests(context.workspace)?;
+        venv::ensure_for_tests(context.workspace)?;
     }
-    Ok(Outcome::passed("all tests and the programs that they start"))
+    Ok(LevelOutcome::passed("all tests and the programs that they start"))
 }
 
 fn profile(scope: Scope) -> &'static str {
@@ -147,16 +151,18 @@ fn nextest(context: &Context) -> Result<Command> {
     Ok(command)
 }
 
-fn tests(context: &mut Context) -> Result<Outcome> {
+fn tests(context: &mut Context) -> Result<LevelOutcome> {
     let mut command = nextest(context)?;
     command.args(["--test-threads", &context.options.threads.to_string(), "--no-tests", "fail"]);
     command.args(&context.options.only);
     if context.options.scope != Scope::Fast {
-        command.env(engine::VARIABLE, engine(context)?).envs(venv::for_tests(context.workspace)?);
+        command
+            .env(engine::SOCKET_VARIABLE, engine(context)?)
+            .envs(venv::ensure_for_tests(context.workspace)?);
     }
     if context.options.scope == Scope::Nightly {
-        let seed = sim::seed_of_today().to_string();
-        out::talk(&format!("cases of property tests: PROPTEST_RNG_SEED={seed} repeats them"));
+        let seed = sim::todays_first_seed().to_string();
+        out::print_message(&format!("cases of property tests: PROPTEST_RNG_SEED={seed} repeats them"));
         command.env("PROPTEST_RNG_SEED", seed);
     }
     // Nextest keeps its reports below the workspace, wherever cargo puts what it builds.
@@ -170,14 +176,14 @@ fn tests(context: &mut Context) -> Result<Outcome> {
     let tests = match junit::read(&report) {
         Ok(tests) => tests,
         // Nextest stopped before the first test.
-        Err(missing) => return Ok(Outcome::failed(ran.err().unwrap_or(missing))),
+        Err(missing) => return Ok(LevelOutcome::failed(ran.err().unwrap_or(missing))),
     };
     let repeat: Vec<String> = tests.iter().filter(|test| test.failed).map(TestResult::repeat).collect();
     let (all, failed) = (tests.len(), repeat.len());
     if let Some(hang) = context.engine.as_ref().filter(|_| failed > 0).and_then(Engine::hang) {
-        out::talk(&hang);
+        out::print_message(&hang);
     }
-    Ok(Outcome {
+    Ok(LevelOutcome {
         summary: format!("{all} tests, {failed} failed"),
         failure: ran.err().map(|error| format!("{failed} of {all} tests failed: {error:#}")),
         repeat,
@@ -195,23 +201,25 @@ fn engine(context: &mut Context) -> Result<std::path::PathBuf> {
 }
 
 /// The same seeds as always, and seeds of this day, which nobody has played before.
-fn simulation(context: &mut Context) -> Result<Outcome> {
+fn simulation(context: &mut Context) -> Result<LevelOutcome> {
     let (new, queue_new) = match context.options.scope {
         Scope::Fast | Scope::Full => (200, 10),
         Scope::Nightly => (5_000, 200),
     };
-    let day = sim::seed_of_today();
-    out::talk(&format!("seeds of this day: {new} from {day}, and {queue_new} of the container queue"));
+    let day = sim::todays_first_seed();
+    out::print_message(&format!(
+        "seeds of this day: {new} from {day}, and {queue_new} of the container queue"
+    ));
     let plays =
         [(SEEDS_FIXED, 0, false), (new, day, false), (QUEUE_SEEDS_FIXED, 0, true), (queue_new, day, true)];
-    let mut outcome = Outcome::passed(format!(
+    let mut outcome = LevelOutcome::passed(format!(
         "{} seeds of runs and {} of the container queue, {new} and {queue_new} of them new, from {day}",
         SEEDS_FIXED + new,
         QUEUE_SEEDS_FIXED + queue_new
     ));
     for (seeds, from, queue) in plays {
-        let play = sim::Play { seeds, from, queue, ..sim::Play::default() };
-        if let Err(error) = sim::play_built(context.workspace, &play) {
+        let play = sim::SimOptions { seeds, from, queue, ..sim::SimOptions::default() };
+        if let Err(error) = sim::run_built(context.workspace, &play) {
             outcome.failure = Some(format!("{error:#}"));
             outcome.repeat.push(format!(
                 "cargo xtask sim --from {from} --seeds {seeds}{}   (each violation above names its seed)",
@@ -222,25 +230,25 @@ fn simulation(context: &mut Context) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn faults(context: &mut Context) -> Result<Outcome> {
+fn faults(context: &mut Context) -> Result<LevelOutcome> {
     let engine = engine(context)?;
     let played = match context.options.scope {
-        Scope::Fast | Scope::Full => faults::each_once(context.workspace, &engine),
-        Scope::Nightly => faults::five_times(context.workspace, &engine),
+        Scope::Fast | Scope::Full => faults::run_each_once(context.workspace, &engine),
+        Scope::Nightly => faults::run_five_times(context.workspace, &engine),
     };
-    Ok(Outcome::of(
+    Ok(LevelOutcome::from_result(
         played,
         "no violation",
         "cargo xtask faults   (each violation above names its row and seed)",
     ))
 }
 
-fn bad_requests(context: &mut Context) -> Result<Outcome> {
+fn bad_requests(context: &mut Context) -> Result<LevelOutcome> {
     let sent = match context.options.scope {
         Scope::Fast | Scope::Full => fuzz::short(context.workspace),
-        Scope::Nightly => fuzz::long(context.workspace),
+        Scope::Nightly => fuzz::run_long(context.workspace),
     };
-    Ok(Outcome::of(
+    Ok(LevelOutcome::from_result(
         sent,
         "none was answered wrongly",
         "cargo xtask fuzz api   (the failure above names its seed)",
@@ -248,7 +256,7 @@ fn bad_requests(context: &mut Context) -> Result<Outcome> {
 }
 
 /// Both binaries are static, and the examples are valid by the checker that people get.
-fn binaries(context: &mut Context) -> Result<Outcome> {
+fn binaries(context: &mut Context) -> Result<LevelOutcome> {
     let workspace = context.workspace;
     for name in ["windlass", "windlass-agent"] {
         elf::check_static(&workspace.built("debug", name)?)?;
@@ -260,5 +268,5 @@ fn binaries(context: &mut Context) -> Result<Outcome> {
     }
     let mut check = Command::new(workspace.built("debug", "windlass")?);
     process::run(check.current_dir(&workspace.root).arg("check").args(&examples))?;
-    Ok(Outcome::passed(format!("both are static; {} examples are valid", examples.len())))
+    Ok(LevelOutcome::passed(format!("both are static; {} examples are valid", examples.len())))
 }

@@ -6,8 +6,8 @@ mod report;
 
 use anyhow::{Result, ensure};
 
-use self::{levels::Outcome, report::Row};
-use crate::{args::Args, cores::Meter, engine::Engine, out, workspace::Workspace};
+use self::{levels::LevelOutcome, report::LevelRow};
+use crate::{args::Args, cores::CoreMeter, engine::Engine, out, workspace::Workspace};
 
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,10 +21,10 @@ pub(crate) enum Scope {
 }
 
 /// What the command line asks for.
-struct Options {
+struct TestOptions {
     scope: Scope,
     /// Only crates that changed, and those that depend on them.
-    changed: Option<changed::Since>,
+    changed: Option<changed::ChangeBase>,
     /// Only tests whose name has one of these parts.
     only: Vec<String>,
     /// Print where the time went.
@@ -36,49 +36,49 @@ struct Options {
 /// What the levels of one run share.
 struct Context<'a> {
     workspace: &'a Workspace,
-    options: Options,
+    options: TestOptions,
     /// Started by the first level that needs containers, stopped when the run ends.
     engine: Option<Engine>,
 }
 
 pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     let options = options(args)?;
-    let list = levels::chosen(&options);
+    let list = levels::select_levels(&options);
     let mut context = Context { workspace, options, engine: None };
-    let whole = Meter::start();
-    let mut rows: Vec<Row> = Vec::new();
+    let whole = CoreMeter::start();
+    let mut rows: Vec<LevelRow> = Vec::new();
     for level in list {
         out::heading(level.name);
-        let meter = Meter::start();
-        let outcome = (level.run)(&mut context).unwrap_or_else(Outcome::failed);
-        let row = Row { name: level.name, usage: meter.usage(), outcome };
-        out::talk(&report::line(&row));
+        let meter = CoreMeter::start();
+        let outcome = (level.run)(&mut context).unwrap_or_else(LevelOutcome::failed);
+        let row = LevelRow { name: level.name, usage: meter.usage(), outcome };
+        out::print_message(&report::line(&row));
         let is_fatal = level.is_needed_by_the_rest && row.outcome.failure.is_some();
         rows.push(row);
         if is_fatal {
-            out::talk("the other levels need this one: they were not run");
+            out::print_message("the other levels need this one: they were not run");
             break;
         }
     }
     drop(context.engine.take());
     out::heading("summary");
-    out::talk(&report::summary(&rows));
+    out::print_message(&report::summary(&rows));
     if context.options.timings {
         out::heading("where the time went");
-        out::talk(&report::timings(&rows, context.options.threads));
+        out::print_message(&report::timings(&rows, context.options.threads));
     }
     let failed = rows.iter().filter(|row| row.outcome.failure.is_some()).count();
     if failed > 0 {
         out::heading("to repeat what failed");
-        out::talk(&report::repeats(&rows));
+        out::print_message(&report::rerun_lines(&rows));
     }
     ensure!(failed == 0, "{failed} of {} levels failed", rows.len());
-    out::talk(&format!("all levels passed in {}", report::duration(whole.usage().wall)));
+    out::print_message(&format!("all levels passed in {}", report::format_duration(whole.usage().wall)));
     Ok(())
 }
 
-fn options(mut args: Args) -> Result<Options> {
-    let (fast, nightly) = (args.flag("--fast"), args.flag("--nightly"));
+fn options(mut args: Args) -> Result<TestOptions> {
+    let (fast, nightly) = (args.take_flag("--fast"), args.take_flag("--nightly"));
     ensure!(!(fast && nightly), "`--fast` and `--nightly` exclude each other");
     let scope = match (fast, nightly) {
         (true, _) => Scope::Fast,
@@ -86,12 +86,13 @@ fn options(mut args: Args) -> Result<Options> {
         (false, false) => Scope::Full,
     };
     let since = args.value::<String>("--since")?;
-    let changed = (args.flag("--changed") || since.is_some()).then_some(changed::Since { revision: since });
+    let changed =
+        (args.take_flag("--changed") || since.is_some()).then_some(changed::ChangeBase { revision: since });
     let mut only = Vec::new();
     while let Some(part) = args.value::<String>("--only")? {
         only.push(part);
     }
-    let timings = args.flag("--timings");
+    let timings = args.take_flag("--timings");
     // Tests wait for databases and timers more than they compute.
     let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let threads = match (args.value::<usize>("-j")?, args.value::<usize>("--jobs")?) {
@@ -100,14 +101,14 @@ fn options(mut args: Args) -> Result<Options> {
     };
     ensure!(threads > 0, "`-j` needs a number above 0");
     args.finish()?;
-    Ok(Options { scope, changed, only, timings, threads })
+    Ok(TestOptions { scope, changed, only, timings, threads })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(line: &str) -> Result<Options> {
+    fn read(line: &str) -> Result<TestOptions> {
         options(Args::new(line.split_whitespace().map(str::to_owned)))
     }
 
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn each_scope_has_its_levels() {
         let names = |line: &str| -> Vec<&str> {
-            levels::chosen(&read(line).unwrap()).iter().map(|level| level.name).collect()
+            levels::select_levels(&read(line).unwrap()).iter().map(|level| level.name).collect()
         };
         assert_eq!(names("--fast"), ["format", "build", "tests", "lints", "tidy"]);
         assert_eq!(names("--only x"), ["set-up", "build", "tests"]);

@@ -2,46 +2,47 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use super::levels::Outcome;
-use crate::cores::Usage;
+use super::levels::LevelOutcome;
+use crate::cores::CoreUsage;
 
 const SLOWEST: usize = 20;
 
 /// One level that ran.
-pub(super) struct Row {
+pub(super) struct LevelRow {
     pub(super) name: &'static str,
-    pub(super) usage: Usage,
-    pub(super) outcome: Outcome,
+    pub(super) usage: CoreUsage,
+    pub(super) outcome: LevelOutcome,
 }
 
 /// `tests: ok in 3 min 20 s (2,390 tests, 0 failed)`
-pub(super) fn line(row: &Row) -> String {
-    let took = duration(row.usage.wall);
+pub(super) fn line(row: &LevelRow) -> String {
+    let took = format_duration(row.usage.wall);
     match &row.outcome.failure {
         None => format!("{}: ok in {took} ({})", row.name, row.outcome.summary),
         Some(failure) => format!("{}: FAILED after {took}: {failure}", row.name),
     }
 }
 
-pub(super) fn summary(rows: &[Row]) -> String {
+pub(super) fn summary(rows: &[LevelRow]) -> String {
     let mut text = String::new();
     for row in rows {
         let (verdict, note) = match &row.outcome.failure {
             None => ("ok", &row.outcome.summary),
             Some(failure) => ("FAILED", failure),
         };
-        let _ = writeln!(text, "{:<12} {verdict:<6} {:>12}  {note}", row.name, duration(row.usage.wall));
+        let _ =
+            writeln!(text, "{:<12} {verdict:<6} {:>12}  {note}", row.name, format_duration(row.usage.wall));
     }
     text.trim_end().to_owned()
 }
 
 /// Where the time went: per level the wall time and how long the cores stood idle, per test the slowest, and how long
 /// the workers that run tests had none to run.
-pub(super) fn timings(rows: &[Row], threads: usize) -> String {
+pub(super) fn timings(rows: &[LevelRow], threads: usize) -> String {
     let mut text = String::from("| level | time | cores idle |\n| --- | ---: | ---: |\n");
     for row in rows {
         let idle = row.usage.idle.map_or("?".to_owned(), |idle| format!("{:.0} %", idle * 100.0));
-        let _ = writeln!(text, "| {} | {} | {idle} |", row.name, duration(row.usage.wall));
+        let _ = writeln!(text, "| {} | {} | {idle} |", row.name, format_duration(row.usage.wall));
     }
     for row in rows {
         let Some(running) = row.outcome.running else { continue };
@@ -52,7 +53,7 @@ pub(super) fn timings(rows: &[Row], threads: usize) -> String {
             text,
             "\n{} tests took {} one after the other; {threads} workers had nothing to run for {:.0} % of their time.\n",
             tests.len(),
-            duration(Duration::from_secs_f64(busy)),
+            format_duration(Duration::from_secs_f64(busy)),
             (1.0 - busy / slots).max(0.0) * 100.0
         );
         tests.sort_by(|a, b| b.secs.total_cmp(&a.secs));
@@ -64,12 +65,12 @@ pub(super) fn timings(rows: &[Row], threads: usize) -> String {
     text.trim_end().to_owned()
 }
 
-pub(super) fn repeats(rows: &[Row]) -> String {
+pub(super) fn rerun_lines(rows: &[LevelRow]) -> String {
     let commands = rows.iter().flat_map(|row| &row.outcome.repeat);
     commands.map(|command| format!("  {command}")).collect::<Vec<_>>().join("\n")
 }
 
-pub(super) fn duration(took: Duration) -> String {
+pub(super) fn format_duration(took: Duration) -> String {
     let secs = took.as_secs_f64();
     if secs < 60.0 {
         return format!("{secs:.1} s");
@@ -83,22 +84,22 @@ mod tests {
     use super::*;
     use crate::junit::TestResult;
 
-    fn row(name: &'static str, secs: u64, outcome: Outcome) -> Row {
-        Row { name, usage: Usage { wall: Duration::from_secs(secs), idle: Some(0.25) }, outcome }
+    fn row(name: &'static str, secs: u64, outcome: LevelOutcome) -> LevelRow {
+        LevelRow { name, usage: CoreUsage { wall: Duration::from_secs(secs), idle: Some(0.25) }, outcome }
     }
 
     fn test(name: &str, secs: f64, failed: bool) -> TestResult {
         TestResult { binary: "windlass-model::it".to_owned(), name: name.to_owned(), secs, failed }
     }
 
-    fn rows() -> Vec<Row> {
-        let passed = Outcome { summary: "formatted".to_owned(), ..Outcome::default() };
-        let tests = Outcome {
+    fn rows() -> Vec<LevelRow> {
+        let passed = LevelOutcome { summary: "formatted".to_owned(), ..LevelOutcome::default() };
+        let tests = LevelOutcome {
             failure: Some("1 of 2 tests failed".to_owned()),
             repeat: vec!["cargo xtask test --only slow".to_owned()],
             tests: vec![test("quick", 10.0, false), test("slow", 50.0, true)],
             running: Some(Duration::from_secs(60)),
-            ..Outcome::default()
+            ..LevelOutcome::default()
         };
         vec![row("format", 2, passed), row("tests", 61, tests)]
     }
@@ -112,7 +113,7 @@ tests        FAILED   1 min 01 s  1 of 2 tests failed";
         assert_eq!(summary(&rows), expect);
         assert_eq!(line(&rows[0]), "format: ok in 2.0 s (formatted)");
         assert_eq!(line(&rows[1]), "tests: FAILED after 1 min 01 s: 1 of 2 tests failed");
-        assert_eq!(repeats(&rows), "  cargo xtask test --only slow");
+        assert_eq!(rerun_lines(&rows), "  cargo xtask test --only slow");
     }
 
     #[test]

@@ -12,7 +12,7 @@ const LIST: &str = "advisories.toml";
 /// A list that nobody looked at for longer is called old.
 const DAYS_MAX: i64 = 90;
 /// What cargo-deny says when it cannot get the database.
-const NOT_FETCHED: &str = "failed to fetch advisory database";
+const FETCH_FAILED: &str = "failed to fetch advisory database";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Advisory {
@@ -24,7 +24,7 @@ struct Advisory {
 }
 
 #[derive(Debug, Default)]
-struct List {
+struct AdvisoryList {
     reviewed: String,
     through: String,
     advisories: Vec<Advisory>,
@@ -34,7 +34,7 @@ pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
     let list = parse(&workspace.read(LIST)?)?;
     let locked = locked(&workspace.read("Cargo.lock")?);
     ensure!(!locked.is_empty(), "find the packages in Cargo.lock");
-    let mut problems = judge(&list, &locked)?;
+    let mut problems = find_problems(&list, &locked)?;
     let ignored = ignored(&workspace.read("deny.toml")?)?;
     let accepted: BTreeSet<String> =
         list.advisories.iter().filter(|one| !one.accepted.is_empty()).map(|one| one.id.clone()).collect();
@@ -51,33 +51,33 @@ pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
     ensure!(problems.is_empty(), "{}", problems.join("\n"));
     let list = parse(&workspace.read(LIST)?)?;
     let (count, through) = (list.advisories.len(), &list.through);
-    out::talk(&format!("ok      Cargo.lock against {count} advisories, read up to {through}"));
-    let age = today() - days(&list.reviewed).context("read the date of the review")?;
+    out::print_message(&format!("ok      Cargo.lock against {count} advisories, read up to {through}"));
+    let age = today() - parse_days(&list.reviewed).context("read the date of the review")?;
     if age > DAYS_MAX {
-        out::talk(&format!(
+        out::print_message(&format!(
             "warning `{LIST}` was reviewed {age} days ago; read what is new and set `reviewed`"
         ));
     }
     if process::read(workspace.cargo().args(["deny", "--version"])).is_err() {
-        out::talk(
+        out::print_message(
             "warning cargo-deny is not installed (`cargo install cargo-deny --locked`): only the list was asked",
         );
         return Ok(());
     }
     process::run(workspace.cargo().args(["deny", "check", "bans", "licenses", "sources"]))?;
     match process::read(workspace.cargo().args(["deny", "check", "advisories"])) {
-        Ok(_) => out::talk("ok      Cargo.lock against the database"),
-        Err(error) if format!("{error:#}").contains(NOT_FETCHED) => {
-            out::talk("warning the database cannot be reached: only the list was asked");
+        Ok(_) => out::print_message("ok      Cargo.lock against the database"),
+        Err(error) if format!("{error:#}").contains(FETCH_FAILED) => {
+            out::print_message("warning the database cannot be reached: only the list was asked");
         }
         Err(error) => return Err(error),
     }
     Ok(())
 }
 
-fn judge(list: &List, locked: &[(String, String)]) -> Result<Problems> {
+fn find_problems(list: &AdvisoryList, locked: &[(String, String)]) -> Result<Problems> {
     let mut problems = Vec::new();
-    if days(&list.reviewed).is_none() || list.through.is_empty() {
+    if parse_days(&list.reviewed).is_none() || list.through.is_empty() {
         problems.push(format!("`{LIST}` does not say when it was reviewed, and up to which advisory"));
     }
     let mut seen = BTreeSet::new();
@@ -111,8 +111,8 @@ fn judge(list: &List, locked: &[(String, String)]) -> Result<Problems> {
 }
 
 /// The few forms of TOML that the list is written in.
-fn parse(text: &str) -> Result<List> {
-    let mut list = List::default();
+fn parse(text: &str) -> Result<AdvisoryList> {
+    let mut list = AdvisoryList::default();
     for (at, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
@@ -217,7 +217,7 @@ impl Version {
 }
 
 /// Days since 1970 of a date like `2026-11-17`.
-fn days(date: &str) -> Option<i64> {
+fn parse_days(date: &str) -> Option<i64> {
     let mut parts = date.split('-').map(|part| part.parse::<i64>().ok());
     let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
     if parts.next().is_some() || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
@@ -244,7 +244,8 @@ mod tests {
 
     fn problems(more: &str, version: &str) -> Problems {
         let list = parse(&format!("{TEXT}{more}")).unwrap();
-        judge(&list, &[("a".to_owned(), version.to_owned()), ("b".to_owned(), "1.1.0".to_owned())]).unwrap()
+        find_problems(&list, &[("a".to_owned(), version.to_owned()), ("b".to_owned(), "1.1.0".to_owned())])
+            .unwrap()
     }
 
     #[test]
@@ -281,10 +282,10 @@ mod tests {
                 .contains("not whole")
         );
         assert_eq!(
-            (days("1970-01-01"), days("2000-03-01"), days("2026-11-17")),
+            (parse_days("1970-01-01"), parse_days("2000-03-01"), parse_days("2026-11-17")),
             (Some(0), Some(11_017), Some(20_774))
         );
-        assert_eq!((days("2026-13-01"), days("soon")), (None, None));
+        assert_eq!((parse_days("2026-13-01"), parse_days("soon")), (None, None));
     }
 
     #[test]

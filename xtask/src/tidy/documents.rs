@@ -14,14 +14,14 @@ const HEADINGS: &[&str] = &["## Status", "## Context", "## Decision"];
 const COMMANDS: &[&str] = &["cargo xtask demo", "cargo xtask test"];
 
 /// Folders of machines on which people work. Written in halves, so that this file does not name them.
-const PLACES: &[&str] = &[concat!("/wo", "rk/"), concat!("/s", "rv/"), concat!("/ro", "ot/")];
+const WORK_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/s", "rv/"), concat!("/ro", "ot/")];
 /// Documents that are no part of the repository.
-const STRANGERS: &[&str] =
+const FOREIGN_DOCUMENTS: &[&str] =
     &[concat!("DESIGN", ".md"), concat!("STYLE", ".md"), concat!("BRIEF", ".md"), concat!("fac", "ts/")];
 /// In these files a path is one inside somebody's container.
 const CONTAINER_PATHS: &[&str] = &[".rs", ".yml", ".yaml", ".json"];
 
-pub(super) fn decisions(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_decisions(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     for path in workspace.files()?.iter().filter(|path| path.starts_with(DECISIONS)) {
         let text = workspace.read(path)?;
@@ -62,26 +62,26 @@ pub(super) fn places(workspace: &Workspace) -> Result<Problems> {
         let bytes = std::fs::read(workspace.root.join(&path)).with_context(|| format!("read `{path}`"))?;
         // Pictures and the like name no places.
         let Ok(text) = String::from_utf8(bytes) else { continue };
-        let found = text.lines().enumerate().filter_map(|(at, line)| Some((at, mention(&path, line)?)));
+        let found = text.lines().enumerate().filter_map(|(at, line)| Some((at, find_mention(&path, line)?)));
         problems.extend(found.map(|(at, word)| format!("`{path}:{}` mentions `{word}`", at + 1)));
     }
     Ok(problems)
 }
 
-fn mention(path: &str, line: &str) -> Option<&'static str> {
+fn find_mention(path: &str, line: &str) -> Option<&'static str> {
     let in_container = CONTAINER_PATHS.iter().any(|end| path.ends_with(end));
-    let home = PLACES[2];
+    let home = WORK_PATHS[2];
     let absolute = |place: &str| {
         line.match_indices(place).any(|(at, _)| {
             let before = line[..at].chars().next_back();
             !before.is_some_and(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '}' | '/' | '~'))
         })
     };
-    let places = PLACES.iter().filter(|place| !(in_container && **place == home));
+    let places = WORK_PATHS.iter().filter(|place| !(in_container && **place == home));
     places
         .copied()
         .find(|place| absolute(place))
-        .or_else(|| STRANGERS.iter().copied().find(|w| stranger(line, w)))
+        .or_else(|| FOREIGN_DOCUMENTS.iter().copied().find(|w| stranger(line, w)))
 }
 
 /// `artifacts/` is a word of its own.
@@ -90,7 +90,7 @@ fn stranger(line: &str, word: &str) -> bool {
 }
 
 /// Links between documents lead to a file or folder that is there.
-pub(super) fn links(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_links(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     for path in workspace.files()?.iter().filter(|path| path.ends_with(".md")) {
         let text = workspace.read(path)?;
@@ -108,7 +108,7 @@ fn local_links(markdown: &str) -> Vec<&str> {
 }
 
 /// Every crate from elsewhere that a member names is in the record of dependencies.
-pub(super) fn dependencies(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_dependencies(workspace: &Workspace) -> Result<Problems> {
     let record = workspace.read(DEPENDENCIES)?;
     let metadata = workspace.metadata(&["--no-deps"])?;
     let packages = metadata["packages"].as_array().context("find the packages in cargo's metadata")?;
@@ -126,19 +126,19 @@ mod tests {
 
     #[test]
     fn places_are_found_and_their_look_alikes_are_not() {
-        assert!(mention("README.md", &format!("cd {}x", PLACES[0])).is_some());
-        assert!(mention("a.rs", &format!("\"{}x\"", PLACES[1])).is_some());
-        assert!(mention("README.md", &format!("cd {}x", PLACES[2])).is_some());
-        assert!(mention("examples/cache.yml", &format!("- /data:{}.cache", PLACES[2])).is_none());
-        assert!(mention("README.md", &format!("see https://example.org{}x", PLACES[0])).is_none());
-        assert!(mention("README.md", &format!("the folder a{}b", PLACES[0])).is_none());
+        assert!(find_mention("README.md", &format!("cd {}x", WORK_PATHS[0])).is_some());
+        assert!(find_mention("a.rs", &format!("\"{}x\"", WORK_PATHS[1])).is_some());
+        assert!(find_mention("README.md", &format!("cd {}x", WORK_PATHS[2])).is_some());
+        assert!(find_mention("examples/cache.yml", &format!("- /data:{}.cache", WORK_PATHS[2])).is_none());
+        assert!(find_mention("README.md", &format!("see https://example.org{}x", WORK_PATHS[0])).is_none());
+        assert!(find_mention("README.md", &format!("the folder a{}b", WORK_PATHS[0])).is_none());
     }
 
     #[test]
     fn documents_from_elsewhere_are_found() {
-        assert!(mention("a.rs", &format!("// see {}", STRANGERS[0])).is_some());
-        assert!(mention("a.rs", &format!("// {}invariants", STRANGERS[3])).is_some());
-        assert!(mention("a.rs", &format!("arti{}", STRANGERS[3])).is_none());
+        assert!(find_mention("a.rs", &format!("// see {}", FOREIGN_DOCUMENTS[0])).is_some());
+        assert!(find_mention("a.rs", &format!("// {}invariants", FOREIGN_DOCUMENTS[3])).is_some());
+        assert!(find_mention("a.rs", &format!("arti{}", FOREIGN_DOCUMENTS[3])).is_none());
     }
 
     #[test]

@@ -7,17 +7,17 @@ use anyhow::{Context, Result, ensure};
 use super::Problems;
 use crate::workspace::{Member, Workspace};
 
-type Edges = BTreeMap<String, BTreeSet<String>>;
+type CrateEdges = BTreeMap<String, BTreeSet<String>>;
 
 /// Outside the map: it builds the others.
 const XTASK: &str = "xtask";
 
 pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
-    let allowed = table(&workspace.read("ARCHITECTURE.md")?)?;
+    let allowed = documented_edges(&workspace.read("ARCHITECTURE.md")?)?;
     Ok(compare(&allowed, &actual(&workspace.members()?)))
 }
 
-fn actual(members: &BTreeMap<String, Member>) -> Edges {
+fn actual(members: &BTreeMap<String, Member>) -> CrateEdges {
     let short = |name: &String| name.strip_prefix("windlass-").unwrap_or(name).to_owned();
     let others = members.iter().filter(|(name, _)| *name != XTASK);
     others.map(|(name, member)| (short(name), member.uses.iter().map(short).collect())).collect()
@@ -25,7 +25,7 @@ fn actual(members: &BTreeMap<String, Member>) -> Edges {
 
 /// Rows look like ``| `server` | what it is | model, api |``. `—` means none, `all` every crate, `all
 /// but agent` what it says; neither includes the crate itself.
-fn table(markdown: &str) -> Result<Edges> {
+fn documented_edges(markdown: &str) -> Result<CrateEdges> {
     let mut rows = BTreeMap::new();
     for line in markdown.lines().skip_while(|line| !line.contains("may use, of ours")).skip(2) {
         if !line.starts_with('|') {
@@ -62,7 +62,7 @@ fn uses(name: &str, cell: &str, names: &BTreeSet<String>) -> Result<BTreeSet<Str
     cell.split(',').map(str::trim).map(one).collect()
 }
 
-fn compare(allowed: &Edges, actual: &Edges) -> Problems {
+fn compare(allowed: &CrateEdges, actual: &CrateEdges) -> Problems {
     let mut problems = Vec::new();
     for name in allowed.keys().chain(actual.keys()).collect::<BTreeSet<_>>() {
         match (allowed.get(name), actual.get(name)) {
@@ -98,7 +98,7 @@ more";
 
     #[test]
     fn the_table_is_read_with_its_words_for_many() {
-        let edges = table(TABLE).unwrap();
+        let edges = documented_edges(TABLE).unwrap();
         assert_eq!(edges["model"], set(&[]));
         assert_eq!(edges["agent"], set(&["model", "api"]));
         assert_eq!(edges["cli"], set(&["model", "api", "testkit"]));
@@ -107,7 +107,7 @@ more";
 
     #[test]
     fn an_edge_outside_the_table_is_a_problem_and_so_is_an_unknown_crate() {
-        let allowed = table(TABLE).unwrap();
+        let allowed = documented_edges(TABLE).unwrap();
         let mut actual = allowed.clone();
         assert!(compare(&allowed, &actual).is_empty());
         actual.insert("model".to_owned(), set(&["api"]));
@@ -119,7 +119,7 @@ more";
 
     #[test]
     fn a_table_that_names_a_stranger_is_refused() {
-        assert!(table("| crate | x | may use, of ours |\n|-|-|-|\n| `a` | x | b |").is_err());
-        assert!(table("no table").is_err());
+        assert!(documented_edges("| crate | x | may use, of ours |\n|-|-|-|\n| `a` | x | b |").is_err());
+        assert!(documented_edges("no table").is_err());
     }
 }

@@ -39,33 +39,33 @@ fn permits(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
     let mut at = 0;
-    let verdict = any(&words, &mut at, allowed);
+    let verdict = parse_or(&words, &mut at, allowed);
     verdict && at == words.len()
 }
 
-fn any(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
-    let mut verdict = all(words, at, allowed);
+fn parse_or(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
+    let mut verdict = parse_and(words, at, allowed);
     while words.get(*at) == Some(&"OR") {
         *at += 1;
-        verdict |= all(words, at, allowed);
+        verdict |= parse_and(words, at, allowed);
     }
     verdict
 }
 
-fn all(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
-    let mut verdict = one(words, at, allowed);
+fn parse_and(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
+    let mut verdict = parse_term(words, at, allowed);
     while words.get(*at) == Some(&"AND") {
         *at += 1;
-        verdict &= one(words, at, allowed);
+        verdict &= parse_term(words, at, allowed);
     }
     verdict
 }
 
-fn one(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
+fn parse_term(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
     let Some(word) = words.get(*at) else { return false };
     *at += 1;
     if *word == "(" {
-        let verdict = any(words, at, allowed);
+        let verdict = parse_or(words, at, allowed);
         let closed = words.get(*at) == Some(&")");
         *at += 1;
         return verdict && closed;

@@ -23,20 +23,20 @@ type Check = fn(&Workspace) -> Result<Problems>;
 const CHECKS: &[(&str, Check)] = &[
     ("dependency edges stay within the table of ARCHITECTURE.md", edges::check),
     ("modules have telling names", sources::names),
-    ("source files fit in a head", sources::lengths),
-    ("SQL lives in db/", sources::sql),
-    ("db/ calls nobody over the network", sources::db_imports),
-    ("tests are on and have telling names", sources::tests_are_on),
+    ("source files fit in a head", sources::check_lengths),
+    ("SQL lives in db/", sources::check_sql_location),
+    ("db/ calls nobody over the network", sources::check_db_imports),
+    ("tests are on and have telling names", sources::check_tests_enabled),
     ("pipelines say what they claim, own and wait for", pipelines::check),
-    ("decisions have their headings", documents::decisions),
+    ("decisions have their headings", documents::check_decisions),
     ("README and .ci/run name the same commands", documents::commands),
     ("no file speaks of the place it was written in", documents::places),
-    ("links between documents lead somewhere", documents::links),
-    ("every dependency has its reason", documents::dependencies),
+    ("links between documents lead somewhere", documents::check_links),
+    ("every dependency has its reason", documents::check_dependencies),
     ("every licence is permissive", licences::check),
     ("no known weakness is linked in without a reason", advisories::check),
-    ("every attack is listed with the tests that try it", security::attacks),
-    ("unsafe code is where it is listed", security::unsafe_code),
+    ("every attack is listed with the tests that try it", security::check_attacks),
+    ("unsafe code is where it is listed", security::check_unsafe_code),
     ("programs are started without a shell in between", security::shells),
 ];
 
@@ -44,9 +44,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut found = 0;
     for (name, check) in CHECKS {
         let problems = check(workspace)?;
-        out::talk(&format!("{} {name}", if problems.is_empty() { "ok    " } else { "FAILED" }));
+        out::print_message(&format!("{} {name}", if problems.is_empty() { "ok    " } else { "FAILED" }));
         for problem in &problems {
-            out::talk(&format!("         {problem}"));
+            out::print_message(&format!("         {problem}"));
         }
         found += problems.len();
     }
@@ -83,32 +83,32 @@ mod tests {
 
     #[test]
     fn source_files_fit_in_a_head() {
-        holds(sources::lengths);
+        holds(sources::check_lengths);
     }
 
     #[test]
     fn sql_lives_in_db() {
-        holds(sources::sql);
+        holds(sources::check_sql_location);
     }
 
     #[test]
     fn l15_db_calls_nobody_over_the_network() {
-        holds(sources::db_imports);
+        holds(sources::check_db_imports);
     }
 
     #[test]
     fn tests_are_on_and_have_telling_names() {
-        holds(sources::tests_are_on);
+        holds(sources::check_tests_enabled);
     }
 
     #[test]
     fn every_attack_is_listed_with_the_tests_that_try_it() {
-        holds(security::attacks);
+        holds(security::check_attacks);
     }
 
     #[test]
     fn unsafe_code_is_where_it_is_listed() {
-        holds(security::unsafe_code);
+        holds(security::check_unsafe_code);
     }
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn decisions_have_their_headings() {
-        holds(documents::decisions);
+        holds(documents::check_decisions);
     }
 
     #[test]
@@ -172,12 +172,12 @@ mod tests {
 
     #[test]
     fn links_between_documents_lead_somewhere() {
-        holds(documents::links);
+        holds(documents::check_links);
     }
 
     #[test]
     fn every_dependency_has_its_reason() {
-        holds(documents::dependencies);
+        holds(documents::check_dependencies);
     }
 
     #[test]

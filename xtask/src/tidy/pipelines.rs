@@ -8,12 +8,12 @@ use anyhow::Result;
 use super::Problems;
 use crate::workspace::Workspace;
 
-const FOLDER: &str = "crates/server/src/pipelines/";
-const LINES: &[&str] = &["Claims", "Owns", "Wakes"];
+const PIPELINES_DIR: &str = "crates/server/src/pipelines/";
+const HEAD_FIELDS: &[&str] = &["Claims", "Owns", "Wakes"];
 
 pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
     let is_pipeline = |path: &String| {
-        let name = path.strip_prefix(FOLDER).and_then(|rest| rest.strip_suffix(".rs"));
+        let name = path.strip_prefix(PIPELINES_DIR).and_then(|rest| rest.strip_suffix(".rs"));
         name.is_some_and(|name| name != "mod" && !name.contains('/'))
     };
     let mut heads = Vec::new();
@@ -28,10 +28,10 @@ fn problems(heads: &[(String, String)]) -> Problems {
     let mut problems = Vec::new();
     let mut owners: BTreeMap<String, Vec<(&str, bool)>> = BTreeMap::new();
     for (path, source) in heads {
-        for word in LINES.iter().filter(|word| entry(source, word).is_none()) {
+        for word in HEAD_FIELDS.iter().filter(|word| entry(source, word).is_none()) {
             problems.push(format!("`{path}`: its head has no line `{word}`"));
         }
-        for (column, qualified) in columns(&entry(source, "Owns").unwrap_or_default()) {
+        for (column, qualified) in parse_columns(&entry(source, "Owns").unwrap_or_default()) {
             owners.entry(column).or_default().push((path, qualified));
         }
     }
@@ -58,7 +58,7 @@ fn entry(source: &str, word: &str) -> Option<String> {
 }
 
 /// `jobs.status (those), jobs.seen_at.` gives `jobs.status`, qualified, and `jobs.seen_at`, not.
-fn columns(owns: &str) -> Vec<(String, bool)> {
+fn parse_columns(owns: &str) -> Vec<(String, bool)> {
     let mut found: Vec<(String, bool)> = Vec::new();
     let mut depth = 0_usize;
     for word in owns.split_whitespace() {
@@ -116,6 +116,6 @@ mod tests {
     #[test]
     fn columns_on_continued_lines_count() {
         let text = entry(&head("jobs.a,\n//!          jobs.b (Pulling, Running)."), "Owns").unwrap();
-        assert_eq!(columns(&text), [("jobs.a".to_owned(), false), ("jobs.b".to_owned(), true)]);
+        assert_eq!(parse_columns(&text), [("jobs.a".to_owned(), false), ("jobs.b".to_owned(), true)]);
     }
 }

@@ -11,9 +11,9 @@ use crate::workspace::{TEST_CRATES, Workspace};
 const DOCUMENT: &str = "docs/security.md";
 const ATTACKS: u32 = 29;
 /// Crates that may switch the workspace's ban of unsafe code to a lint that is lifted place by place.
-const UNSAFE: &[&str] = &["crates/agent/"];
+const UNSAFE_CRATES: &[&str] = &["crates/agent/"];
 /// Where a shell is started on purpose: a shell that the job's user asked for, and one for debug builds.
-const SHELLS: &[&str] = &[
+const SHELL_FILES: &[&str] = &[
     "crates/agent/src/runner/ssh/program.rs",
     "crates/agent/src/runner/init.rs",
     // A script of ours, here as on any other host; all words in it are quoted.
@@ -21,27 +21,27 @@ const SHELLS: &[&str] = &[
 ];
 
 /// One row of the table.
-struct Row<'a> {
+struct AttackRow<'a> {
     number: u32,
     state: &'a str,
     tests: Vec<&'a str>,
     missing: &'a str,
 }
 
-fn row(line: &str) -> Option<Row<'_>> {
+fn row(line: &str) -> Option<AttackRow<'_>> {
     let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
     let [number, _, state, tests, missing] = cells[..] else { return None };
     let tests = tests.split('`').skip(1).step_by(2).collect();
-    Some(Row { number: number.parse().ok()?, state, tests, missing })
+    Some(AttackRow { number: number.parse().ok()?, state, tests, missing })
 }
 
-pub(super) fn attacks(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_attacks(workspace: &Workspace) -> Result<Problems> {
     let mut known = BTreeSet::new();
     for path in workspace.files()?.iter().filter(|path| path.ends_with(".rs")) {
-        known.extend(functions(&workspace.read(path)?).map(str::to_owned));
+        known.extend(function_names(&workspace.read(path)?).map(str::to_owned));
     }
     let text = workspace.read(DOCUMENT)?;
-    let mut problems = judge(&text, &known);
+    let mut problems = find_problems(&text, &known);
     let words = text.split('`').skip(1).step_by(2);
     let tests = words
         .filter(|word| word.contains('_') && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_'));
@@ -50,12 +50,12 @@ pub(super) fn attacks(workspace: &Workspace) -> Result<Problems> {
     Ok(problems)
 }
 
-fn functions(source: &str) -> impl Iterator<Item = &str> {
+fn function_names(source: &str) -> impl Iterator<Item = &str> {
     let name = |rest: &str| rest.find('(').or_else(|| rest.find('<')).unwrap_or(0);
     source.split("fn ").skip(1).map(move |rest| &rest[..name(rest)])
 }
 
-fn judge(text: &str, known: &BTreeSet<String>) -> Problems {
+fn find_problems(text: &str, known: &BTreeSet<String>) -> Problems {
     let mut problems = Vec::new();
     let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
     for row in text.lines().filter_map(row) {
@@ -80,11 +80,11 @@ fn judge(text: &str, known: &BTreeSet<String>) -> Problems {
 }
 
 /// Every crate has the workspace's lints, under which unsafe code does not compile, but for those listed.
-pub(super) fn unsafe_code(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_unsafe_code(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     for path in workspace.files()?.iter().filter(|path| path.ends_with("/Cargo.toml")) {
         let text = workspace.read(path)?;
-        let listed = UNSAFE.iter().any(|place| path.starts_with(place));
+        let listed = UNSAFE_CRATES.iter().any(|place| path.starts_with(place));
         if !listed && !text.replace(' ', "").contains("[lints]\nworkspace=true") {
             problems.push(format!("`{path}` has not the workspace's lints"));
         }
@@ -104,7 +104,7 @@ pub(super) fn shells(workspace: &Workspace) -> Result<Problems> {
             && path.contains("/src/")
             && !TEST_CRATES.iter().any(|dir| path.starts_with(dir))
     };
-    for path in workspace.files()?.iter().filter(ours).filter(|path| !SHELLS.contains(&path.as_str())) {
+    for path in workspace.files()?.iter().filter(ours).filter(|path| !SHELL_FILES.contains(&path.as_str())) {
         let source = workspace.read(path)?;
         let code = source.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
         let found = code.lines().enumerate().filter(|(_, line)| starts_a_shell(line));
@@ -126,16 +126,19 @@ mod tests {
     fn an_attack_that_is_lost_or_proven_by_nothing_is_found() {
         let whole: String = (1..=ATTACKS).map(|n| format!("| {n} | x | proven | `a_test` | |\n")).collect();
         let known = BTreeSet::from(["a_test".to_owned()]);
-        assert!(judge(&whole, &known).is_empty());
-        assert_eq!(judge(&whole, &BTreeSet::new()).len(), ATTACKS as usize);
+        assert!(find_problems(&whole, &known).is_empty());
+        assert_eq!(find_problems(&whole, &BTreeSet::new()).len(), ATTACKS as usize);
         let first = whole.replace("| 1 | x | proven | `a_test` | |", "| 1 | x | proven | | |");
-        assert_eq!(judge(&first, &known), ["attack 1 is proven by no test"]);
+        assert_eq!(find_problems(&first, &known), ["attack 1 is proven by no test"]);
         let second = whole.replace("| 2 | x | proven |", "| 2 | x | partly |");
-        assert_eq!(judge(&second, &known), ["attack 2 does not say what is missing"]);
+        assert_eq!(find_problems(&second, &known), ["attack 2 does not say what is missing"]);
         let twice = whole.replace("| 4 | ", "| 3 | ");
-        assert_eq!(judge(&twice, &known), ["attack 3 is not listed once", "attack 4 is not listed once"]);
+        assert_eq!(
+            find_problems(&twice, &known),
+            ["attack 3 is not listed once", "attack 4 is not listed once"]
+        );
         let commands = whole.replace("`a_test`", "`cargo xtask fuzz api`");
-        assert!(judge(&commands, &known).is_empty());
+        assert!(find_problems(&commands, &known).is_empty());
     }
 
     #[test]

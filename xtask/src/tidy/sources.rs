@@ -9,7 +9,7 @@ use crate::workspace::{TEST_CRATES, Workspace};
 
 const LINES_MAX: usize = 700;
 /// Names that say nothing about what is inside.
-const VAGUE: &[&str] = &["common", "utils", "util", "helpers", "helper", "misc", "manager"];
+const VAGUE_NAMES: &[&str] = &["common", "utils", "util", "helpers", "helper", "misc", "manager"];
 const DB: &str = "crates/server/src/db";
 /// A test is on, says what it shows in a sentence, and names the failure it expects. In halves, so that
 /// this file does not match.
@@ -31,12 +31,12 @@ const FOREIGN_TO_DB: &[&str] = &[
     "reqwest::",
 ];
 
-fn rust(workspace: &Workspace) -> Result<Vec<String>> {
+fn rust_files(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(workspace.files()?.into_iter().filter(|path| path.ends_with(".rs")).collect())
 }
 
 pub(super) fn names(workspace: &Workspace) -> Result<Problems> {
-    let files = rust(workspace)?;
+    let files = rust_files(workspace)?;
     Ok(files.iter().filter_map(|path| vague(path)).collect())
 }
 
@@ -44,16 +44,16 @@ fn vague(path: &str) -> Option<String> {
     let mut parts = Path::new(path).with_extension("");
     loop {
         let name = parts.file_name()?.to_str()?;
-        if VAGUE.contains(&name) {
+        if VAGUE_NAMES.contains(&name) {
             return Some(format!("`{path}`: `{name}` says nothing; name it after what it holds"));
         }
         parts = parts.parent()?.to_owned();
     }
 }
 
-pub(super) fn lengths(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_lengths(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
-    for path in rust(workspace)?.iter().filter(|path| path.contains("/src/")) {
+    for path in rust_files(workspace)?.iter().filter(|path| path.contains("/src/")) {
         let lines = workspace.read(path)?.lines().count();
         if lines > LINES_MAX {
             problems.push(format!("`{path}` has {lines} lines; {LINES_MAX} is the most"));
@@ -62,10 +62,10 @@ pub(super) fn lengths(workspace: &Workspace) -> Result<Problems> {
     Ok(problems)
 }
 
-pub(super) fn sql(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_sql_location(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
-    let product = |path: &&String| path.starts_with("crates/") && !may_hold_sql(path);
-    for path in rust(workspace)?.iter().filter(product) {
+    let product = |path: &&String| path.starts_with("crates/") && !is_sql_allowed(path);
+    for path in rust_files(workspace)?.iter().filter(product) {
         let source = workspace.read(path)?;
         let found = source.lines().enumerate().filter(|(_, line)| has_sql(line));
         problems.extend(found.map(|(at, _)| format!("`{path}:{}`: SQL belongs in `{DB}/`", at + 1)));
@@ -74,7 +74,7 @@ pub(super) fn sql(workspace: &Workspace) -> Result<Problems> {
 }
 
 /// Those who check read the database past the code they check, and so may tests.
-fn may_hold_sql(path: &str) -> bool {
+fn is_sql_allowed(path: &str) -> bool {
     path.contains("/tests/") || path.starts_with(DB) || TEST_CRATES.iter().any(|dir| path.starts_with(dir))
 }
 
@@ -84,9 +84,9 @@ fn has_sql(line: &str) -> bool {
     verbs.iter().any(|verb| line.contains(&format!("\"{verb}")) || line.trim_start().starts_with(verb))
 }
 
-pub(super) fn db_imports(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_db_imports(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
-    for path in rust(workspace)?.iter().filter(|path| path.starts_with(DB)) {
+    for path in rust_files(workspace)?.iter().filter(|path| path.starts_with(DB)) {
         let source = workspace.read(path)?;
         let found = FOREIGN_TO_DB.iter().filter(|name| source.contains(**name));
         problems.extend(found.map(|name| format!("`{path}` may not use `{name}`")));
@@ -94,9 +94,9 @@ pub(super) fn db_imports(workspace: &Workspace) -> Result<Problems> {
     Ok(problems)
 }
 
-pub(super) fn tests_are_on(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_tests_enabled(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
-    for path in rust(workspace)? {
+    for path in rust_files(workspace)? {
         let source = workspace.read(&path)?;
         for (at, line) in source.lines().enumerate() {
             let found = NOT_IN_TESTS.iter().filter(|text| line.contains(**text));
@@ -128,10 +128,10 @@ mod tests {
 
     #[test]
     fn only_db_and_those_who_check_may_hold_sql() {
-        assert!(may_hold_sql("crates/server/src/db/jobs.rs"));
-        assert!(may_hold_sql("crates/server-tests/tests/it/runs.rs"));
-        assert!(may_hold_sql("crates/sim/src/invariants.rs"));
-        assert!(may_hold_sql("crates/testenv/src/replicas.rs"));
-        assert!(!may_hold_sql("crates/server/src/services/runs.rs"));
+        assert!(is_sql_allowed("crates/server/src/db/jobs.rs"));
+        assert!(is_sql_allowed("crates/server-tests/tests/it/runs.rs"));
+        assert!(is_sql_allowed("crates/sim/src/invariants.rs"));
+        assert!(is_sql_allowed("crates/testenv/src/replicas.rs"));
+        assert!(!is_sql_allowed("crates/server/src/services/runs.rs"));
     }
 }

@@ -17,7 +17,7 @@ const IPV6: [Ipv6Addr; 3] = [
     Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),
     Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
 ];
-const NAME_SERVICE: u16 = 53;
+const DNS_PORT: u16 = 53;
 const HOOKS: [Hook; 4] = [Hook::Connect4, Hook::Connect6, Hook::SendTo4, Hook::SendTo6];
 
 const LOAD: u8 = 0x61;
@@ -30,14 +30,14 @@ const REFUSE: i32 = 0;
 const ALLOW: i32 = 1;
 
 /// The words of an address, each with the offset of its field.
-type Words = Vec<(i16, i32)>;
+type AddressWords = Vec<(i16, i32)>;
 
-fn words(bytes: &[u8], first: i16) -> Words {
+fn words(bytes: &[u8], first: i16) -> AddressWords {
     let parts = bytes.chunks_exact(4).map(|part| i32::from_ne_bytes([part[0], part[1], part[2], part[3]]));
     (0..).step_by(4).map(|at: i16| first + at).zip(parts).collect()
 }
 
-fn refused(hook: Hook) -> Vec<Words> {
+fn blocked_addresses(hook: Hook) -> Vec<AddressWords> {
     match hook {
         Hook::Connect6 | Hook::SendTo6 => {
             let mapped = IPV4.map(|address| std::net::Ipv4Addr::from(address).to_ipv6_mapped());
@@ -53,9 +53,9 @@ fn program(hook: Hook) -> Vec<u8> {
     let mut bytes = Vec::new();
     let leave = |with: i32| [instruction(SET, 0, 0, 0, with), instruction(EXIT, 0, 0, 0, 0)].concat();
     bytes.extend(instruction(LOAD, 2, CONTEXT, ports::PORT, 0));
-    bytes.extend(instruction(JUMP_UNLESS, 2, 0, 2, ports::word(NAME_SERVICE)));
+    bytes.extend(instruction(JUMP_UNLESS, 2, 0, 2, ports::port_word(DNS_PORT)));
     bytes.extend(leave(ALLOW));
-    for address in refused(hook) {
+    for address in blocked_addresses(hook) {
         let mut left = i16::try_from(address.len()).unwrap_or_default();
         for (offset, value) in address {
             left -= 1;

@@ -16,11 +16,11 @@ use std::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hierarchies {
     pub v2: Option<Mount>,
-    pub v1: Vec<V1>,
+    pub v1: Vec<V1Hierarchy>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct V1 {
+pub struct V1Hierarchy {
     pub controllers: Vec<String>,
     pub mount: Mount,
 }
@@ -59,7 +59,7 @@ impl Hierarchies {
                     .collect();
                 let known = |c: &String| found.v1.iter().any(|v1| v1.controllers.contains(c));
                 if !controllers.is_empty() && !controllers.iter().any(known) {
-                    found.v1.push(V1 { controllers, mount });
+                    found.v1.push(V1Hierarchy { controllers, mount });
                 }
             }
         }
@@ -99,23 +99,26 @@ pub struct Usage {
 impl Group {
     /// Where this process itself stands.
     pub fn own() -> io::Result<Self> {
-        Ok(Self::standing(&Hierarchies::mounted()?, &fs::read_to_string("/proc/self/cgroup")?))
+        Ok(Self::from_proc_lines(&Hierarchies::mounted()?, &fs::read_to_string("/proc/self/cgroup")?))
     }
 
     /// The group of another process.
-    pub fn of_process(pid: i32) -> io::Result<Self> {
+    pub fn for_process(pid: i32) -> io::Result<Self> {
         let lines = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-        Ok(Self::standing(&Hierarchies::mounted()?, &lines))
+        Ok(Self::from_proc_lines(&Hierarchies::mounted()?, &lines))
     }
 
-    fn standing(hierarchies: &Hierarchies, lines: &str) -> Self {
+    fn from_proc_lines(hierarchies: &Hierarchies, lines: &str) -> Self {
         let mut group = Self::default();
         for line in lines.lines() {
             let mut fields = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
             if controllers.is_empty() {
                 // The group inside a task's is for killing only; its parent counts and limits.
-                let path = path.strip_suffix(task::JOB).filter(|above| task::is_ours(above)).unwrap_or(path);
+                let path = path
+                    .strip_suffix(task::JOB_SUBGROUP)
+                    .filter(|above| task::is_task_group(above))
+                    .unwrap_or(path);
                 group.v2 = hierarchies.v2.as_ref().map(|mount| mount.directory(path));
             }
             for controller in controllers.split(',').filter(|c| V1_CONTROLLERS.contains(c)) {
@@ -198,7 +201,8 @@ mod tests {
         assert_eq!(found.v1_of("cpu"), found.v1_of("cpuacct"));
         assert_eq!(found.v1_of("memory").unwrap().at, Path::new("/sys/fs/cgroup/memory"));
         assert_eq!(found.v1_of("pids"), None);
-        let group = Group::standing(&found, "4:memory:/a/b\n1:cpu,cpuacct:/\n3:name=systemd:/x\n0::/c\n");
+        let group =
+            Group::from_proc_lines(&found, "4:memory:/a/b\n1:cpu,cpuacct:/\n3:name=systemd:/x\n0::/c\n");
         assert_eq!(group.v1_of("memory").unwrap(), Path::new("/sys/fs/cgroup/memory/a/b"));
         assert_eq!(group.v1_of("cpuacct").unwrap(), Path::new("/sys/fs/cgroup/cpu,cpuacct"));
         assert_eq!(group.v2.unwrap(), Path::new("/sys/fs/cgroup/unified/c"));
@@ -207,14 +211,14 @@ mod tests {
     #[test]
     fn in_a_container_the_mount_is_the_groups_own_part() {
         let mountinfo = "32 30 0:28 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
-        let group = Group::standing(&Hierarchies::read(mountinfo), "4:memory:/docker/abc/job\n");
+        let group = Group::from_proc_lines(&Hierarchies::read(mountinfo), "4:memory:/docker/abc/job\n");
         assert_eq!(group.v1_of("memory").unwrap(), Path::new("/sys/fs/cgroup/memory/job"));
         let inside = "0::/windlass/0123456789ab/7/job\n";
         let v2 = "32 30 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n";
-        let group = Group::standing(&Hierarchies::read(v2), inside);
+        let group = Group::from_proc_lines(&Hierarchies::read(v2), inside);
         assert_eq!(group.v2.unwrap(), Path::new("/sys/fs/cgroup/windlass/0123456789ab/7"));
         let namespaced = "32 30 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
-        let group = Group::standing(&Hierarchies::read(namespaced), "0::/\n");
+        let group = Group::from_proc_lines(&Hierarchies::read(namespaced), "0::/\n");
         assert_eq!(group.v2.unwrap(), Path::new("/sys/fs/cgroup"));
     }
 

@@ -58,7 +58,7 @@ pub(super) fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -
 
 /// A step of the program; jumps are resolved when all steps are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum BpfStep {
     /// Register ← field of the address.
     Load {
         to: u8,
@@ -70,12 +70,12 @@ enum Step {
         value: i32,
     },
     /// Lets the call through unless the register holds the value.
-    EndUnless {
+    ReturnUnless {
         register: u8,
         value: i32,
     },
     /// Goes to the next pair unless the register holds the value.
-    NextUnless {
+    NextPairUnless {
         register: u8,
         value: i32,
     },
@@ -88,44 +88,44 @@ enum Step {
         from: u8,
         offset: i16,
     },
-    End,
+    Return,
 }
 
-/// Steps of one pair of ports: `NextUnless` skips the rest of them.
-const PAIR: i16 = 4;
+/// Steps of one pair of ports: `NextPairUnless` skips the rest of them.
+const STEPS_PER_PAIR: i16 = 4;
 /// Holds the address on entry.
 const CONTEXT: u8 = 1;
 
 /// As the address holds it: network order in the lower half of a word.
-pub(super) fn word(port: u16) -> i32 {
+pub(super) fn port_word(port: u16) -> i32 {
     i32::from(u16::from_ne_bytes(port.to_be_bytes()))
 }
 
-fn steps(hook: Hook, ports: &PortMap) -> Vec<Step> {
+fn steps(hook: Hook, ports: &PortMap) -> Vec<BpfStep> {
     let mut steps = Vec::new();
     match hook {
         Hook::Bind4 | Hook::Bind6 | Hook::SendTo4 | Hook::SendTo6 => {}
         // 127.0.0.0/8: the first byte is the lowest.
         Hook::Connect4 => steps.extend([
-            Step::Load { to: 3, offset: IP4 },
-            Step::And { to: 3, value: 0xff },
-            Step::EndUnless { register: 3, value: 127 },
+            BpfStep::Load { to: 3, offset: IP4 },
+            BpfStep::And { to: 3, value: 0xff },
+            BpfStep::ReturnUnless { register: 3, value: 127 },
         ]),
         // ::1
         Hook::Connect6 => {
             for (part, value) in [(0, 0), (4, 0), (8, 0), (12, i32::from_ne_bytes([0, 0, 0, 1]))] {
-                steps.push(Step::Load { to: 3, offset: IP6 + part });
-                steps.push(Step::EndUnless { register: 3, value });
+                steps.push(BpfStep::Load { to: 3, offset: IP6 + part });
+                steps.push(BpfStep::ReturnUnless { register: 3, value });
             }
         }
     }
-    steps.push(Step::Load { to: 2, offset: PORT });
+    steps.push(BpfStep::Load { to: 2, offset: PORT });
     for (&from, &to) in ports {
         steps.extend([
-            Step::NextUnless { register: 2, value: word(from) },
-            Step::Set { to: 2, value: word(to) },
-            Step::Store { from: 2, offset: PORT },
-            Step::End,
+            BpfStep::NextPairUnless { register: 2, value: port_word(from) },
+            BpfStep::Set { to: 2, value: port_word(to) },
+            BpfStep::Store { from: 2, offset: PORT },
+            BpfStep::Return,
         ]);
     }
     steps
@@ -138,13 +138,15 @@ fn program(hook: Hook, ports: &PortMap) -> Vec<u8> {
     for (at, step) in (0..).zip(&steps) {
         let to_end: i16 = count - at - 1;
         bytes.extend(match *step {
-            Step::Load { to, offset } => instruction(0x61, to, CONTEXT, offset, 0),
-            Step::And { to, value } => instruction(0x57, to, 0, 0, value),
-            Step::EndUnless { register, value } => instruction(0x55, register, 0, to_end, value),
-            Step::NextUnless { register, value } => instruction(0x55, register, 0, PAIR - 1, value),
-            Step::Set { to, value } => instruction(0xb7, to, 0, 0, value),
-            Step::Store { from, offset } => instruction(0x63, CONTEXT, from, offset, 0),
-            Step::End => instruction(0x05, 0, 0, to_end, 0),
+            BpfStep::Load { to, offset } => instruction(0x61, to, CONTEXT, offset, 0),
+            BpfStep::And { to, value } => instruction(0x57, to, 0, 0, value),
+            BpfStep::ReturnUnless { register, value } => instruction(0x55, register, 0, to_end, value),
+            BpfStep::NextPairUnless { register, value } => {
+                instruction(0x55, register, 0, STEPS_PER_PAIR - 1, value)
+            }
+            BpfStep::Set { to, value } => instruction(0xb7, to, 0, 0, value),
+            BpfStep::Store { from, offset } => instruction(0x63, CONTEXT, from, offset, 0),
+            BpfStep::Return => instruction(0x05, 0, 0, to_end, 0),
         });
     }
     // The call goes on: return 1.
@@ -173,7 +175,7 @@ struct Load {
 
 /// `union bpf_attr` of `BPF_PROG_ATTACH`, as far as it is used.
 #[repr(C)]
-struct Attach {
+struct ProgAttachAttr {
     group: u32,
     program: u32,
     hook: u32,
@@ -218,7 +220,7 @@ pub(super) fn attach(group: &Path, hook: Hook, instructions: &[u8]) -> io::Resul
     let group = File::open(group)?;
     let program = load(hook, instructions)?;
     let number = |descriptor: i32| u32::try_from(descriptor).map_err(io::Error::other);
-    let attributes = Attach {
+    let attributes = ProgAttachAttr {
         group: number(group.as_raw_fd())?,
         program: number(program.as_raw_fd())?,
         hook: hook as u32,
@@ -249,6 +251,6 @@ mod tests {
 
     #[test]
     fn ports_are_compared_in_network_order() {
-        assert_eq!(word(8000).to_ne_bytes()[..2], [0x1f, 0x40]);
+        assert_eq!(port_word(8000).to_ne_bytes()[..2], [0x1f, 0x40]);
     }
 }

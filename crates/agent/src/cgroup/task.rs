@@ -17,24 +17,24 @@ use super::{Group, Hierarchies, Mount};
 use crate::proc::{self, Held};
 
 /// What all our groups are below.
-const PARENT: &str = "windlass";
+const ROOT_GROUP: &str = "windlass";
 /// The group inside a task's for all but its first process.
-pub(super) const JOB: &str = "/job";
+pub(super) const JOB_SUBGROUP: &str = "/job";
 /// Version 1 hierarchies that do something for us: limits, use, and stopping everything at once.
-const USED: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "freezer"];
+const V1_CONTROLLERS_USED: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "freezer"];
 /// Microseconds over which a processor limit is counted.
 const CPU_PERIOD_US: u64 = 100_000;
 /// The least the kernel takes for it.
 const CPU_QUOTA_US_MIN: u64 = 1000;
 /// A group the kernel still thinks busy is tried again.
-const REMOVE_TRIES: u32 = 100;
-const REMOVE_AGAIN: Duration = Duration::from_millis(10);
+const REMOVE_ATTEMPTS: u32 = 100;
+const REMOVE_RETRY_DELAY: Duration = Duration::from_millis(10);
 /// Another task's end may take the common parent away just as we make our group in it.
-const MAKE_TRIES: u32 = 20;
+const CREATE_ATTEMPTS: u32 = 20;
 
 /// Whether a path is that of a task's group.
-pub(super) fn is_ours(path: &str) -> bool {
-    Path::new(path).ancestors().nth(2).is_some_and(|above| above.ends_with(PARENT))
+pub(super) fn is_task_group(path: &str) -> bool {
+    Path::new(path).ancestors().nth(2).is_some_and(|above| above.ends_with(ROOT_GROUP))
 }
 
 /// `None` is no limit.
@@ -50,12 +50,12 @@ pub struct Limits {
 
 /// A limit that was asked for and does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unenforced {
+pub struct UnenforcedLimit {
     pub what: &'static str,
     pub why: String,
 }
 
-impl std::fmt::Display for Unenforced {
+impl std::fmt::Display for UnenforcedLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "the {} limit is not enforced: {}", self.what, self.why)
     }
@@ -63,43 +63,43 @@ impl std::fmt::Display for Unenforced {
 
 /// The groups of one shim.
 #[derive(Clone, Debug)]
-pub struct Groups {
+pub struct TaskGroups {
     hierarchies: Hierarchies,
     own: Group,
     /// `windlass/HOME`.
     parent: PathBuf,
 }
 
-impl Groups {
+impl TaskGroups {
     /// `home` is a short name for the shim's directory.
     pub fn new(home: &str, hierarchies: Hierarchies) -> Self {
-        Self { hierarchies, own: Group::own().unwrap_or_default(), parent: Path::new(PARENT).join(home) }
+        Self { hierarchies, own: Group::own().unwrap_or_default(), parent: Path::new(ROOT_GROUP).join(home) }
     }
 
     /// Makes the group of a task, or finds it again, and limits it. What could not be limited is told.
-    pub fn make(&self, name: &str, limits: &Limits) -> (TaskGroup, Vec<Unenforced>) {
+    pub fn make(&self, name: &str, limits: &Limits) -> (TaskGroup, Vec<UnenforcedLimit>) {
         let mut group = Group::default();
         if let Some(mount) = &self.hierarchies.v2 {
-            group.v2 = self.make_in(mount, self.own.v2.as_deref(), name, true);
+            group.v2 = self.create_in(mount, self.own.v2.as_deref(), name, true);
         }
-        for controller in USED {
+        for controller in V1_CONTROLLERS_USED {
             let Some(mount) = self.hierarchies.v1_of(controller) else { continue };
-            if let Some(path) = self.make_in(mount, self.own.v1_of(controller), name, false) {
+            if let Some(path) = self.create_in(mount, self.own.v1_of(controller), name, false) {
                 group.v1.push((controller.to_owned(), path));
             }
         }
-        let unenforced = limit(&group, limits);
-        (self.task(name, group), unenforced)
+        let unenforced = apply_limits(&group, limits);
+        (self.task_group(name, group), unenforced)
     }
 
-    fn make_in(&self, mount: &Mount, own: Option<&Path>, name: &str, v2: bool) -> Option<PathBuf> {
+    fn create_in(&self, mount: &Mount, own: Option<&Path>, name: &str, v2: bool) -> Option<PathBuf> {
         for base in [Some(mount.at.as_path()), own].into_iter().flatten() {
             let path = base.join(&self.parent).join(name);
-            for _ in 0..MAKE_TRIES {
+            for _ in 0..CREATE_ATTEMPTS {
                 match fs::create_dir_all(&path) {
                     Ok(()) => {
                         if v2 {
-                            self.pass_controllers_down(base);
+                            self.enable_controllers(base);
                         }
                         return Some(path);
                     }
@@ -112,7 +112,7 @@ impl Groups {
     }
 
     /// On version 2 a controller limits a group only when each group above passes it on.
-    fn pass_controllers_down(&self, base: &Path) {
+    fn enable_controllers(&self, base: &Path) {
         let mut above = base.to_owned();
         for part in std::iter::once(Path::new("")).chain(self.parent.iter().map(Path::new)) {
             above.push(part);
@@ -129,16 +129,18 @@ impl Groups {
             bases.map(|base| base.join(&self.parent).join(name)).find(|path| path.is_dir())
         };
         let v2 = self.hierarchies.v2.as_ref().and_then(|mount| there(mount, self.own.v2.as_deref()));
-        let v1 = USED.iter().filter_map(|&controller| {
+        let v1 = V1_CONTROLLERS_USED.iter().filter_map(|&controller| {
             let path = there(self.hierarchies.v1_of(controller)?, self.own.v1_of(controller))?;
             Some((controller.to_owned(), path))
         });
-        self.task(name, Group { v2, v1: v1.collect() })
+        self.task_group(name, Group { v2, v1: v1.collect() })
     }
 
     /// The names of all groups there are.
     pub fn names(&self) -> BTreeSet<String> {
-        let v1 = USED.iter().filter_map(|c| Some((&self.hierarchies.v1_of(c)?.at, self.own.v1_of(c))));
+        let v1 = V1_CONTROLLERS_USED
+            .iter()
+            .filter_map(|c| Some((&self.hierarchies.v1_of(c)?.at, self.own.v1_of(c))));
         let v2 = self.hierarchies.v2.as_ref().map(|mount| (&mount.at, self.own.v2.as_deref()));
         let bases = v1.chain(v2).flat_map(|(at, own)| [Some(at.as_path()), own]).flatten();
         let mut names = BTreeSet::new();
@@ -151,7 +153,7 @@ impl Groups {
         names
     }
 
-    fn task(&self, name: &str, group: Group) -> TaskGroup {
+    fn task_group(&self, name: &str, group: Group) -> TaskGroup {
         TaskGroup { group, below: Path::new("/").join(&self.parent).join(name) }
     }
 }
@@ -172,7 +174,7 @@ impl TaskGroup {
     }
 
     /// A version 2 group inside for all but the first process. It is killed at one blow, and the first lives on.
-    pub fn make_job(&self) -> Option<PathBuf> {
+    pub fn create_job_subgroup(&self) -> Option<PathBuf> {
         let path = self.group.v2.as_ref()?.join("job");
         fs::create_dir_all(&path).ok()?;
         path.join("cgroup.kill").exists().then_some(path)
@@ -195,7 +197,7 @@ impl TaskGroup {
             self.freeze(true);
         }
         for pid in self.members() {
-            self.kill_one(pid);
+            self.kill_member(pid);
         }
         if !at_one_blow {
             self.freeze(false);
@@ -204,15 +206,15 @@ impl TaskGroup {
 
     /// The handle is taken first and the membership read then: a pid that was given to somebody else in between
     /// is either not held, or seen not to be a member.
-    fn kill_one(&self, pid: i32) {
+    fn kill_member(&self, pid: i32) {
         let Ok(Some(stat)) = proc::stat(pid) else { return };
         let Ok(Some(held)) = Held::open(stat.name) else { return };
-        if self.holds(pid) {
+        if self.contains(pid) {
             let _ = held.signal(Signal::KILL);
         }
     }
 
-    fn holds(&self, pid: i32) -> bool {
+    fn contains(&self, pid: i32) -> bool {
         let Ok(lines) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return false };
         let paths = lines.lines().filter_map(|line| line.splitn(3, ':').nth(2));
         paths.into_iter().any(|path| is_below(path, &self.below))
@@ -231,12 +233,12 @@ impl TaskGroup {
     pub fn remove(&self) -> io::Result<()> {
         for directory in self.directories() {
             let mut tries = 0;
-            while let Err(error) = remove_below(&directory) {
+            while let Err(error) = remove_tree(&directory) {
                 tries += 1;
-                if tries >= REMOVE_TRIES {
+                if tries >= REMOVE_ATTEMPTS {
                     return Err(error);
                 }
-                std::thread::sleep(REMOVE_AGAIN);
+                std::thread::sleep(REMOVE_RETRY_DELAY);
             }
             for parent in directory.ancestors().skip(1).take(2) {
                 let _ = fs::remove_dir(parent);
@@ -269,9 +271,9 @@ fn subdirectories(directory: &Path) -> Vec<PathBuf> {
     entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
 }
 
-fn remove_below(directory: &Path) -> io::Result<()> {
+fn remove_tree(directory: &Path) -> io::Result<()> {
     for inside in subdirectories(directory) {
-        remove_below(&inside)?;
+        remove_tree(&inside)?;
     }
     match fs::remove_dir(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -279,11 +281,11 @@ fn remove_below(directory: &Path) -> io::Result<()> {
     }
 }
 
-fn limit(group: &Group, limits: &Limits) -> Vec<Unenforced> {
+fn apply_limits(group: &Group, limits: &Limits) -> Vec<UnenforcedLimit> {
     let mut unenforced = Vec::new();
     let mut tried = |what, result: Result<(), String>| {
         if let Err(why) = result {
-            unenforced.push(Unenforced { what, why });
+            unenforced.push(UnenforcedLimit { what, why });
         }
     };
     if let Some(cores) = limits.cpu {
@@ -293,7 +295,7 @@ fn limit(group: &Group, limits: &Limits) -> Vec<Unenforced> {
         tried("memory", limit_memory(group, bytes));
     }
     if let Some(pids) = limits.pids {
-        tried("pids", set(group, "pids", "pids.max", "pids.max", &pids.to_string()));
+        tried("pids", set_limit(group, "pids", "pids.max", "pids.max", &pids.to_string()));
     }
     unenforced
 }
@@ -310,12 +312,12 @@ fn limit_cpu(group: &Group, cores: f64) -> Result<(), String> {
         write(&v1.join("cpu.cfs_period_us"), &CPU_PERIOD_US.to_string())?;
         return write(&v1.join("cpu.cfs_quota_us"), &quota.to_string());
     }
-    set(group, "cpu", "cpu.max", "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))
+    set_limit(group, "cpu", "cpu.max", "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))
 }
 
 fn limit_memory(group: &Group, bytes: u64) -> Result<(), String> {
     let text = bytes.to_string();
-    set(group, "memory", "memory.limit_in_bytes", "memory.max", &text)?;
+    set_limit(group, "memory", "memory.limit_in_bytes", "memory.max", &text)?;
     // Swap must not be a way around. Where it is not counted there may be none, or it is at least not sought.
     if let Some(v1) = group.v1_of("memory") {
         if write(&v1.join("memory.memsw.limit_in_bytes"), &text).is_err() {
@@ -328,7 +330,13 @@ fn limit_memory(group: &Group, bytes: u64) -> Result<(), String> {
 }
 
 /// Writes to the controller wherever it is.
-fn set(group: &Group, controller: &str, v1_file: &str, v2_file: &str, value: &str) -> Result<(), String> {
+fn set_limit(
+    group: &Group,
+    controller: &str,
+    v1_file: &str,
+    v2_file: &str,
+    value: &str,
+) -> Result<(), String> {
     if let Some(v1) = group.v1_of(controller) {
         return write(&v1.join(v1_file), value);
     }
@@ -363,10 +371,10 @@ mod tests {
     #[test]
     fn a_limit_without_a_controller_is_told_and_not_passed_over() {
         let limits = Limits { cpu: Some(0.5), memory: Some(1 << 20), pids: Some(9) };
-        let said = limit(&Group::default(), &limits);
+        let said = apply_limits(&Group::default(), &limits);
         assert_eq!(said.iter().map(|one| one.what).collect::<Vec<_>>(), ["cpu", "memory", "pids"]);
         assert_eq!(said[0].to_string(), "the cpu limit is not enforced: no control group could be made");
-        assert!(limit(&Group::default(), &Limits::default()).is_empty());
+        assert!(apply_limits(&Group::default(), &Limits::default()).is_empty());
     }
 
     #[test]
@@ -386,9 +394,9 @@ mod tests {
             fs::write(dir.join(name), "").unwrap();
         }
         let limits = Limits { cpu: Some(1.5), memory: Some(1 << 20), pids: Some(9) };
-        let v2 = limit(&Group { v2: Some(dir.to_owned()), v1: Vec::new() }, &limits);
+        let v2 = apply_limits(&Group { v2: Some(dir.to_owned()), v1: Vec::new() }, &limits);
         let v1 = ["cpu", "memory", "pids"].map(|c| (c.to_owned(), dir.to_owned()));
-        let v1 = limit(&Group { v2: None, v1: v1.to_vec() }, &limits);
+        let v1 = apply_limits(&Group { v2: None, v1: v1.to_vec() }, &limits);
         let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
         let written = [
             ("cpu.max", "150000 100000"),

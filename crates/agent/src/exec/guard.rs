@@ -27,21 +27,21 @@ use super::isolation::Isolation;
 use crate::{
     cgroup::{
         Hierarchies,
-        task::{Groups, TaskGroup},
+        task::{TaskGroup, TaskGroups},
     },
     isolation::restrict::hide_memory,
-    runner::init::{Orders, Reaped, clear, code, pending, reap, reset_signals, take_charge},
+    runner::init::{Orders, ReapOutcome, become_reaper, clear, code, pending, reap, reset_signals},
 };
 
 /// All groups of executors are below this name.
-const HOME: &str = "exec";
+const CGROUP_HOME: &str = "exec";
 /// Why the program could not be started, for the executor to find.
-pub(super) const NOT_STARTED: &str = "not.started";
+pub(super) const START_ERROR_FILE: &str = "not.started";
 /// The directory that programs see as their root.
-pub(super) const ROOT: &str = "root";
+pub(super) const ROOT_DIR: &str = "root";
 /// The program's environment, for the guard to take.
-pub(super) const ENVIRONMENT: &str = "environment.json";
-const CANNOT_START: u8 = 127;
+pub(super) const ENVIRONMENT_FILE: &str = "environment.json";
+const EXIT_CANNOT_START: u8 = 127;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -75,8 +75,8 @@ pub struct Args {
 }
 
 /// The control groups of attempts on this machine.
-pub(super) fn groups() -> io::Result<Groups> {
-    Ok(Groups::new(HOME, Hierarchies::mounted()?))
+pub(super) fn groups() -> io::Result<TaskGroups> {
+    Ok(TaskGroups::new(CGROUP_HOME, Hierarchies::mounted()?))
 }
 
 pub fn main(args: &Args) -> ExitCode {
@@ -86,38 +86,38 @@ pub fn main(args: &Args) -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             // What cannot be written down shows as the code.
-            let _ = fs::write(args.dir.join(NOT_STARTED), error.to_string());
-            ExitCode::from(CANNOT_START)
+            let _ = fs::write(args.dir.join(START_ERROR_FILE), error.to_string());
+            ExitCode::from(EXIT_CANNOT_START)
         }
     }
 }
 
-enum End {
-    Program(WaitStatus),
+enum GuardOutcome {
+    ProgramExited(WaitStatus),
     /// Nobody is there any more to tell how it ended.
-    Alone,
+    ExecutorGone,
 }
 
 fn run(args: &Args) -> io::Result<u8> {
-    let environment = take_environment(args)?;
-    let signals = take_charge()?;
+    let environment = read_environment(args)?;
+    let signals = become_reaper()?;
     let group = groups()?.find(&args.group);
     let isolation = match (args.plain, args.user, &args.apart) {
         (false, ..) => None,
         (true, Some(uid), Some(apart)) => {
-            let made = Isolation::of(uid, &args.dir.join(ROOT), apart, &args.hide);
+            let made = Isolation::for_user(uid, &args.dir.join(ROOT_DIR), apart, &args.hide);
             Some(made.map_err(|error| cannot_isolate(&error))?)
         }
         (true, ..) => Some(Isolation::plain()),
     };
     let child = start(&args.command, &environment, &group, isolation)?;
-    let end = attend(child, &signals)?;
+    let end = wait_for_exit(child, &signals)?;
     group.kill();
     clear(&Orders::default(), &signals);
     match end {
-        End::Program(status) => Ok(code(status)),
-        End::Alone => {
-            tidy(args, &environment, &group);
+        GuardOutcome::ProgramExited(status) => Ok(code(status)),
+        GuardOutcome::ExecutorGone => {
+            clean_up(args, &environment, &group);
             Ok(0)
         }
     }
@@ -126,15 +126,15 @@ fn run(args: &Args) -> io::Result<u8> {
 type Variables = Vec<(String, String)>;
 
 /// What the executor left for the program. It is nobody's any more afterwards.
-fn take_environment(args: &Args) -> io::Result<Variables> {
-    let file = args.dir.join(ENVIRONMENT);
+fn read_environment(args: &Args) -> io::Result<Variables> {
+    let file = args.dir.join(ENVIRONMENT_FILE);
     let variables = serde_json::from_slice(&fs::read(&file)?)?;
     fs::remove_file(file)?;
     Ok(variables)
 }
 
 /// What the executor would have done at the end.
-fn tidy(args: &Args, environment: &Variables, group: &TaskGroup) {
+fn clean_up(args: &Args, environment: &Variables, group: &TaskGroup) {
     if let [program, rest @ ..] = &args.after[..] {
         // A child of ours, and all signals are blocked here: it gets them as they are meant.
         let mut command = Command::new(program);
@@ -143,7 +143,7 @@ fn tidy(args: &Args, environment: &Variables, group: &TaskGroup) {
         let _ = command.status();
     }
     let _ = group.remove();
-    let _ = fs::remove_dir_all(if args.whole { args.dir.clone() } else { args.dir.join(ROOT) });
+    let _ = fs::remove_dir_all(if args.whole { args.dir.clone() } else { args.dir.join(ROOT_DIR) });
 }
 
 fn cannot_isolate(error: &io::Error) -> io::Error {
@@ -185,11 +185,11 @@ fn start(
 }
 
 /// Reaps whatever ends, and passes signals on to the program and those it stands with.
-fn attend(child: Pid, signals: &SignalFd) -> io::Result<End> {
+fn wait_for_exit(child: Pid, signals: &SignalFd) -> io::Result<GuardOutcome> {
     let executor = io::stdin();
     loop {
-        if let Reaped::Runner(status) = reap(Some(child))? {
-            return Ok(End::Program(status));
+        if let ReapOutcome::Runner(status) = reap(Some(child))? {
+            return Ok(GuardOutcome::ProgramExited(status));
         }
         let mut both =
             [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN), PollFd::new(&executor, PollFlags::IN)];
@@ -199,7 +199,7 @@ fn attend(child: Pid, signals: &SignalFd) -> io::Result<End> {
         }
         // Nothing is ever written there: whatever happens means the end.
         if !both[1].revents().is_empty() {
-            return Ok(End::Alone);
+            return Ok(GuardOutcome::ExecutorGone);
         }
         for asked in pending(signals, Some(Duration::ZERO))? {
             // The program was not reaped, so its number is its own.

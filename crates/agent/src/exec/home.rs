@@ -10,24 +10,24 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
-use super::guard::{ROOT, groups};
+use super::guard::{ROOT_DIR, groups};
 use crate::proc;
 
 /// Before the name of the attempt, where nobody says where its directory should be.
 const PREFIX: &str = "windlass-exec-";
 /// Who runs it: a dispatcher that comes back finds it there.
-const OWNER: &str = "executor.json";
-const LOCK: &str = "lock";
+const OWNER_FILE: &str = "executor.json";
+const LOCK_FILE: &str = "lock";
 
 /// The directory of an attempt. It is ours as long as this lives.
-pub(super) struct Home {
+pub(super) struct WorkDir {
     pub(super) dir: PathBuf,
     /// Whether all of it goes at the end, or only what the program saw.
     pub(super) is_own: bool,
     _lock: File,
 }
 
-impl Home {
+impl WorkDir {
     /// `None`: somebody else runs this very attempt here.
     pub(super) fn take(name: &str, given: Option<&Path>) -> io::Result<Option<Self>> {
         let dir = match given {
@@ -38,7 +38,7 @@ impl Home {
         // What a program writes is for nobody else on the machine.
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
         let mut options = File::options();
-        let lock = options.create(true).truncate(false).write(true).mode(0o600).open(dir.join(LOCK))?;
+        let lock = options.create(true).truncate(false).write(true).mode(0o600).open(dir.join(LOCK_FILE))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
@@ -48,14 +48,14 @@ impl Home {
         let own = i32::try_from(pid).ok().map(proc::stat).transpose()?.flatten();
         let own = json!({ "pid": pid, "started": own.map(|stat| stat.name.start) });
         fs::write(dir.join("executor.own"), own.to_string())?;
-        fs::rename(dir.join("executor.own"), dir.join(OWNER))?;
+        fs::rename(dir.join("executor.own"), dir.join(OWNER_FILE))?;
         let home = Self { dir, is_own: given.is_none(), _lock: lock };
-        home.sweep();
+        home.remove_abandoned();
         Ok(Some(home))
     }
 
     /// Attempts beside this one whose executor is dead, and whose guard was killed with it.
-    fn sweep(&self) {
+    fn remove_abandoned(&self) {
         let Some(above) = self.dir.parent() else { return };
         for entry in fs::read_dir(above).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -63,20 +63,20 @@ impl Home {
             let dir = entry.path();
             let Some(name) = name.filter(|_| dir != self.dir) else { continue };
             if is_abandoned(&dir) {
-                sweep_one(&dir, name, self.is_own);
+                remove_attempt(&dir, name, self.is_own);
             }
         }
     }
 }
 
 fn is_abandoned(dir: &Path) -> bool {
-    let Ok(text) = fs::read(dir.join(OWNER)) else { return false };
+    let Ok(text) = fs::read(dir.join(OWNER_FILE)) else { return false };
     let Ok(owner) = serde_json::from_slice::<Value>(&text) else { return false };
     let (pid, start) = (owner["pid"].as_i64(), owner["started"].as_u64());
     let (Some(Ok(pid)), Some(start)) = (pid.map(i32::try_from), start) else { return false };
     // A lock that somebody holds says more than a number that two processes may have had.
     let held = || {
-        let lock = File::options().write(true).open(dir.join(LOCK));
+        let lock = File::options().write(true).open(dir.join(LOCK_FILE));
         lock.is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err())
     };
     match proc::stat(pid) {
@@ -88,20 +88,20 @@ fn is_abandoned(dir: &Path) -> bool {
     }
 }
 
-fn sweep_one(dir: &Path, name: &str, is_own: bool) {
+fn remove_attempt(dir: &Path, name: &str, is_own: bool) {
     // A guard that still cleans up does the same; both may.
     if let Ok(groups) = groups() {
         let group = groups.find(name);
         group.kill();
         let _ = group.remove();
     }
-    let _ = fs::remove_dir_all(if is_own { dir.to_owned() } else { dir.join(ROOT) });
+    let _ = fs::remove_dir_all(if is_own { dir.to_owned() } else { dir.join(ROOT_DIR) });
 }
 
-impl Drop for Home {
+impl Drop for WorkDir {
     /// Secrets do not stay behind. What a dispatcher made, it removes when it has seen the end.
     fn drop(&mut self) {
-        let dir = if self.is_own { self.dir.clone() } else { self.dir.join(ROOT) };
+        let dir = if self.is_own { self.dir.clone() } else { self.dir.join(ROOT_DIR) };
         let _ = fs::remove_dir_all(dir);
     }
 }
@@ -116,11 +116,11 @@ mod tests {
     fn an_attempt_that_runs_here_is_not_run_twice() {
         let dir = temp_dir("home").unwrap();
         let dir = dir.path();
-        let first = Home::take("a.1", Some(&dir.join("a.1"))).unwrap();
+        let first = WorkDir::take("a.1", Some(&dir.join("a.1"))).unwrap();
         assert!(first.is_some());
-        assert!(Home::take("a.1", Some(&dir.join("a.1"))).unwrap().is_none());
+        assert!(WorkDir::take("a.1", Some(&dir.join("a.1"))).unwrap().is_none());
         drop(first);
-        assert!(Home::take("a.1", Some(&dir.join("a.1"))).unwrap().is_some());
+        assert!(WorkDir::take("a.1", Some(&dir.join("a.1"))).unwrap().is_some());
     }
 
     #[test]
@@ -130,13 +130,13 @@ mod tests {
         for (name, owner) in
             [("dead.1", json!({ "pid": std::process::id(), "started": 1 })), ("odd.1", json!({ "pid": "x" }))]
         {
-            fs::create_dir_all(dir.join(name).join(ROOT)).unwrap();
-            fs::write(dir.join(name).join(OWNER), owner.to_string()).unwrap();
+            fs::create_dir_all(dir.join(name).join(ROOT_DIR)).unwrap();
+            fs::write(dir.join(name).join(OWNER_FILE), owner.to_string()).unwrap();
         }
-        let lives = Home::take("lives.1", Some(&dir.join("lives.1"))).unwrap().unwrap();
-        fs::create_dir_all(lives.dir.join(ROOT)).unwrap();
-        let next = Home::take("next.1", Some(&dir.join("next.1"))).unwrap().unwrap();
-        let has_root = |name: &str| dir.join(name).join(ROOT).exists();
+        let lives = WorkDir::take("lives.1", Some(&dir.join("lives.1"))).unwrap().unwrap();
+        fs::create_dir_all(lives.dir.join(ROOT_DIR)).unwrap();
+        let next = WorkDir::take("next.1", Some(&dir.join("next.1"))).unwrap().unwrap();
+        let has_root = |name: &str| dir.join(name).join(ROOT_DIR).exists();
         assert_eq!(["dead.1", "odd.1", "lives.1"].map(has_root), [false, true, true]);
         drop((lives, next));
     }

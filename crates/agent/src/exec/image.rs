@@ -20,15 +20,15 @@ use windlass_model::queue::REFUSED;
 
 use super::Stopped;
 use crate::shim::{
-    docker::{Confinement, NETWORK, confinement, creation, shield},
+    docker::{Confinement, NETWORK, confinement, create_command, shield},
     mounts,
     policy::Policy,
 };
 
 /// Images that mean none.
-const NONE: [&str; 2] = ["", "none"];
+const NO_IMAGE: [&str; 2] = ["", "none"];
 /// What is kept of an engine's complaint.
-const SAID_MAX: usize = 500;
+const ERROR_TEXT_MAX: usize = 500;
 
 /// What may run containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -61,7 +61,7 @@ pub(super) enum Engine {
 }
 
 /// What a container in an image is to be.
-pub(super) struct Order<'a> {
+pub(super) struct ContainerSpec<'a> {
     /// Unique on this machine, and findable by those who clean up.
     pub(super) name: &'a str,
     pub(super) image: &'a str,
@@ -80,24 +80,24 @@ pub(super) struct Order<'a> {
     pub(super) confinement: Confinement,
 }
 
-fn refused(why: String) -> Stopped {
-    Stopped::Impossible { reason: REFUSED, why }
+fn refused_error(why: String) -> Stopped {
+    Stopped::CannotRun { reason: REFUSED, why }
 }
 
 /// `Ok(None)`: a plain process. With a warning where the image was ignored.
-pub(super) async fn choose(
+pub(super) async fn choose_engine(
     runtime: Runtime,
     allow_process: bool,
     image: &str,
 ) -> Result<(Option<Engine>, Option<String>), Stopped> {
-    if NONE.contains(&image) {
-        return if allow_process { Ok((None, None)) } else { Err(refused(no_process(image))) };
+    if NO_IMAGE.contains(&image) {
+        return if allow_process { Ok((None, None)) } else { Err(refused_error(process_refusal(image))) };
     }
     if image.starts_with('-') {
-        return Err(refused(format!("image `{image}` begins with `-`, as no name of an image does")));
+        return Err(refused_error(format!("image `{image}` begins with `-`, as no name of an image does")));
     }
     let candidates: &[Engine] = match runtime {
-        Runtime::Process if !allow_process => return Err(refused(no_process(image))),
+        Runtime::Process if !allow_process => return Err(refused_error(process_refusal(image))),
         Runtime::Process => return Ok((None, Some(format!("image `{image}` was ignored")))),
         Runtime::Auto => &[
             Engine::Docker("docker"),
@@ -110,7 +110,7 @@ pub(super) async fn choose(
         Runtime::Apptainer => &[Engine::Apptainer("apptainer"), Engine::Apptainer("singularity")],
     };
     for engine in candidates {
-        if engine.answers().await {
+        if engine.is_available().await {
             return Ok((Some(*engine), None));
         }
     }
@@ -118,13 +118,13 @@ pub(super) async fn choose(
         let why = format!(
             "image `{image}` cannot be used: neither Docker nor Podman nor Apptainer answers on this machine"
         );
-        return Err(Stopped::Impossible { reason: "image", why });
+        return Err(Stopped::CannotRun { reason: "image", why });
     }
     let why = format!("{runtime:?} does not answer on this machine");
-    Err(Stopped::Machine(std::io::Error::new(std::io::ErrorKind::NotFound, why)))
+    Err(Stopped::Host(std::io::Error::new(std::io::ErrorKind::NotFound, why)))
 }
 
-fn no_process(image: &str) -> String {
+fn process_refusal(image: &str) -> String {
     format!(
         "container_image `{image}` would run as a plain process, which the dispatcher does not allow; \
          name an image that an engine can run, or have its operator start it with `--allow-process`"
@@ -133,7 +133,7 @@ fn no_process(image: &str) -> String {
 
 /// Whether the policy of this host lets a plain process run, whoever started the executor.
 pub(super) fn allow_process(policy: &Path) -> Result<(), Stopped> {
-    let policy = load(policy)?;
+    let policy = load_policy(policy)?;
     let why = match policy.processes(ProcessMode::Own, Vec::new()).mode {
         ProcessMode::Refused => "takes none",
         ProcessMode::Confined if !rustix::process::geteuid().is_root() => {
@@ -142,12 +142,12 @@ pub(super) fn allow_process(policy: &Path) -> Result<(), Stopped> {
         ProcessMode::Confined | ProcessMode::Own => return Ok(()),
     };
     let file = policy.file().display();
-    Err(refused(format!("a plain process: the policy of this host {why} (`processes` in {file})")))
+    Err(refused_error(format!("a plain process: the policy of this host {why} (`processes` in {file})")))
 }
 
-fn load(policy: &Path) -> Result<Policy, Stopped> {
+fn load_policy(policy: &Path) -> Result<Policy, Stopped> {
     Policy::load(policy)
-        .map_err(|error| Stopped::Machine(std::io::Error::other(windlass_model::causes::chain(&error))))
+        .map_err(|error| Stopped::Host(std::io::Error::other(windlass_model::causes::chain(&error))))
 }
 
 /// What the policy of this host makes of a container, unless it forbids it.
@@ -159,7 +159,7 @@ pub(super) fn confine(
     targets: &[String],
     gpus: Option<&str>,
 ) -> Result<Confinement, Stopped> {
-    let policy = load(policy)?;
+    let policy = load_policy(policy)?;
     let network = match (engine, network) {
         (Engine::Docker(_), Network::Bridge) => NetworkMode::Bridge,
         // It has no other without root's rights.
@@ -167,7 +167,7 @@ pub(super) fn confine(
     };
     let name = match engine {
         Engine::Docker(_) => image,
-        Engine::Apptainer(_) => file_or_registry(image, policy.limits_registries())?,
+        Engine::Apptainer(_) => apptainer_image(image, policy.restricts_registries())?,
     };
     let devices = gpus.into_iter().flat_map(|gpus| gpus.split(',')).map(|gpu| {
         let path = format!("/dev/nvidia{}", gpu.trim());
@@ -178,7 +178,7 @@ pub(super) fn confine(
         "volume_mounts": targets.iter().map(|path| json!({ "name": "", "path": path })).collect::<Vec<_>>(),
         "gpu_devices": devices.collect::<Vec<_>>(),
     }))
-    .map_err(|error| Stopped::Machine(error.into()))?;
+    .map_err(|error| Stopped::Host(error.into()))?;
     let numbered = |path: &str| (path.to_owned(), Ok(PathBuf::from(path)));
     let devices = spec.gpu_devices.iter().map(|device| numbered(&device.path_on_host)).collect();
     let seen = mounts::Seen { mounts: Vec::new(), devices };
@@ -186,34 +186,36 @@ pub(super) fn confine(
     if verdict.problems.is_empty() {
         Ok(confinement(&policy.limits(&spec), false, network))
     } else {
-        Err(refused(policy.render(&verdict.problems)))
+        Err(refused_error(policy.render(&verdict.problems)))
     }
 }
 
 /// Apptainer runs files and images of registries. A directory would show what is in it, and an instance is another
 /// container.
-fn file_or_registry(image: &str, are_registries_limited: bool) -> Result<&str, Stopped> {
+fn apptainer_image(image: &str, are_registries_limited: bool) -> Result<&str, Stopped> {
     const SCHEMES: [&str; 4] = ["docker://", "oras://", "library://", "https://"];
     if image.starts_with('/') {
         return if are_registries_limited {
-            Err(refused(format!("image `{image}` is a file, and the policy of this host names registries")))
+            Err(refused_error(format!(
+                "image `{image}` is a file, and the policy of this host names registries"
+            )))
         } else if fs::metadata(image).is_ok_and(|found| found.is_file()) {
             Ok(image)
         } else {
-            Err(refused(format!("image `{image}` is no file of this machine")))
+            Err(refused_error(format!("image `{image}` is no file of this machine")))
         };
     }
     match SCHEMES.iter().find_map(|scheme| image.strip_prefix(scheme)) {
         Some(name) => Ok(name),
         None if image.contains("://") => {
-            Err(refused(format!("image `{image}`: only {} lead to images", SCHEMES.join(", "))))
+            Err(refused_error(format!("image `{image}`: only {} lead to images", SCHEMES.join(", "))))
         }
         None => Ok(image),
     }
 }
 
 /// Where a program on the bridge finds a server that is known by an address which means itself there.
-pub(super) fn host_from(host: &str, gateway: Option<IpAddr>) -> String {
+pub(super) fn host_for_bridge(host: &str, gateway: Option<IpAddr>) -> String {
     let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
     let name = name.trim_start_matches('[').trim_end_matches(']');
     let is_loopback = name == "localhost" || name.parse::<IpAddr>().is_ok_and(|at| at.is_loopback());
@@ -224,7 +226,7 @@ pub(super) fn host_from(host: &str, gateway: Option<IpAddr>) -> String {
     }
 }
 
-async fn run(program: &str, args: &[&str]) -> Result<String, String> {
+async fn run_engine(program: &str, args: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let output = command.output().await.map_err(|error| format!("start `{program}`: {error}"))?;
@@ -232,17 +234,17 @@ async fn run(program: &str, args: &[&str]) -> Result<String, String> {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(said.trim().chars().take(SAID_MAX).collect())
+    Err(said.trim().chars().take(ERROR_TEXT_MAX).collect())
 }
 
 impl Engine {
-    async fn answers(self) -> bool {
+    async fn is_available(self) -> bool {
         match self {
             // Only an engine that answers has a server's version.
             Self::Docker(program) => {
-                run(program, &["version", "--format", "{{.Server.Version}}"]).await.is_ok()
+                run_engine(program, &["version", "--format", "{{.Server.Version}}"]).await.is_ok()
             }
-            Self::Apptainer(program) => run(program, &["--version"]).await.is_ok(),
+            Self::Apptainer(program) => run_engine(program, &["--version"]).await.is_ok(),
         }
     }
 
@@ -257,21 +259,21 @@ impl Engine {
             "{{.Id}} {{range .IPAM.Config}}{{.Gateway}} {{end}}"
         };
         let inspect = ["network", "inspect", "--format", format, NETWORK];
-        let mut found = run(program, &inspect).await;
+        let mut found = run_engine(program, &inspect).await;
         if found.is_err() {
-            let words = creation(is_podman);
+            let words = create_command(is_podman);
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            let made = run(program, &words).await;
+            let made = run_engine(program, &words).await;
             // Somebody else may have made it at the same moment.
-            found = run(program, &inspect).await.map_err(|said| made.err().unwrap_or(said));
+            found = run_engine(program, &inspect).await.map_err(|said| made.err().unwrap_or(said));
         }
         let found = found.map_err(|said| {
-            Stopped::Machine(std::io::Error::other(format!("make the network {NETWORK}: {said}")))
+            Stopped::Host(std::io::Error::other(format!("make the network {NETWORK}: {said}")))
         })?;
         let mut parts = found.split_whitespace();
         let id = parts.next().unwrap_or_default();
         if is_podman {
-            super::tell("Podman has no firewall rules of ours: the cloud's metadata may be reached");
+            super::print_message("Podman has no firewall rules of ours: the cloud's metadata may be reached");
         } else {
             shield(id).await;
         }
@@ -279,66 +281,66 @@ impl Engine {
     }
 
     /// Before the container is said to run: an image that is not there costs nobody a try.
-    pub(super) async fn fetch(self, image: &str) -> Result<(), Stopped> {
+    pub(super) async fn pull_image(self, image: &str) -> Result<(), Stopped> {
         let program = match self {
             Self::Docker(program) => program,
             // It fetches when it starts.
             Self::Apptainer(_) => return Ok(()),
         };
-        if run(program, &["image", "inspect", "--format", "{{.Id}}", image]).await.is_ok() {
+        if run_engine(program, &["image", "inspect", "--format", "{{.Id}}", image]).await.is_ok() {
             return Ok(());
         }
-        run(program, &["pull", "--quiet", image]).await.map(drop).map_err(|said| {
-            if is_no_image(&said) {
-                Stopped::Impossible { reason: "image", why: format!("fetch the image `{image}`: {said}") }
+        run_engine(program, &["pull", "--quiet", image]).await.map(drop).map_err(|said| {
+            if is_image_missing(&said) {
+                Stopped::CannotRun { reason: "image", why: format!("fetch the image `{image}`: {said}") }
             } else {
-                Stopped::Machine(std::io::Error::other(format!("fetch the image `{image}`: {said}")))
+                Stopped::Host(std::io::Error::other(format!("fetch the image `{image}`: {said}")))
             }
         })
     }
 
     /// The words that run it, and those that remove what is left of it.
-    pub(super) fn words(self, order: &Order<'_>) -> (Vec<String>, Vec<String>) {
+    pub(super) fn words(self, order: &ContainerSpec<'_>) -> (Vec<String>, Vec<String>) {
         match self {
-            Self::Docker(program) => (docker(program, order), removal(program, order.name)),
-            Self::Apptainer(program) => (apptainer(program, order), Vec::new()),
+            Self::Docker(program) => (docker(program, order), removal_command(program, order.name)),
+            Self::Apptainer(program) => (apptainer_command(program, order), Vec::new()),
         }
     }
 
     /// How it ended, by the engine: whether memory ran out, and whether it was ever started.
-    pub(super) async fn verdict(self, name: &str) -> Verdict {
+    pub(super) async fn verdict(self, name: &str) -> EngineReport {
         let program = match self {
             Self::Docker(program) => program,
-            Self::Apptainer(_) => return Verdict::default(),
+            Self::Apptainer(_) => return EngineReport::default(),
         };
         let format = "{{.State.OOMKilled}}\t{{.State.StartedAt}}\t{{.State.Error}}";
-        let said = match run(program, &["inspect", "--format", format, name]).await {
+        let said = match run_engine(program, &["inspect", "--format", format, name]).await {
             Ok(said) => said,
-            Err(said) => return Verdict { lost: Some(("crashed", said)), ..Verdict::default() },
+            Err(said) => return EngineReport { lost: Some(("crashed", said)), ..EngineReport::default() },
         };
         let mut parts = said.split('\t');
         let out_of_memory = parts.next() == Some("true");
         let never = parts.next().is_some_and(|at| at.starts_with("0001-"));
         let error = parts.next().unwrap_or_default().to_owned();
-        Verdict { out_of_memory, lost: never.then_some(("start_failed", error)) }
+        EngineReport { out_of_memory, lost: never.then_some(("start_failed", error)) }
     }
 
     pub(super) async fn remove(self, name: &str) {
         if let Self::Docker(program) = self {
             // Nothing is there to be removed when it never came so far.
-            let _ = run(program, &["rm", "--force", "--volumes", name]).await;
+            let _ = run_engine(program, &["rm", "--force", "--volumes", name]).await;
         }
     }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Verdict {
+pub(super) struct EngineReport {
     pub(super) out_of_memory: bool,
     /// There is no end to tell: it never ran, or the engine does not know it any more. A word, and what was said.
     pub(super) lost: Option<(&'static str, String)>,
 }
 
-impl Verdict {
+impl EngineReport {
     /// What the last write says of a container that has no end of its own.
     pub(super) fn refusal(&self) -> Option<Value> {
         let (reason, why) = self.lost.as_ref()?;
@@ -348,18 +350,18 @@ impl Verdict {
 }
 
 /// The engine answered, and there is no such image: elsewhere there is none either.
-fn is_no_image(said: &str) -> bool {
+fn is_image_missing(said: &str) -> bool {
     let said = said.to_ascii_lowercase();
     ["not found", "manifest unknown", "access denied", "does not exist", "invalid reference", "unauthorized"]
         .iter()
         .any(|word| said.contains(word))
 }
 
-fn removal(program: &str, name: &str) -> Vec<String> {
+fn removal_command(program: &str, name: &str) -> Vec<String> {
     [program, "rm", "--force", "--volumes", name].map(str::to_owned).to_vec()
 }
 
-fn docker(program: &str, order: &Order<'_>) -> Vec<String> {
+fn docker(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
     let mut words =
         [program, "run", "--name", order.name, "--init", "--pull", "never"].map(str::to_owned).to_vec();
     let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
@@ -411,7 +413,7 @@ fn docker(program: &str, order: &Order<'_>) -> Vec<String> {
     words
 }
 
-fn apptainer(program: &str, order: &Order<'_>) -> Vec<String> {
+fn apptainer_command(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
     let mut words = [program, "exec", "--containall", "--no-home"].map(str::to_owned).to_vec();
     if rustix::process::geteuid().is_root() {
         words.push("--no-privs".to_owned());
@@ -436,8 +438,8 @@ fn apptainer(program: &str, order: &Order<'_>) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn order<'a>(command: &'a [String]) -> Order<'a> {
-        Order {
+    fn order<'a>(command: &'a [String]) -> ContainerSpec<'a> {
+        ContainerSpec {
             name: "windlass-c.1",
             image: "debian:12",
             command,
@@ -481,26 +483,26 @@ mod tests {
         let want = "--nv --bind /tmp/r/out:/out --pwd /inside docker://debian:12 true";
         let want = format!("apptainer exec --containall --no-home{root} {want}");
         assert_eq!((words.join(" "), after), (want, Vec::new()));
-        let file = Order { image: "/images/a.sif", ..order(&command) };
+        let file = ContainerSpec { image: "/images/a.sif", ..order(&command) };
         assert!(Engine::Apptainer("apptainer").words(&file).0.contains(&"/images/a.sif".to_owned()));
     }
 
     fn reason(stopped: Stopped) -> (&'static str, String) {
-        let Stopped::Impossible { reason, why } = stopped else { panic!("{stopped}") };
+        let Stopped::CannotRun { reason, why } = stopped else { panic!("{stopped}") };
         (reason, why)
     }
 
     #[tokio::test]
     async fn plain_processes_are_refused_unless_the_operator_allows_them() {
         for image in ["none", ""] {
-            let (word, why) = reason(choose(Runtime::Auto, false, image).await.unwrap_err());
+            let (word, why) = reason(choose_engine(Runtime::Auto, false, image).await.unwrap_err());
             assert_eq!(word, REFUSED);
             assert!(why.contains("`--allow-process`"), "{why}");
-            assert_eq!(choose(Runtime::Auto, true, image).await.unwrap(), (None, None));
+            assert_eq!(choose_engine(Runtime::Auto, true, image).await.unwrap(), (None, None));
         }
-        let (word, _) = reason(choose(Runtime::Process, false, "debian").await.unwrap_err());
+        let (word, _) = reason(choose_engine(Runtime::Process, false, "debian").await.unwrap_err());
         assert_eq!(word, REFUSED);
-        let ignored = choose(Runtime::Process, true, "debian").await.unwrap();
+        let ignored = choose_engine(Runtime::Process, true, "debian").await.unwrap();
         assert_eq!(ignored, (None, Some("image `debian` was ignored".to_owned())));
     }
 
@@ -508,7 +510,7 @@ mod tests {
     async fn a_name_that_would_be_an_option_is_refused() {
         for image in ["--privileged", "-v/:/host", "--bind=/:/x docker://a"] {
             for runtime in [Runtime::Auto, Runtime::Docker, Runtime::Apptainer, Runtime::Process] {
-                let (word, why) = reason(choose(runtime, true, image).await.unwrap_err());
+                let (word, why) = reason(choose_engine(runtime, true, image).await.unwrap_err());
                 assert!(word == REFUSED && why.contains(image), "{why}");
             }
         }
@@ -562,9 +564,9 @@ mod tests {
             ("windlass.example:3000", "windlass.example:3000"),
             ("10.0.0.7:3000", "10.0.0.7:3000"),
         ] {
-            assert_eq!(host_from(host, gateway), want);
+            assert_eq!(host_for_bridge(host, gateway), want);
         }
-        assert_eq!(host_from("127.0.0.1:3000", None), "127.0.0.1:3000");
+        assert_eq!(host_for_bridge("127.0.0.1:3000", None), "127.0.0.1:3000");
     }
 
     #[test]
@@ -572,12 +574,12 @@ mod tests {
         for said in
             ["Error response from daemon: manifest unknown", "pull access denied for x", "not found: y"]
         {
-            assert!(is_no_image(said), "{said}");
+            assert!(is_image_missing(said), "{said}");
         }
         for said in
             ["Cannot connect to the Docker daemon", "dial tcp: i/o timeout", "no space left on device"]
         {
-            assert!(!is_no_image(said), "{said}");
+            assert!(!is_image_missing(said), "{said}");
         }
     }
 }

@@ -32,24 +32,24 @@ use rustix::{
 use crate::isolation::restrict::{Restrictions, restrict_children};
 
 /// Where it is written down who has which user on this machine.
-const CLAIMS: &str = "/run/windlass/exec-users";
+const CLAIMS_DIR: &str = "/run/windlass/exec-users";
 
 /// Users that attempts may have, which must be nobody else's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Users {
+pub(super) struct UserRange {
     first: u32,
     last: u32,
 }
 
-impl Users {
-    pub(super) const USUAL: &str = "1900100000-1900165535";
+impl UserRange {
+    pub(super) const DEFAULT: &str = "1900100000-1900165535";
 }
 
-impl FromStr for Users {
+impl FromStr for UserRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("`{text}` is no range of user numbers above 0, like `{}`", Self::USUAL);
+        let wrong = || format!("`{text}` is no range of user numbers above 0, like `{}`", Self::DEFAULT);
         let (first, last) = text.split_once('-').ok_or_else(wrong)?;
         let (Ok(first), Ok(last)) = (first.parse(), last.parse()) else { return Err(wrong()) };
         // The highest number means nobody to the kernel.
@@ -59,18 +59,18 @@ impl FromStr for Users {
 
 /// A user that one attempt has on this machine, as long as this lives.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct UserClaim {
     pub(super) uid: u32,
     _lock: File,
 }
 
-impl Claim {
+impl UserClaim {
     /// A user that nobody has. Only root can hand one out.
-    pub(super) fn take(users: Users, attempt: &str) -> io::Result<Self> {
-        Self::take_in(Path::new(CLAIMS), users, attempt)
+    pub(super) fn take(users: UserRange, attempt: &str) -> io::Result<Self> {
+        Self::acquire_in(Path::new(CLAIMS_DIR), users, attempt)
     }
 
-    fn take_in(claims: &Path, users: Users, attempt: &str) -> io::Result<Self> {
+    fn acquire_in(claims: &Path, users: UserRange, attempt: &str) -> io::Result<Self> {
         // Others keep things above it.
         if let Some(above) = claims.parent() {
             fs::create_dir_all(above)?;
@@ -112,18 +112,18 @@ fn has_processes(uid: u32) -> bool {
 }
 
 /// Gives a directory with all that is in it to a user. Links are given themselves and never followed.
-pub(super) fn give(path: &Path, uid: u32) -> io::Result<()> {
+pub(super) fn chown_tree(path: &Path, uid: u32) -> io::Result<()> {
     std::os::unix::fs::lchown(path, Some(uid), Some(uid))?;
     if fs::symlink_metadata(path)?.is_dir() {
         for entry in fs::read_dir(path)? {
-            give(&entry?.path(), uid)?;
+            chown_tree(&entry?.path(), uid)?;
         }
     }
     Ok(())
 }
 
 /// A path below a directory, unless a link is on the way: a program could have made one to anything.
-pub(super) fn without_links(root: &Path, path: &Path) -> io::Result<PathBuf> {
+pub(super) fn reject_symlinks(root: &Path, path: &Path) -> io::Result<PathBuf> {
     let below = path.strip_prefix(root).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut at = root.to_owned();
     for part in below.components() {
@@ -142,11 +142,11 @@ pub(super) fn without_links(root: &Path, path: &Path) -> io::Result<PathBuf> {
 
 /// What a plain process becomes between fork and exec. Everything is prepared: then there are system calls alone.
 pub(super) struct Isolation {
-    user: Option<OwnUser>,
+    user: Option<UserIsolation>,
     restrictions: Restrictions,
 }
 
-struct OwnUser {
+struct UserIsolation {
     uid: u32,
     /// Files of which nothing is to be seen, and directories.
     hidden_files: Vec<CString>,
@@ -162,15 +162,15 @@ impl Isolation {
     /// For whoever is not root: nothing can be gained.
     pub(super) fn plain() -> Self {
         restrict_children();
-        Self { user: None, restrictions: Restrictions::of_children() }
+        Self { user: None, restrictions: Restrictions::for_children() }
     }
 
     /// A user of its own that sees `root`, and of the directories it is in what others may see anyway. `apart` is one of
     /// those, and of that nothing is seen but `root`.
-    pub(super) fn of(uid: u32, root: &Path, apart: &Path, hidden: &[PathBuf]) -> io::Result<Self> {
+    pub(super) fn for_user(uid: u32, root: &Path, apart: &Path, hidden: &[PathBuf]) -> io::Result<Self> {
         let cwd = text(&std::env::current_dir()?)?;
         let (root, apart) = (&fs::canonicalize(root)?, &fs::canonicalize(apart)?);
-        let cover = first_closed(root).filter(|closed| apart.starts_with(closed));
+        let cover = first_private_dir(root).filter(|closed| apart.starts_with(closed));
         let cover = cover.unwrap_or_else(|| apart.to_owned());
         let below = root.strip_prefix(&cover).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut at = cover.clone();
@@ -191,14 +191,14 @@ impl Isolation {
             }
         }
         let (root, cover) = (text(root)?, text(&cover)?);
-        let user = OwnUser { uid, hidden_files, hidden_dirs, cover, way, root, cwd };
+        let user = UserIsolation { uid, hidden_files, hidden_dirs, cover, way, root, cwd };
         Ok(Self { user: Some(user), ..Self::plain() })
     }
 
     /// Between fork and exec, in a process with one thread. Nothing is allocated and no lock is taken.
     pub(super) fn enter(&self) -> io::Result<()> {
         if let Some(user) = &self.user {
-            user.hide()?;
+            user.hide_paths()?;
             self.restrictions.drop_capabilities()?;
             user.become_user()?;
         }
@@ -206,9 +206,9 @@ impl Isolation {
     }
 }
 
-impl OwnUser {
+impl UserIsolation {
     #[expect(unsafe_code, reason = "mounts of its own are made between fork and exec")]
-    fn hide(&self) -> io::Result<()> {
+    fn hide_paths(&self) -> io::Result<()> {
         // SAFETY: only the mounts are separated; files that are open stay shared with nobody.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS)? };
         let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
@@ -231,7 +231,7 @@ impl OwnUser {
         }
         if let Some(last) = self.way.last() {
             let mut buffer = [0_u8; 40];
-            mount_bind(handle_path(root.as_raw_fd(), &mut buffer), last.as_c_str())?;
+            mount_bind(fd_path(root.as_raw_fd(), &mut buffer), last.as_c_str())?;
         }
         // Processes of others are not shown; a machine that does not let us do that shows their names alone.
         let _ = mount(c"proc", c"/proc", c"proc", flags, c"hidepid=2");
@@ -250,7 +250,7 @@ impl OwnUser {
 }
 
 /// `/proc/self/fd/N`, in a buffer that is there already.
-fn handle_path(fd: i32, buffer: &mut [u8; 40]) -> &std::ffi::CStr {
+fn fd_path(fd: i32, buffer: &mut [u8; 40]) -> &std::ffi::CStr {
     const BEFORE: &[u8] = b"/proc/self/fd/";
     buffer[..BEFORE.len()].copy_from_slice(BEFORE);
     let mut digits = [0_u8; 10];
@@ -269,7 +269,7 @@ fn handle_path(fd: i32, buffer: &mut [u8; 40]) -> &std::ffi::CStr {
 }
 
 /// The first directory on the way to a path that others may not pass.
-fn first_closed(path: &Path) -> Option<PathBuf> {
+fn first_private_dir(path: &Path) -> Option<PathBuf> {
     let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
     above.reverse();
     let is_closed =
@@ -289,18 +289,18 @@ mod tests {
 
     #[test]
     fn ranges_of_users_are_read_and_roots_number_is_in_none() {
-        let usual: Users = Users::USUAL.parse().unwrap();
+        let usual: UserRange = UserRange::DEFAULT.parse().unwrap();
         assert_eq!((usual.first, usual.last), (1_900_100_000, 1_900_165_535));
         for wrong in ["", "5", "0-5", "5-4", "a-b", "1-4294967295", "-1-5"] {
-            assert!(wrong.parse::<Users>().unwrap_err().contains(wrong), "{wrong}");
+            assert!(wrong.parse::<UserRange>().unwrap_err().contains(wrong), "{wrong}");
         }
     }
 
     #[test]
     fn each_attempt_has_a_user_of_its_own_until_it_ends() {
         let dir = temp_dir("claims").unwrap();
-        let users = Users { first: 1_900_199_990, last: 1_900_199_991 };
-        let claim = |name: &str| Claim::take_in(dir.path(), users, name);
+        let users = UserRange { first: 1_900_199_990, last: 1_900_199_991 };
+        let claim = |name: &str| UserClaim::acquire_in(dir.path(), users, name);
         let (one, two) = (claim("a.1").unwrap(), claim("b.1").unwrap());
         assert_ne!(one.uid, two.uid);
         assert!(claim("c.1").unwrap_err().to_string().contains("--process-users"));
@@ -315,11 +315,11 @@ mod tests {
         let root = dir.path();
         fs::create_dir_all(root.join("plain/out")).unwrap();
         std::os::unix::fs::symlink("/etc", root.join("away")).unwrap();
-        assert!(without_links(root, &root.join("plain/out")).is_ok());
-        assert!(without_links(root, &root.join("plain/none/x")).is_ok());
-        let refused = without_links(root, &root.join("away/passwd")).unwrap_err().to_string();
+        assert!(reject_symlinks(root, &root.join("plain/out")).is_ok());
+        assert!(reject_symlinks(root, &root.join("plain/none/x")).is_ok());
+        let refused = reject_symlinks(root, &root.join("away/passwd")).unwrap_err().to_string();
         assert!(refused.contains("is a link"), "{refused}");
-        assert!(without_links(root, &root.join("away")).is_err());
+        assert!(reject_symlinks(root, &root.join("away")).is_err());
     }
 
     #[test]
@@ -327,7 +327,7 @@ mod tests {
         let mut buffer = [0_u8; 40];
         for (fd, want) in [(0, c"/proc/self/fd/0"), (7, c"/proc/self/fd/7"), (1203, c"/proc/self/fd/1203")] {
             buffer.fill(0);
-            assert_eq!(handle_path(fd, &mut buffer), want);
+            assert_eq!(fd_path(fd, &mut buffer), want);
         }
     }
 }

@@ -30,24 +30,24 @@ use windlass_model::causes::chain;
 
 pub use self::guard::{Args as GuardArgs, main as guard};
 use self::{
-    home::Home,
+    home::WorkDir,
     image::{Network, Runtime},
-    isolation::Users,
-    report::{Fenced, Report},
-    work::{Given, Running, Told, Work},
+    isolation::UserRange,
+    report::{Fenced, OutputUpload},
+    work::{Program, ProgramSpec, RunningProgram, Told},
 };
 
 /// Nothing was written: the attempt is not ours.
-const NOT_OURS: u8 = 4;
+const EXIT_NOT_OWNER: u8 = 4;
 /// How long a program may take to end after it was told to.
-const STOP_WITHIN: Duration = Duration::from_secs(10);
-const TRY_AGAIN_MIN: Duration = Duration::from_millis(200);
-const TRY_AGAIN_MAX: Duration = Duration::from_secs(10);
+const STOP_GRACE: Duration = Duration::from_secs(10);
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(200);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(10);
 /// How long the last output may be on its way after the program has ended.
-const LAST_WORDS_WITHIN: Duration = Duration::from_secs(2);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longer tokens are none.
 const TOKEN_BYTES_MAX: u64 = 4096;
-const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
+const FAR_FUTURE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Runs one attempt. The attempt's token comes on standard input, where neither a list of processes nor their
 /// environments show it.
@@ -69,8 +69,8 @@ pub struct Args {
     #[arg(long, env = "WINDLASS_EXEC_ALLOW_PROCESS")]
     allow_process: bool,
     /// Users that plain processes have, one each, where the executor is root
-    #[arg(long, env = "WINDLASS_EXEC_PROCESS_USERS", value_name = "FIRST-LAST", default_value = Users::USUAL)]
-    process_users: Users,
+    #[arg(long, env = "WINDLASS_EXEC_PROCESS_USERS", value_name = "FIRST-LAST", default_value = UserRange::DEFAULT)]
+    process_users: UserRange,
     /// What plain processes with a user of their own do not see, separated by colons
     #[arg(long, env = "WINDLASS_EXEC_HIDE", value_name = "PATHS", value_delimiter = ':')]
     hide: Vec<PathBuf>,
@@ -99,10 +99,10 @@ enum Stopped {
     Fenced(#[source] QueueError),
     /// This machine cannot run anything now.
     #[error("prepare the container")]
-    Machine(#[source] std::io::Error),
+    Host(#[source] std::io::Error),
     /// Nothing could run this.
     #[error("{why}")]
-    Impossible { reason: &'static str, why: String },
+    CannotRun { reason: &'static str, why: String },
     #[error("told to stop before anything ran")]
     Told,
     #[error("reach the queue")]
@@ -113,14 +113,14 @@ pub fn main(args: &Args) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            tell(&format!("start: {error}"));
+            print_message(&format!("start: {error}"));
             return ExitCode::FAILURE;
         }
     };
     runtime.block_on(run(args))
 }
 
-fn tell(text: &str) {
+fn print_message(text: &str) {
     let _ = writeln!(std::io::stderr(), "windlass-agent exec: {text}");
 }
 
@@ -138,80 +138,80 @@ async fn run(args: &Args) -> ExitCode {
     let token = match read_token() {
         Ok(token) => token,
         Err(error) => {
-            tell(&format!("read the token from standard input: {error}"));
+            print_message(&format!("read the token from standard input: {error}"));
             return ExitCode::FAILURE;
         }
     };
-    let client = match Client::knowing(&args.url, &token, args.server_cert.as_deref()) {
+    let client = match Client::with_certificate(&args.url, &token, args.server_cert.as_deref()) {
         Ok(client) => client,
         Err(error) => {
-            tell(&chain(&error));
+            print_message(&chain(&error));
             return ExitCode::FAILURE;
         }
     };
-    let queue = Attempt { client, uuid: args.uuid.clone(), attempt: args.attempt };
+    let queue = AttemptClient { client, uuid: args.uuid.clone(), attempt: args.attempt };
     let record = match queue.read().await {
         Ok(record) => record,
         Err(error) => {
-            tell(&format!("read the container: {error}"));
-            return if error.is_refusal() { ExitCode::from(NOT_OURS) } else { ExitCode::FAILURE };
+            print_message(&format!("read the container: {error}"));
+            return if error.is_refusal() { ExitCode::from(EXIT_NOT_OWNER) } else { ExitCode::FAILURE };
         }
     };
     if record["state"] != "Locked" || record["attempt"].as_u64() != Some(queue.attempt) {
-        tell(&format!("the container is {} in attempt {}", record["state"], record["attempt"]));
-        return ExitCode::from(NOT_OURS);
+        print_message(&format!("the container is {} in attempt {}", record["state"], record["attempt"]));
+        return ExitCode::from(EXIT_NOT_OWNER);
     }
     // After the refusals: whoever has no business here must not touch the files of who has.
-    match Home::take(&queue.name(), args.dir.as_deref()) {
+    match WorkDir::take(&queue.name(), args.dir.as_deref()) {
         Ok(Some(home)) => attempt(&queue, &record, &home, args).await,
         Ok(None) => {
-            tell("this attempt runs here already");
-            ExitCode::from(NOT_OURS)
+            print_message("this attempt runs here already");
+            ExitCode::from(EXIT_NOT_OWNER)
         }
-        Err(error) => give_back(&queue, &error).await,
+        Err(error) => return_to_queue(&queue, &error).await,
     }
 }
 
-async fn attempt(queue: &Attempt, record: &Value, home: &Home, args: &Args) -> ExitCode {
-    match carry_out(queue, record, home, args).await {
+async fn attempt(queue: &AttemptClient, record: &Value, home: &WorkDir, args: &Args) -> ExitCode {
+    match run_attempt(queue, record, home, args).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(Stopped::Fenced(error)) => {
-            tell(&error.to_string());
-            ExitCode::from(NOT_OURS)
+            print_message(&error.to_string());
+            ExitCode::from(EXIT_NOT_OWNER)
         }
-        Err(Stopped::Machine(error)) => give_back(queue, &error).await,
+        Err(Stopped::Host(error)) => return_to_queue(queue, &error).await,
         Err(Stopped::Told) => {
-            tell("told to stop before anything ran");
+            print_message("told to stop before anything ran");
             let done = queue.put(&json!({ "state": "Queued" }), "give-back").await;
             if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
-        Err(Stopped::Impossible { reason, why }) => {
+        Err(Stopped::CannotRun { reason, why }) => {
             let status = json!({ "error": why, "reason": reason });
             let done = queue.put(&json!({ "state": "Cancelled", "runtime_status": status }), "cancel").await;
             if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(Stopped::Queue(error)) => {
-            tell(&error.to_string());
+            print_message(&error.to_string());
             ExitCode::FAILURE
         }
     }
 }
 
 /// Nothing of the user's ran: somebody else may try, and people see why nobody did.
-async fn give_back(queue: &Attempt, error: &std::io::Error) -> ExitCode {
-    tell(&format!("prepare: {error}"));
+async fn return_to_queue(queue: &AttemptClient, error: &std::io::Error) -> ExitCode {
+    print_message(&format!("prepare: {error}"));
     let status = json!({ "error": format!("prepare the container: {error}") });
     let _ = queue.put(&json!({ "state": "Queued", "runtime_status": status }), "give-back").await;
     ExitCode::FAILURE
 }
 
 /// Who tells us to stop. Heard from its making on: a signal ends the container, not its keeper.
-struct Calls {
+struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl Calls {
+impl StopSignals {
     fn listen() -> std::io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
@@ -224,42 +224,47 @@ impl Calls {
     }
 }
 
-async fn carry_out(queue: &Attempt, record: &Value, home: &Home, args: &Args) -> Result<(), Stopped> {
-    let mut calls = Calls::listen().map_err(Stopped::Machine)?;
+async fn run_attempt(
+    queue: &AttemptClient,
+    record: &Value,
+    home: &WorkDir,
+    args: &Args,
+) -> Result<(), Stopped> {
+    let mut calls = StopSignals::listen().map_err(Stopped::Host)?;
     let work = tokio::select! {
         work = prepare(queue, record, home, args) => work?,
         // Images may take their time.
         () = calls.next() => return Err(Stopped::Told),
     };
     if let Err(stopped) = queue.put(&json!({ "state": "Running" }), "run").await {
-        work.clean().await;
+        work.clean_up().await;
         return Err(stopped);
     }
-    let (report, mut fenced) = match Report::start(queue.client.clone(), &queue.uuid, &home.dir) {
+    let (report, mut fenced) = match OutputUpload::start(queue.client.clone(), &queue.uuid, &home.dir) {
         Ok(started) => started,
-        Err(error) => return cannot_start(&work, &error).await,
+        Err(error) => return start_failed(&work, &error).await,
     };
     let mut running = match work.start() {
         Ok(running) => running,
-        Err(error) => return cannot_start(&work, &error).await,
+        Err(error) => return start_failed(&work, &error).await,
     };
     let limit = record["scheduling_parameters"]["max_run_time"].as_u64().filter(|secs| *secs > 0);
-    let watched = watch(&work, &mut running, &report, &mut calls, &mut fenced, limit).await;
+    let watched = wait_for_end(&work, &mut running, &report, &mut calls, &mut fenced, limit).await;
     // What it started and left behind ends with it, and what it said at last is heard.
-    work.kill_rest();
-    while let Ok(Some((stream, bytes))) = timeout(LAST_WORDS_WITHIN, running.output.recv()).await {
-        report.add(stream, &bytes);
+    work.kill_leftovers();
+    while let Ok(Some((stream, bytes))) = timeout(OUTPUT_DRAIN_TIMEOUT, running.output.recv()).await {
+        report.append(stream, &bytes);
     }
     let (status, told) = match watched {
         Ok(ended) => ended,
         Err(stopped) => {
-            work.clean().await;
+            work.clean_up().await;
             return Err(stopped);
         }
     };
     let mut ending = work.ending(status, told).await;
-    let kept = keep_output(&work, record, args.outputs.as_deref(), &queue.name()).await;
-    work.clean().await;
+    let kept = save_output(&work, record, args.outputs.as_deref(), &queue.name()).await;
+    work.clean_up().await;
     let missing = report.finish().await.map_err(Stopped::Fenced)?;
     // Where the server gives what the program wrote.
     ending["log"] = format!("containers/{}/output", queue.uuid).into();
@@ -280,16 +285,16 @@ async fn carry_out(queue: &Attempt, record: &Value, home: &Home, args: &Args) ->
 
 /// Keeps what the program left below its `output_path`, and says where. Else, what of it was lost: nothing where there
 /// was nothing.
-async fn keep_output(
-    work: &Work,
+async fn save_output(
+    work: &Program,
     record: &Value,
     outputs: Option<&Path>,
     name: &str,
 ) -> Result<String, Option<String>> {
     let Some(from) = record["output_path"].as_str().filter(|path| !path.is_empty()) else { return Err(None) };
-    let from = work.take_back(from).map_err(|error| Some(format!("its output was not kept: {error}")))?;
+    let from = work.reclaim_path(from).map_err(|error| Some(format!("its output was not kept: {error}")))?;
     let Some(outputs) = outputs else {
-        let lost = output::has_any(&from).then(|| {
+        let lost = output::has_entries(&from).then(|| {
             "what it left in `output_path` was not kept: the dispatcher has no `--outputs`".to_owned()
         });
         return Err(lost);
@@ -304,12 +309,17 @@ async fn keep_output(
 }
 
 /// The queue says that it runs, and it never will.
-async fn cannot_start(work: &Work, error: &std::io::Error) -> Result<(), Stopped> {
-    work.clean().await;
-    Err(Stopped::Impossible { reason: "start_failed", why: format!("start the program: {error}") })
+async fn start_failed(work: &Program, error: &std::io::Error) -> Result<(), Stopped> {
+    work.clean_up().await;
+    Err(Stopped::CannotRun { reason: "start_failed", why: format!("start the program: {error}") })
 }
 
-async fn prepare(queue: &Attempt, record: &Value, home: &Home, args: &Args) -> Result<Work, Stopped> {
+async fn prepare(
+    queue: &AttemptClient,
+    record: &Value,
+    home: &WorkDir,
+    args: &Args,
+) -> Result<Program, Stopped> {
     let secrets = queue.get("secret_mounts").await?;
     let auth = queue.get("auth").await?;
     let token = format!(
@@ -318,7 +328,7 @@ async fn prepare(queue: &Attempt, record: &Value, home: &Home, args: &Args) -> R
         auth["api_token"].as_str().unwrap_or_default(),
         queue.uuid
     );
-    let given = Given {
+    let given = ProgramSpec {
         name: &queue.name(),
         record,
         secrets: &secrets["secret_mounts"],
@@ -335,26 +345,26 @@ async fn prepare(queue: &Attempt, record: &Value, home: &Home, args: &Args) -> R
         network: args.network,
         policy: &args.policy,
     };
-    Work::prepare(&given).await
+    Program::prepare(&given).await
 }
 
 /// Until the program has ended, by itself or because somebody wanted it.
-async fn watch(
-    work: &Work,
-    running: &mut Running,
-    report: &Report,
-    calls: &mut Calls,
+async fn wait_for_end(
+    work: &Program,
+    running: &mut RunningProgram,
+    report: &OutputUpload,
+    calls: &mut StopSignals,
     fenced: &mut Fenced,
     limit: Option<u64>,
 ) -> Result<(std::process::ExitStatus, Option<Told>), Stopped> {
-    let far = Instant::now() + FAR;
+    let far = Instant::now() + FAR_FUTURE;
     let ends = limit.map_or(far, |secs| Instant::now() + Duration::from_secs(secs));
     let mut told: Option<Told> = None;
     let mut kill_at = far;
     loop {
         tokio::select! {
-            status = running.child.wait() => return status.map(|status| (status, told)).map_err(Stopped::Machine),
-            Some((stream, bytes)) = running.output.recv() => report.add(stream, &bytes),
+            status = running.child.wait() => return status.map(|status| (status, told)).map_err(Stopped::Host),
+            Some((stream, bytes)) = running.output.recv() => report.append(stream, &bytes),
             Ok(error) = &mut *fenced => {
                 running.kill();
                 work.kill().await;
@@ -362,13 +372,13 @@ async fn watch(
             }
             () = calls.next() => {
                 told.get_or_insert(Told::Stopped);
-                running.ask_to_end();
-                kill_at = kill_at.min(Instant::now() + STOP_WITHIN);
+                running.request_stop();
+                kill_at = kill_at.min(Instant::now() + STOP_GRACE);
             }
             () = sleep_until(ends), if told.is_none() => {
-                told = Some(Told::OverTime);
-                running.ask_to_end();
-                kill_at = kill_at.min(Instant::now() + STOP_WITHIN);
+                told = Some(Told::TimedOut);
+                running.request_stop();
+                kill_at = kill_at.min(Instant::now() + STOP_GRACE);
             }
             () = sleep_until(kill_at), if told.is_some() => {
                 running.kill();
@@ -380,13 +390,13 @@ async fn watch(
 }
 
 /// One attempt's door to the queue.
-struct Attempt {
+struct AttemptClient {
     client: Client,
     uuid: String,
     attempt: u64,
 }
 
-impl Attempt {
+impl AttemptClient {
     fn name(&self) -> String {
         format!("{}.{}", self.uuid, self.attempt)
     }
@@ -409,15 +419,16 @@ impl Attempt {
         change["attempt"] = self.attempt.into();
         let body = json!({ "container": change });
         let name = format!("exec-{}-{}-{what}", self.attempt, std::process::id());
-        let mut pause = TRY_AGAIN_MIN;
+        let mut pause = RETRY_DELAY_MIN;
         loop {
-            match self.client.named("PUT", &format!("containers/{}", self.uuid), &body, &name).await {
+            match self.client.send_idempotent("PUT", &format!("containers/{}", self.uuid), &body, &name).await
+            {
                 Ok(_) => return Ok(()),
                 Err(error) if error.is_refusal() => return Err(Stopped::Fenced(error)),
-                Err(error) => tell(&format!("write {what}: {error}")),
+                Err(error) => print_message(&format!("write {what}: {error}")),
             }
             sleep(pause).await;
-            pause = (pause * 2).min(TRY_AGAIN_MAX);
+            pause = (pause * 2).min(RETRY_DELAY_MAX);
         }
     }
 }

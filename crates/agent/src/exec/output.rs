@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Whether there is anything in a directory.
-pub(super) fn has_any(dir: &Path) -> bool {
+pub(super) fn has_entries(dir: &Path) -> bool {
     fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some())
 }
 
@@ -78,9 +78,9 @@ mod tests {
         let scratch = temp_dir("output").unwrap();
         let (from, to) = (scratch.path().join("from"), scratch.path().join("kept/c.1"));
         made(&from);
-        assert!(has_any(&from));
+        assert!(has_entries(&from));
         keep(&from, &to).unwrap();
         keep(&from, &to).unwrap();
-        assert!(to.is_dir() && !has_any(&to));
+        assert!(to.is_dir() && !has_entries(&to));
     }
 }

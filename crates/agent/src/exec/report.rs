@@ -17,16 +17,16 @@ use tokio_util::bytes::Bytes;
 use windlass_api::queue::{Client, QueueError, STREAM_BYTES_MAX};
 
 /// In one call.
-const PIECE: u64 = 512 * 1024;
+const CHUNK_BYTES: u64 = 512 * 1024;
 /// Output is gathered for this long: a program that writes line by line is not sent line by line.
-const GATHER: Duration = Duration::from_millis(200);
+const BATCH_DELAY: Duration = Duration::from_millis(200);
 /// With nothing to send, the server is asked this often whether the attempt still counts.
-const ASK_EVERY: Duration = Duration::from_secs(10);
-const TRY_AGAIN_MIN: Duration = Duration::from_millis(200);
-const TRY_AGAIN_MAX: Duration = Duration::from_secs(10);
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(200);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(10);
 const STREAMS: [&str; 2] = ["stdout", "stderr"];
 
-pub(super) struct Report {
+pub(super) struct OutputUpload {
     shared: Arc<Shared>,
     /// Sends while the program runs.
     sending: JoinHandle<()>,
@@ -53,13 +53,13 @@ struct Progress {
 /// Comes when the attempt does not count any more.
 pub(super) type Fenced = oneshot::Receiver<QueueError>;
 
-impl Report {
+impl OutputUpload {
     /// Files of its own in that directory.
     pub(super) fn start(client: Client, uuid: &str, dir: &Path) -> io::Result<(Self, Fenced)> {
-        Self::start_within(client, uuid, dir, STREAM_BYTES_MAX)
+        Self::start_with_limit(client, uuid, dir, STREAM_BYTES_MAX)
     }
 
-    fn start_within(client: Client, uuid: &str, dir: &Path, most: u64) -> io::Result<(Self, Fenced)> {
+    fn start_with_limit(client: Client, uuid: &str, dir: &Path, most: u64) -> io::Result<(Self, Fenced)> {
         let mut streams = BTreeMap::new();
         for name in STREAMS {
             let mut options = File::options();
@@ -69,11 +69,11 @@ impl Report {
         let shared = Shared { client, uuid: uuid.to_owned(), most, streams, news: Notify::new() };
         let shared = Arc::new(shared);
         let (fence, fenced) = oneshot::channel();
-        let sending = tokio::spawn(send_on(shared.clone(), fence));
+        let sending = tokio::spawn(run_sender(shared.clone(), fence));
         Ok((Self { shared, sending }, fenced))
     }
 
-    pub(super) fn add(&self, stream: &str, bytes: &[u8]) {
+    pub(super) fn append(&self, stream: &str, bytes: &[u8]) {
         let Some((file, progress)) = self.shared.streams.get(stream) else { return };
         let mut progress = progress.lock();
         let room = usize::try_from(self.shared.most.saturating_sub(progress.kept)).unwrap_or(usize::MAX);
@@ -91,19 +91,19 @@ impl Report {
     pub(super) async fn finish(self) -> Result<Option<String>, QueueError> {
         // A piece that is on its way comes again from where it was: the server keeps each byte once.
         self.sending.abort();
-        let mut pause = TRY_AGAIN_MIN;
+        let mut pause = RETRY_DELAY_MIN;
         while let Err(error) = self.shared.send().await {
             if error.is_refusal() {
                 return Err(error);
             }
             sleep(pause).await;
-            pause = (pause * 2).min(TRY_AGAIN_MAX);
+            pause = (pause * 2).min(RETRY_DELAY_MAX);
         }
-        Ok(self.shared.missing())
+        Ok(self.shared.dropped_message())
     }
 }
 
-impl Drop for Report {
+impl Drop for OutputUpload {
     fn drop(&mut self) {
         self.sending.abort();
     }
@@ -119,7 +119,7 @@ impl Shared {
                 if sent >= kept {
                     break;
                 }
-                let length = (kept - sent).min(PIECE);
+                let length = (kept - sent).min(CHUNK_BYTES);
                 let mut piece = vec![0; usize::try_from(length).unwrap_or(0)];
                 if file.read_exact_at(&mut piece, sent).is_err() {
                     // A file of ours that cannot be read back: the rest of this stream is lost, and that is told.
@@ -138,11 +138,11 @@ impl Shared {
     }
 
     /// Whether the attempt still counts.
-    async fn ask(&self) -> Result<(), QueueError> {
+    async fn check_attempt(&self) -> Result<(), QueueError> {
         self.client.get(&format!("containers/{}?select=uuid", self.uuid)).await.map(drop)
     }
 
-    fn missing(&self) -> Option<String> {
+    fn dropped_message(&self) -> Option<String> {
         let told = self.streams.iter().filter_map(|(name, (_, progress))| {
             let Progress { kept, dropped, .. } = *progress.lock();
             (dropped > 0).then(|| format!("{name}: {dropped} bytes after the first {kept} were not kept"))
@@ -153,15 +153,15 @@ impl Shared {
 }
 
 /// A server that is away is tried again; one that says no ends it.
-async fn send_on(shared: Arc<Shared>, fence: oneshot::Sender<QueueError>) {
+async fn run_sender(shared: Arc<Shared>, fence: oneshot::Sender<QueueError>) {
     let (mut heard, mut pause) = (Instant::now(), Duration::ZERO);
     loop {
-        let idle = ASK_EVERY.saturating_sub(heard.elapsed());
+        let idle = CHECK_INTERVAL.saturating_sub(heard.elapsed());
         // Without news it is time to ask.
         let is_news = timeout(idle, shared.news.notified()).await.is_ok();
-        sleep(if is_news { pause.max(GATHER) } else { pause }).await;
+        sleep(if is_news { pause.max(BATCH_DELAY) } else { pause }).await;
         let done = match shared.send().await {
-            Ok(false) if heard.elapsed() >= ASK_EVERY => shared.ask().await,
+            Ok(false) if heard.elapsed() >= CHECK_INTERVAL => shared.check_attempt().await,
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         };
@@ -175,7 +175,7 @@ async fn send_on(shared: Arc<Shared>, fence: oneshot::Sender<QueueError>) {
                 return;
             }
             Err(_) => {
-                pause = (pause * 2).clamp(TRY_AGAIN_MIN, TRY_AGAIN_MAX);
+                pause = (pause * 2).clamp(RETRY_DELAY_MIN, RETRY_DELAY_MAX);
                 shared.news.notify_one();
             }
         }
@@ -193,12 +193,12 @@ mod tests {
         let dir = temp_dir("report").unwrap();
         // Nobody listens there: everything stays in the file.
         let client = Client::new("http://127.0.0.1:1", "t").unwrap();
-        let (report, _fenced) = Report::start_within(client, "u", dir.path(), 10).unwrap();
-        report.add("stdout", b"01234567");
-        report.add("stdout", b"89abc");
-        report.add("stdout", b"d");
-        report.add("stderr", b"fits");
-        let told = report.shared.missing();
+        let (report, _fenced) = OutputUpload::start_with_limit(client, "u", dir.path(), 10).unwrap();
+        report.append("stdout", b"01234567");
+        report.append("stdout", b"89abc");
+        report.append("stdout", b"d");
+        report.append("stderr", b"fits");
+        let told = report.shared.dropped_message();
         assert_eq!(told.as_deref(), Some("stdout: 4 bytes after the first 10 were not kept"));
         assert_eq!(std::fs::read(dir.path().join("stdout.spool")).unwrap(), b"0123456789");
         assert_eq!(std::fs::read(dir.path().join("stderr.spool")).unwrap(), b"fits");

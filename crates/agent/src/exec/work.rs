@@ -18,9 +18,12 @@ use tokio::{
 
 use super::{
     Stopped,
-    guard::{ENVIRONMENT, NOT_STARTED, ROOT, groups},
-    image::{Engine, Network, Order, Runtime, Verdict, allow_process, choose, confine, host_from},
-    isolation::{Claim, Users, give, without_links},
+    guard::{ENVIRONMENT_FILE, ROOT_DIR, START_ERROR_FILE, groups},
+    image::{
+        ContainerSpec, Engine, EngineReport, Network, Runtime, allow_process, choose_engine, confine,
+        host_for_bridge,
+    },
+    isolation::{UserClaim, UserRange, chown_tree, reject_symlinks},
 };
 use crate::cgroup::{
     metadata,
@@ -29,14 +32,14 @@ use crate::cgroup::{
 use windlass_model::queue::{REFUSED, reuse::IMAGE_IGNORED};
 
 /// Pieces of output that wait to be taken. A program that writes faster waits.
-const PIECES_MAX: usize = 64;
-const PIECE: usize = 64 * 1024;
+const OUTPUT_QUEUE_MAX: usize = 64;
+const CHUNK_BYTES: usize = 64 * 1024;
 /// Of the executor's environment, for the programs of engines.
-const FOR_ENGINES: [&str; 5] = ["PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR", "TMPDIR"];
+const ENGINE_VARIABLES: [&str; 5] = ["PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR", "TMPDIR"];
 
 /// What programs of engines, and the libraries they are made of, are told by begins so. What is in a container is not meant
 /// for them.
-const NOT_FOR_ENGINES: [&str; 12] = [
+const ENGINE_VARIABLE_PREFIXES: [&str; 12] = [
     "BUILDAH_",
     "CONTAINER",
     "DOCKER_",
@@ -52,7 +55,7 @@ const NOT_FOR_ENGINES: [&str; 12] = [
 ];
 
 /// What tells programs which GPUs to use.
-const DEVICES: [&str; 5] = [
+const GPU_VARIABLES: [&str; 5] = [
     "CUDA_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -60,19 +63,19 @@ const DEVICES: [&str; 5] = [
     "GPU_DEVICE_ORDINAL",
 ];
 /// What Slurm tells jobs begins so.
-const OF_SLURM: &str = "SLURM_";
+const SLURM_PREFIX: &str = "SLURM_";
 /// Of that, what is for whoever speaks to the cluster and not for programs.
-const NOT_FOR_PROGRAMS: [&str; 2] = ["SLURM_JWT", "SLURM_CONF"];
+const SLURM_VARIABLES_HIDDEN: [&str; 2] = ["SLURM_JWT", "SLURM_CONF"];
 
 /// Why a program was told to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     Stopped,
-    OverTime,
+    TimedOut,
 }
 
 /// What an attempt is made of.
-pub(super) struct Given<'a> {
+pub(super) struct ProgramSpec<'a> {
     /// `UUID.NUMBER`.
     pub(super) name: &'a str,
     pub(super) record: &'a Value,
@@ -88,7 +91,7 @@ pub(super) struct Given<'a> {
     pub(super) runtime: Runtime,
     pub(super) allow_process: bool,
     /// For plain processes, where we are root.
-    pub(super) users: Users,
+    pub(super) users: UserRange,
     /// What plain processes do not see.
     pub(super) hidden: &'a [PathBuf],
     pub(super) network: Network,
@@ -96,7 +99,7 @@ pub(super) struct Given<'a> {
     pub(super) policy: &'a Path,
 }
 
-pub(super) struct Work {
+pub(super) struct Program {
     /// What the guard runs.
     command: Vec<String>,
     /// What the guard runs when it is left alone.
@@ -111,14 +114,14 @@ pub(super) struct Work {
     oom_before: u64,
     engine: Option<Engine>,
     /// The user that a plain process has for itself.
-    claim: Option<Claim>,
+    claim: Option<UserClaim>,
     hidden: Vec<PathBuf>,
     /// Said where the image was ignored.
     warning: Option<String>,
     started: std::sync::OnceLock<std::time::Instant>,
 }
 
-pub(super) struct Running {
+pub(super) struct RunningProgram {
     pub(super) child: Child,
     pub(super) output: mpsc::Receiver<(&'static str, Vec<u8>)>,
     guard: Option<Pid>,
@@ -126,9 +129,9 @@ pub(super) struct Running {
     lifeline: Option<ChildStdin>,
 }
 
-impl Running {
+impl RunningProgram {
     /// The guard passes it on.
-    pub(super) fn ask_to_end(&self) {
+    pub(super) fn request_stop(&self) {
         if let Some(guard) = self.guard {
             // One that is gone already needs no signal.
             let _ = kill_process(guard, Signal::TERM);
@@ -154,7 +157,7 @@ fn has_lines(value: &str) -> bool {
 
 /// How Docker is told of a container's variables: by a file, and by name those that have several lines. Nothing for
 /// Apptainer, which is told by a prefix.
-fn variables_for<'a>(
+fn engine_variables<'a>(
     engine: Engine,
     variables: &'a [(String, String)],
     root: &Path,
@@ -166,17 +169,18 @@ fn variables_for<'a>(
     let is_odd =
         |name: &str| name.is_empty() || name.contains(|c: char| c.is_whitespace() || "=#".contains(c));
     let is_engines = |name: &str| {
-        FOR_ENGINES.contains(&name) || NOT_FOR_ENGINES.iter().any(|start| name.starts_with(start))
+        ENGINE_VARIABLES.contains(&name)
+            || ENGINE_VARIABLE_PREFIXES.iter().any(|start| name.starts_with(start))
     };
     let odd = variables.iter().find(|(name, value)| is_odd(name) || (has_lines(value) && is_engines(name)));
     if let Some((name, _)) = odd {
         let why = format!("the environment's `{}` cannot be had in an image", name.escape_debug());
-        return Err(Stopped::Impossible { reason: REFUSED, why });
+        return Err(Stopped::CannotRun { reason: REFUSED, why });
     }
-    let path = root.join(ENVIRONMENT);
+    let path = root.join(ENVIRONMENT_FILE);
     let lines: String = short.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     let written = options().open(&path).and_then(|mut file| file.write_all(lines.as_bytes()));
-    written.map_err(Stopped::Machine)?;
+    written.map_err(Stopped::Host)?;
     Ok((Some(path), long.iter().map(|(name, _)| name.as_str()).collect()))
 }
 
@@ -196,13 +200,13 @@ fn inside(root: &Path, target: &str) -> PathBuf {
     parts.fold(root.to_owned(), |path, part| path.join(part))
 }
 
-impl Work {
+impl Program {
     /// Everything that can fail without the program having run.
-    pub(super) async fn prepare(given: &Given<'_>) -> Result<Self, Stopped> {
+    pub(super) async fn prepare(given: &ProgramSpec<'_>) -> Result<Self, Stopped> {
         let record = given.record;
         let image = record["container_image"].as_str().unwrap_or_default();
-        let (engine, warning) = choose(given.runtime, given.allow_process, image).await?;
-        let gpus = std::env::var(DEVICES[0]).ok().filter(|gpus| !gpus.is_empty());
+        let (engine, warning) = choose_engine(given.runtime, given.allow_process, image).await?;
+        let gpus = std::env::var(GPU_VARIABLES[0]).ok().filter(|gpus| !gpus.is_empty());
         let mut confinement = None;
         let mut host = given.host.to_owned();
         if let Some(engine) = engine {
@@ -210,37 +214,39 @@ impl Work {
             let wanted: Vec<String> = wanted.flat_map(|mounts| mounts.keys().cloned()).collect();
             let kept_in = confine(given.policy, engine, image, given.network, &wanted, gpus.as_deref())?;
             if kept_in.network != "host" {
-                host = host_from(&host, engine.ensure_network().await?);
+                host = host_for_bridge(&host, engine.ensure_network().await?);
             }
-            engine.fetch(image).await?;
+            engine.pull_image(image).await?;
             confinement = Some(kept_in);
         }
         if engine.is_none() {
             allow_process(given.policy)?;
         }
         let claim = if engine.is_none() && rustix::process::geteuid().is_root() {
-            Some(Claim::take(given.users, given.name).map_err(Stopped::Machine)?)
+            Some(UserClaim::take(given.users, given.name).map_err(Stopped::Host)?)
         } else {
             None
         };
-        let root = given.dir.join(ROOT);
-        fs::create_dir_all(&root).map_err(Stopped::Machine)?;
-        fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).map_err(Stopped::Machine)?;
+        let root = given.dir.join(ROOT_DIR);
+        fs::create_dir_all(&root).map_err(Stopped::Host)?;
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).map_err(Stopped::Host)?;
         let mut targets = mount(&root, &record["mounts"])?;
         targets.extend(mount(&root, given.secrets)?);
         let wants = &record["runtime_constraints"];
         let (memory, cpus) = (wants["ram"].as_u64(), wants["vcpus"].as_u64());
         // The engine limits what it runs; its own program needs no limit.
         let limits = Limits { cpu: None, memory: memory.filter(|_| engine.is_none()), pids: None };
-        let (group, unenforced) = groups().map_err(Stopped::Machine)?.make(given.name, &limits);
+        let (group, unenforced) = groups().map_err(Stopped::Host)?.make(given.name, &limits);
         for limit in unenforced {
-            super::tell(&limit.to_string());
+            super::print_message(&limit.to_string());
         }
         if claim.is_some() {
             let closed =
                 group.group.v2.as_deref().map_or(Err(io::ErrorKind::Unsupported.into()), metadata::refuse);
             if let Err(error) = closed {
-                super::tell(&format!("the cloud's metadata address is not refused to the program: {error}"));
+                super::print_message(&format!(
+                    "the cloud's metadata address is not refused to the program: {error}"
+                ));
             }
         }
         let oom_before = group.group.oom_kills();
@@ -264,16 +270,16 @@ impl Work {
         let ready = match (engine, confinement) {
             (Some(engine), Some(confinement)) => {
                 let binds = targets.iter().map(|target| (inside(&root, target), target.clone())).collect();
-                let name = work.container();
+                let name = work.container_name();
                 let variables = work.environment.clone();
-                let (env_file, names) = match variables_for(engine, &variables, &root) {
+                let (env_file, names) = match engine_variables(engine, &variables, &root) {
                     Ok(told) => told,
                     Err(stopped) => {
-                        work.clean().await;
+                        work.clean_up().await;
                         return Err(stopped);
                     }
                 };
-                let order = Order {
+                let order = ContainerSpec {
                     name: &name,
                     image,
                     command: &work.command.clone(),
@@ -286,31 +292,31 @@ impl Work {
                     gpus,
                     confinement,
                 };
-                work.in_image(engine, &order);
+                work.prepare_container(engine, &order);
                 Ok(())
             }
-            (None | Some(_), _) => work.as_process(&root, asked),
+            (None | Some(_), _) => work.prepare_process(&root, asked),
         };
         match ready {
             Ok(()) => Ok(work),
             Err(stopped) => {
-                work.clean().await;
+                work.clean_up().await;
                 Err(stopped)
             }
         }
     }
 
-    fn as_process(&mut self, root: &Path, cwd: &str) -> Result<(), Stopped> {
+    fn prepare_process(&mut self, root: &Path, cwd: &str) -> Result<(), Stopped> {
         self.cwd = if cwd.is_empty() || cwd == "." { root.to_owned() } else { inside(root, cwd) };
-        fs::create_dir_all(&self.cwd).map_err(Stopped::Machine)?;
+        fs::create_dir_all(&self.cwd).map_err(Stopped::Host)?;
         let path = self.environment.iter().rfind(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
         let path = path
             .or_else(|| std::env::var("PATH").ok())
             .unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
         let program = self.command.first().cloned().unwrap_or_default();
-        if !is_there(&program, &path, &self.cwd) {
+        if !program_exists(&program, &path, &self.cwd) {
             let why = format!("the program `{program}` is not on this machine");
-            return Err(Stopped::Impossible { reason: "start_failed", why });
+            return Err(Stopped::CannotRun { reason: "start_failed", why });
         }
         let root = root.display().to_string();
         let own = [("PATH", path), ("HOME", root.clone()), ("WINDLASS_ROOT", root)];
@@ -318,23 +324,23 @@ impl Work {
         // What the container asks for comes last, and so counts.
         self.environment.splice(0..0, own);
         match &self.claim {
-            Some(claim) => give(&self.dir.join(ROOT), claim.uid).map_err(Stopped::Machine),
+            Some(claim) => chown_tree(&self.dir.join(ROOT_DIR), claim.uid).map_err(Stopped::Host),
             None => Ok(()),
         }
     }
 
-    fn in_image(&mut self, engine: Engine, order: &Order<'_>) {
+    fn prepare_container(&mut self, engine: Engine, order: &ContainerSpec<'_>) {
         (self.command, self.after) = engine.words(order);
         for words in [&mut self.command, &mut self.after] {
             // By its place: the container may ask for a search path of its own.
             if let Some(program) = words.first_mut() {
-                *program = place_of(program);
+                *program = program_path(program);
             }
         }
         // The engine's program has what is its own, and of the container's what changes nothing for it: else whoever asks for
         // a container could have a library of theirs loaded into it.
         let theirs =
-            FOR_ENGINES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+            ENGINE_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
         let mut environment: Vec<(String, String)> = theirs.collect();
         match engine {
             Engine::Apptainer(_) => {
@@ -348,9 +354,9 @@ impl Work {
         self.environment = environment;
     }
 
-    pub(super) fn start(&self) -> io::Result<Running> {
+    pub(super) fn start(&self) -> io::Result<RunningProgram> {
         // Not as the guard's own environment: what is in it is the program's, and not for others to read.
-        let mut file = options().open(self.dir.join(ENVIRONMENT))?;
+        let mut file = options().open(self.dir.join(ENVIRONMENT_FILE))?;
         file.write_all(json!(self.environment).to_string().as_bytes())?;
         let mut command = Command::new("/proc/self/exe");
         command.arg("exec-guard").arg("--dir").arg(&self.dir).args(["--group", &self.attempt]);
@@ -382,7 +388,7 @@ impl Work {
             .process_group(0);
         let mut child = command.spawn()?;
         let _ = self.started.set(std::time::Instant::now());
-        let (pieces, output) = mpsc::channel(PIECES_MAX);
+        let (pieces, output) = mpsc::channel(OUTPUT_QUEUE_MAX);
         if let Some(stdout) = child.stdout.take() {
             tokio::spawn(read("stdout", stdout, pieces.clone()));
         }
@@ -391,23 +397,23 @@ impl Work {
         }
         let guard = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         let lifeline = child.stdin.take();
-        Ok(Running { child, output, guard, lifeline })
+        Ok(RunningProgram { child, output, guard, lifeline })
     }
 
     /// How the engine knows it.
-    fn container(&self) -> String {
+    fn container_name(&self) -> String {
         format!("windlass-{}", self.attempt)
     }
 
     pub(super) async fn kill(&self) {
         self.group.kill();
         if let Some(engine) = self.engine {
-            engine.remove(&self.container()).await;
+            engine.remove(&self.container_name()).await;
         }
     }
 
     /// What outlived the program; the engine still knows how that ended.
-    pub(super) fn kill_rest(&self) {
+    pub(super) fn kill_leftovers(&self) {
         self.group.kill();
     }
 
@@ -419,10 +425,10 @@ impl Work {
             said[IMAGE_IGNORED] = "true".into();
         }
         let verdict = match self.engine {
-            Some(engine) => engine.verdict(&self.container()).await,
-            None => Verdict::default(),
+            Some(engine) => engine.verdict(&self.container_name()).await,
+            None => EngineReport::default(),
         };
-        if let Ok(why) = fs::read_to_string(self.dir.join(NOT_STARTED)) {
+        if let Ok(why) = fs::read_to_string(self.dir.join(START_ERROR_FILE)) {
             said["reason"] = "start_failed".into();
             said["error"] = format!("start the program: {why}").into();
             return json!({ "state": "Cancelled", "runtime_status": said });
@@ -436,7 +442,7 @@ impl Work {
             return json!({ "state": "Complete", "exit_code": 137, "runtime_status": said });
         }
         match told {
-            Some(Told::OverTime) => {
+            Some(Told::TimedOut) => {
                 said["reason"] = "max_run_time".into();
                 said["error"] = "it ran longer than it may".into();
                 json!({ "state": "Cancelled", "runtime_status": said })
@@ -478,29 +484,29 @@ impl Work {
 
     /// Where a path of the container is on this machine, once nothing of it runs any more. What the program had for itself
     /// is ours then.
-    pub(super) fn take_back(&self, path: &str) -> io::Result<PathBuf> {
-        let root = self.dir.join(ROOT);
-        let path = without_links(&root, &inside(&root, path))?;
+    pub(super) fn reclaim_path(&self, path: &str) -> io::Result<PathBuf> {
+        let root = self.dir.join(ROOT_DIR);
+        let path = reject_symlinks(&root, &inside(&root, path))?;
         if self.claim.is_some() && path.exists() {
-            give(&path, 0)?;
+            chown_tree(&path, 0)?;
         }
         Ok(path)
     }
 
-    pub(super) async fn clean(&self) {
+    pub(super) async fn clean_up(&self) {
         if let Some(engine) = self.engine {
-            engine.remove(&self.container()).await;
+            engine.remove(&self.container_name()).await;
         }
         if let Err(error) = self.group.remove() {
-            super::tell(&format!("remove the control group: {error}"));
+            super::print_message(&format!("remove the control group: {error}"));
         }
-        let _ = fs::remove_dir_all(self.dir.join(ROOT));
-        let _ = fs::remove_file(self.dir.join(ENVIRONMENT));
+        let _ = fs::remove_dir_all(self.dir.join(ROOT_DIR));
+        let _ = fs::remove_file(self.dir.join(ENVIRONMENT_FILE));
     }
 }
 
 /// What the server gives the program, if it asked for that, and what the container asks for.
-fn environment(given: &Given<'_>, host: &str) -> Vec<(String, String)> {
+fn environment(given: &ProgramSpec<'_>, host: &str) -> Vec<(String, String)> {
     let mut all = Vec::new();
     if given.record["runtime_constraints"]["API"] == true {
         all.push(("ARVADOS_API_HOST".to_owned(), host.to_owned()));
@@ -508,13 +514,14 @@ fn environment(given: &Given<'_>, host: &str) -> Vec<(String, String)> {
         // Its client speaks TLS or not at all, and would refuse a certificate that it does not know.
         all.extend(given.is_unknown.then(|| ("ARVADOS_API_HOST_INSECURE".to_owned(), "1".to_owned())));
     }
-    let of_slurm = |name: &String| name.starts_with(OF_SLURM) && !NOT_FOR_PROGRAMS.contains(&name.as_str());
+    let of_slurm =
+        |name: &String| name.starts_with(SLURM_PREFIX) && !SLURM_VARIABLES_HIDDEN.contains(&name.as_str());
     // What is no text means nothing to anybody.
     let texts = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     all.extend(texts.filter(|(name, _)| of_slurm(name)));
     // Which GPUs are its own, by whoever started us.
-    all.extend(DEVICES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))));
+    all.extend(GPU_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))));
     let own = given.record["environment"].as_object().into_iter().flatten();
     all.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
     all
@@ -529,26 +536,26 @@ fn mount(root: &Path, mounts: &Value) -> Result<Vec<String>, Stopped> {
         let kind = mount["kind"].as_str().unwrap_or_default();
         let content = match kind {
             "tmp" => {
-                fs::create_dir_all(&path).map_err(Stopped::Machine)?;
+                fs::create_dir_all(&path).map_err(Stopped::Host)?;
                 continue;
             }
             "text" => mount["content"].as_str().unwrap_or_default().to_owned(),
             "json" => mount["content"].to_string(),
             other => {
                 let why = format!("mount `{target}` of kind `{other}` cannot be had here");
-                return Err(Stopped::Impossible { reason: "start_failed", why });
+                return Err(Stopped::CannotRun { reason: "start_failed", why });
             }
         };
         if let Some(above) = path.parent() {
-            fs::create_dir_all(above).map_err(Stopped::Machine)?;
+            fs::create_dir_all(above).map_err(Stopped::Host)?;
         }
-        fs::write(&path, content).map_err(Stopped::Machine)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(Stopped::Machine)?;
+        fs::write(&path, content).map_err(Stopped::Host)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(Stopped::Host)?;
     }
     Ok(targets)
 }
 
-fn is_there(program: &str, path: &str, cwd: &Path) -> bool {
+fn program_exists(program: &str, path: &str, cwd: &Path) -> bool {
     if program.contains('/') {
         return cwd.join(program).is_file();
     }
@@ -556,7 +563,7 @@ fn is_there(program: &str, path: &str, cwd: &Path) -> bool {
 }
 
 /// Where a program is found now; what is not found keeps its name.
-fn place_of(program: &str) -> String {
+fn program_path(program: &str) -> String {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file());
     found.map_or_else(|| program.to_owned(), |path| path.display().to_string())
@@ -567,7 +574,7 @@ async fn read(
     mut from: impl AsyncRead + Unpin,
     to: mpsc::Sender<(&'static str, Vec<u8>)>,
 ) {
-    let mut buffer = vec![0; PIECE];
+    let mut buffer = vec![0; CHUNK_BYTES];
     while let Ok(length @ 1..) = from.read(&mut buffer).await {
         if to.send((name, buffer[..length].to_vec())).await.is_err() {
             break;
@@ -590,16 +597,16 @@ mod tests {
         let dir = temp_dir("variables").unwrap();
         let docker = Engine::Docker("docker");
         let asked = variables(&[("LD_PRELOAD", "/out/x.so"), ("DOCKER_HOST", "tcp://a"), ("KEY", "a\nb")]);
-        let (file, names) = variables_for(docker, &asked, dir.path()).unwrap();
+        let (file, names) = engine_variables(docker, &asked, dir.path()).unwrap();
         assert_eq!(names, ["KEY"], "only what has several lines is in its environment");
         let text = fs::read_to_string(file.unwrap()).unwrap();
         assert_eq!(text, "LD_PRELOAD=/out/x.so\nDOCKER_HOST=tcp://a\n");
         for odd in
             [("LD_PRELOAD", "/a\n/b"), ("PATH", "a\nb"), ("#A", "b"), ("A B", "c"), ("", "x"), ("A=B", "c")]
         {
-            assert!(variables_for(docker, &variables(&[odd]), dir.path()).is_err(), "{odd:?}");
+            assert!(engine_variables(docker, &variables(&[odd]), dir.path()).is_err(), "{odd:?}");
         }
-        let apptainer = variables_for(Engine::Apptainer("apptainer"), &asked, dir.path()).unwrap();
+        let apptainer = engine_variables(Engine::Apptainer("apptainer"), &asked, dir.path()).unwrap();
         assert_eq!(apptainer, (None, Vec::new()));
     }
 }

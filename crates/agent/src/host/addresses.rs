@@ -18,18 +18,18 @@ const REQUEST_DUMP: u16 = 0x301;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// Answers come in pieces; nobody has this many addresses.
-const MAX_PIECES: usize = 256;
+const CHUNKS_MAX: usize = 256;
 
 /// All addresses but those of the loopback, with their prefix lengths, in the kernel's order.
 pub fn all() -> io::Result<Vec<(IpAddr, u8)>> {
     // No protocol is protocol 0, which is the kernel's tables of addresses and routes.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-    send(&socket, &request(), SendFlags::empty())?;
+    send(&socket, &dump_request(), SendFlags::empty())?;
     let mut found = Vec::new();
     let mut buffer = vec![0; 64 << 10];
-    for _ in 0..MAX_PIECES {
+    for _ in 0..CHUNKS_MAX {
         let (count, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
-        if read(&buffer[..count], &mut found)? {
+        if parse_chunk(&buffer[..count], &mut found)? {
             break;
         }
     }
@@ -38,7 +38,7 @@ pub fn all() -> io::Result<Vec<(IpAddr, u8)>> {
 }
 
 /// A header and an `ifaddrmsg` for any family.
-fn request() -> [u8; HEADER + 8] {
+fn dump_request() -> [u8; HEADER + 8] {
     let mut bytes = [0; HEADER + 8];
     let length = u32::try_from(bytes.len()).unwrap_or_default();
     bytes[..4].copy_from_slice(&length.to_ne_bytes());
@@ -49,8 +49,8 @@ fn request() -> [u8; HEADER + 8] {
 }
 
 /// Takes one piece of the answer; `true` after the last.
-fn read(mut bytes: &[u8], found: &mut Vec<(IpAddr, u8)>) -> io::Result<bool> {
-    while let Some((kind, body, rest)) = message(bytes) {
+fn parse_chunk(mut bytes: &[u8], found: &mut Vec<(IpAddr, u8)>) -> io::Result<bool> {
+    while let Some((kind, body, rest)) = split_message(bytes) {
         match kind {
             NLMSG_DONE => return Ok(true),
             NLMSG_ERROR => return Err(io::Error::other("the kernel does not tell its addresses")),
@@ -63,7 +63,7 @@ fn read(mut bytes: &[u8], found: &mut Vec<(IpAddr, u8)>) -> io::Result<bool> {
 }
 
 /// The first message: its kind, its body and what follows it.
-fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+fn split_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = usize::try_from(u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?)).ok()?;
     let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
     let body = bytes.get(HEADER..length)?;
@@ -108,7 +108,7 @@ mod tests {
         bytes
     }
 
-    fn told(prefix: u8, attributes: &[Vec<u8>]) -> Option<(IpAddr, u8)> {
+    fn parse_with(prefix: u8, attributes: &[Vec<u8>]) -> Option<(IpAddr, u8)> {
         let mut body = vec![2, prefix, 0, 0, 1, 0, 0, 0];
         body.extend(attributes.concat());
         address(&body)
@@ -118,16 +118,16 @@ mod tests {
     fn messages_are_read_and_cut_ones_passed_over() {
         let (ours, peer) = (attribute(IFA_LOCAL, &[10, 4, 0, 7]), attribute(IFA_ADDRESS, &[10, 4, 0, 1]));
         let expected = Some(("10.4.0.7".parse().unwrap(), 24));
-        assert_eq!(told(24, &[peer.clone(), attribute(3, b"eth0\0"), ours.clone()]), expected);
-        assert_eq!(told(24, &[ours, peer]), expected);
+        assert_eq!(parse_with(24, &[peer.clone(), attribute(3, b"eth0\0"), ours.clone()]), expected);
+        assert_eq!(parse_with(24, &[ours, peer]), expected);
         let six: Ipv6Addr = "fd00::1".parse().unwrap();
-        assert_eq!(told(64, &[attribute(IFA_ADDRESS, &six.octets())]), Some((six.into(), 64)));
-        assert_eq!(told(24, &[]), None);
-        assert_eq!(told(24, &[vec![200, 0, 2, 0]]), None);
+        assert_eq!(parse_with(64, &[attribute(IFA_ADDRESS, &six.octets())]), Some((six.into(), 64)));
+        assert_eq!(parse_with(24, &[]), None);
+        assert_eq!(parse_with(24, &[vec![200, 0, 2, 0]]), None);
         for length in 0..8 {
             assert_eq!(address(&[0; 8][..length]), None);
         }
-        assert_eq!(message(&[255; 20]), None);
+        assert_eq!(split_message(&[255; 20]), None);
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub struct Args {
 
 /// What is printed, as JSON.
 #[derive(Debug, Serialize)]
-struct Host {
+struct HostReport {
     host: HostInfo,
     #[serde(flatten)]
     gpus: Inventory,
@@ -70,6 +70,6 @@ fn run(data: &Path, mode: ProcessMode) -> std::io::Result<String> {
         let watched = health::Watched { home: data, data: None, engine: None, gpus: &[] };
         let health = health::problems(&watched).await;
         let host = info::gather(data, &gpus, probe::look(Path::new("/proc/self/exe"), mode))?;
-        Ok(serde_json::to_string_pretty(&Host { host, gpus, health })? + "\n")
+        Ok(serde_json::to_string_pretty(&HostReport { host, gpus, health })? + "\n")
     })
 }

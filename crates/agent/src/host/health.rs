@@ -36,9 +36,9 @@ pub async fn problems(watched: &Watched<'_>) -> Vec<String> {
         [Some(watched.home), watched.data].into_iter().flatten().map(|path| (path, room(path))).collect();
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let now = if watched.gpus.is_empty() { gpu::Inventory::default() } else { gpu::discover().await };
-    judge(&Seen {
+    evaluate(&HealthFacts {
         disks,
-        memory: info::field(&meminfo, "MemAvailable"),
+        memory: info::meminfo_field(&meminfo, "MemAvailable"),
         engine: watched.engine,
         gpus_before: watched.gpus,
         gpus_now: &now.gpus,
@@ -47,14 +47,14 @@ pub async fn problems(watched: &Watched<'_>) -> Vec<String> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Room {
+struct FreeSpace {
     bytes: u64,
     inodes: Option<u64>,
 }
 
 #[derive(Debug)]
-struct Seen<'a> {
-    disks: Vec<(&'a Path, io::Result<Room>)>,
+struct HealthFacts<'a> {
+    disks: Vec<(&'a Path, io::Result<FreeSpace>)>,
     memory: Option<u64>,
     engine: Option<&'a str>,
     gpus_before: &'a [Gpu],
@@ -62,7 +62,7 @@ struct Seen<'a> {
     gpu_problems: &'a [String],
 }
 
-fn judge(seen: &Seen<'_>) -> Vec<String> {
+fn evaluate(seen: &HealthFacts<'_>) -> Vec<String> {
     let mut problems = Vec::new();
     for (path, room) in &seen.disks {
         let path = path.display();
@@ -71,7 +71,7 @@ fn judge(seen: &Seen<'_>) -> Vec<String> {
             Ok(room) if room.bytes < LOW_DISK => {
                 problems.push(format!("the disk of {path} has {} MiB left", room.bytes >> 20));
             }
-            Ok(Room { inodes: Some(inodes), .. }) if *inodes < LOW_INODES => {
+            Ok(FreeSpace { inodes: Some(inodes), .. }) if *inodes < LOW_INODES => {
                 problems.push(format!("the disk of {path} has room for {inodes} files only"));
             }
             Ok(_) => {}
@@ -92,11 +92,11 @@ fn judge(seen: &Seen<'_>) -> Vec<String> {
     problems
 }
 
-fn room(path: &Path) -> io::Result<Room> {
+fn room(path: &Path) -> io::Result<FreeSpace> {
     let disk = statvfs(path)?;
     // Some file systems make inodes as they go and count none.
     let inodes = (disk.f_files > 0).then_some(disk.f_favail);
-    Ok(Room { bytes: disk.f_bavail.saturating_mul(disk.f_frsize), inodes })
+    Ok(FreeSpace { bytes: disk.f_bavail.saturating_mul(disk.f_frsize), inodes })
 }
 
 /// What DCGM says, where it is installed and runs.
@@ -152,9 +152,9 @@ fn words(value: &Value, said: &mut Vec<String>) {
 mod tests {
     use super::{super::gpu::Vendor, *};
 
-    fn well<'a>() -> Seen<'a> {
-        let room = Room { bytes: 5 << 30, inodes: Some(1 << 20) };
-        Seen {
+    fn healthy_facts<'a>() -> HealthFacts<'a> {
+        let room = FreeSpace { bytes: 5 << 30, inodes: Some(1 << 20) };
+        HealthFacts {
             disks: vec![(Path::new("/home"), Ok(room))],
             memory: Some(4 << 30),
             engine: None,
@@ -164,13 +164,13 @@ mod tests {
         }
     }
 
-    fn disk(bytes: u64, inodes: u64) -> io::Result<Room> {
-        Ok(Room { bytes, inodes: Some(inodes) })
+    fn disk(bytes: u64, inodes: u64) -> io::Result<FreeSpace> {
+        Ok(FreeSpace { bytes, inodes: Some(inodes) })
     }
 
     #[test]
     fn what_is_wrong_is_told_and_nothing_else() {
-        assert_eq!(judge(&well()), Vec::<String>::new());
+        assert_eq!(evaluate(&healthy_facts()), Vec::<String>::new());
         let (home, data) = (Path::new("/home"), Path::new("/data"));
         let gpu = |id: &str| Gpu {
             vendor: Vendor::Nvidia,
@@ -185,29 +185,37 @@ mod tests {
         let said = ["nvidia-smi: Unknown Error".to_owned()];
         for (seen, expected) in [
             (
-                Seen { disks: vec![(home, disk(100 << 20, 9999))], ..well() },
+                HealthFacts { disks: vec![(home, disk(100 << 20, 9999))], ..healthy_facts() },
                 vec!["the disk of /home has 100 MiB left"],
             ),
             (
-                Seen { disks: vec![(home, disk(3 << 20, 9999)), (data, disk(3 << 20, 9999))], ..well() },
+                HealthFacts {
+                    disks: vec![(home, disk(3 << 20, 9999)), (data, disk(3 << 20, 9999))],
+                    ..healthy_facts()
+                },
                 vec!["the disk of /home has 3 MiB left"],
             ),
             (
-                Seen { disks: vec![(home, disk(5 << 30, 3))], ..well() },
+                HealthFacts { disks: vec![(home, disk(5 << 30, 3))], ..healthy_facts() },
                 vec!["the disk of /home has room for 3 files only"],
             ),
-            (Seen { memory: Some(9 << 20), ..well() }, vec!["9 MiB of memory are available"]),
-            (Seen { memory: None, ..well() }, vec![]),
+            (HealthFacts { memory: Some(9 << 20), ..healthy_facts() }, vec!["9 MiB of memory are available"]),
+            (HealthFacts { memory: None, ..healthy_facts() }, vec![]),
             (
-                Seen { engine: Some("refused"), ..well() },
+                HealthFacts { engine: Some("refused"), ..healthy_facts() },
                 vec!["the container engine does not answer: refused"],
             ),
             (
-                Seen { gpus_before: &both, gpus_now: &both[..1], gpu_problems: &said, ..well() },
+                HealthFacts {
+                    gpus_before: &both,
+                    gpus_now: &both[..1],
+                    gpu_problems: &said,
+                    ..healthy_facts()
+                },
                 vec!["nvidia-smi: Unknown Error", "GPU 1 (T4, GPU-b) is gone"],
             ),
         ] {
-            assert_eq!(judge(&seen), expected);
+            assert_eq!(evaluate(&seen), expected);
         }
     }
 

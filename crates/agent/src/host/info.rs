@@ -20,7 +20,7 @@ pub const FILE: &str = "host_info.json";
 /// Reads processors, memory, addresses and the disk that `data` (where images and scratch directories are) is on.
 pub fn gather(data: &Path, gpus: &Inventory, processes: ProcessesInfo) -> io::Result<HostInfo> {
     let disk = rustix::fs::statvfs(data)?;
-    let of_meminfo = field(&fs::read_to_string("/proc/meminfo")?, "MemTotal").unwrap_or(0);
+    let of_meminfo = meminfo_field(&fs::read_to_string("/proc/meminfo")?, "MemTotal").unwrap_or(0);
     let offered = uniform(&gpus.gpus);
     Ok(HostInfo {
         gpu_vendor: offered.first().map_or("none", |gpu| gpu.vendor.word()).to_owned(),
@@ -74,7 +74,7 @@ fn memory_limit() -> Option<u64> {
 }
 
 /// A line of `/proc/meminfo`, in bytes.
-pub(super) fn field(meminfo: &str, name: &str) -> Option<u64> {
+pub(super) fn meminfo_field(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }

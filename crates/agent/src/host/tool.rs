@@ -8,7 +8,7 @@ use tokio::{
 };
 
 /// A tool that asks a broken device may never answer.
-const WITHIN: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_OUTPUT: u64 = 4 << 20;
 /// Where vendors put their tools beside the usual directories.
 const DIRECTORIES: [&str; 8] = [
@@ -52,10 +52,10 @@ pub fn find(tool: &str) -> Option<PathBuf> {
 
 /// What the tool writes to its standard output.
 pub async fn output(tool: &'static str, arguments: &[&str]) -> Result<String, ToolError> {
-    output_within(tool, arguments, WITHIN).await
+    run_with_timeout(tool, arguments, TIMEOUT).await
 }
 
-async fn output_within(
+async fn run_with_timeout(
     tool: &'static str,
     arguments: &[&str],
     within: Duration,
@@ -67,7 +67,7 @@ async fn output_within(
     let started = |source| ToolError::Start { tool, source };
     let mut child = command.spawn().map_err(started)?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let whole = async { tokio::join!(all(stdout), all(stderr), child.wait()) };
+    let whole = async { tokio::join!(read_all(stdout), read_all(stderr), child.wait()) };
     // Past the deadline the child is killed but not waited for: in the driver's hands it may not even die.
     let Ok((said, complaint, status)) = tokio::time::timeout(within, whole).await else {
         return Err(ToolError::Deadline { tool, secs: within.as_secs() });
@@ -80,7 +80,7 @@ async fn output_within(
     Err(ToolError::Failed { tool, status: status.to_string(), said: said.chars().take(300).collect() })
 }
 
-async fn all(from: Option<impl AsyncRead + Unpin>) -> String {
+async fn read_all(from: Option<impl AsyncRead + Unpin>) -> String {
     let mut text = Vec::new();
     if let Some(from) = from {
         let _ = from.take(MAX_OUTPUT).read_to_end(&mut text).await;
@@ -94,7 +94,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_tool_that_hangs_is_given_up() {
-        let error = output_within("sleep", &["600"], Duration::from_millis(50)).await.unwrap_err();
+        let error = run_with_timeout("sleep", &["600"], Duration::from_millis(50)).await.unwrap_err();
         assert!(matches!(error, ToolError::Deadline { .. }), "{error}");
     }
 

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 /// The name of a task's own user.
 pub const USER_NAME: &str = "windlass";
 /// Where the directories of a task with a user of its own appear to it. Empty on the host itself.
-pub const PLACES: &str = "/run/windlass-task";
+pub const TASK_DIRS_ROOT: &str = "/run/windlass-task";
 /// What a runner inside is told in this variable: [`Inside`] as JSON.
 pub const INSIDE: &str = "WINDLASS_CONFINED";
 

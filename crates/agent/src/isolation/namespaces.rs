@@ -24,12 +24,12 @@ use rustix::{
 };
 
 use super::{Confinement, USER_NAME};
-use crate::runner::init::BindOrder;
+use crate::runner::init::BindRequest;
 
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
 /// Room for the task's own user list and mount points.
-const PLACE_OPTIONS: &std::ffi::CStr = c"mode=0755,size=8m,nr_inodes=256";
+const TASK_DIRS_OPTIONS: &std::ffi::CStr = c"mode=0755,size=8m,nr_inodes=256";
 const HIDDEN_OPTIONS: &std::ffi::CStr = c"mode=0000,size=4k,nr_inodes=2";
 const BASH: &str = "/bin/bash";
 const SH: &str = "/bin/sh";
@@ -43,13 +43,13 @@ pub struct SetUpError {
     pub source: io::Error,
 }
 
-fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> SetUpError {
+fn set_up_error<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> SetUpError {
     let what = what.into();
     |source| SetUpError { what, source: source.into() }
 }
 
 /// Which half of a split process this is.
-pub enum Half {
+pub enum ForkSide {
     /// Still in the host's namespaces, with the pid of the other.
     Outer(Pid),
     /// The first process of the new namespaces.
@@ -58,7 +58,7 @@ pub enum Half {
 
 /// Forks into new namespaces. Only for a process with one thread.
 #[expect(unsafe_code, reason = "no crate we use forks into namespaces")]
-pub fn split(with_user_namespace: bool) -> io::Result<Half> {
+pub fn split(with_user_namespace: bool) -> io::Result<ForkSide> {
     let mut flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::SIGCHLD;
     if with_user_namespace {
         flags |= libc::CLONE_NEWUSER;
@@ -74,19 +74,19 @@ pub fn split(with_user_namespace: bool) -> io::Result<Half> {
             // The namespaces end with whoever looks after them.
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             if with_user_namespace {
-                map_user(user, group)?;
+                map_own_user(user, group)?;
             }
-            Ok(Half::Inner)
+            Ok(ForkSide::Inner)
         }
         pid => {
             let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-            pid.map(Half::Outer).ok_or_else(|| io::ErrorKind::InvalidData.into())
+            pid.map(ForkSide::Outer).ok_or_else(|| io::ErrorKind::InvalidData.into())
         }
     }
 }
 
 /// Everybody stays who they are, and nobody else exists.
-fn map_user(user: u32, group: u32) -> io::Result<()> {
+fn map_own_user(user: u32, group: u32) -> io::Result<()> {
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
     fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
@@ -101,7 +101,7 @@ const MOUNT_SETATTR: libc::c_long = 442;
 /// `struct mount_attr`.
 #[repr(C)]
 #[derive(Default)]
-struct Attributes {
+struct MountAttributes {
     set: u64,
     clear: u64,
     propagation: u64,
@@ -110,7 +110,7 @@ struct Attributes {
 
 /// Changes the mount at `path` and those below it.
 #[expect(unsafe_code, reason = "no crate we use has this call")]
-fn change(path: &Path, attributes: &Attributes) -> io::Result<()> {
+fn set_mount_attributes(path: &Path, attributes: &MountAttributes) -> io::Result<()> {
     use std::os::unix::ffi::OsStrExt as _;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the kernel reads the path and as many bytes of the structure as its size says.
@@ -121,7 +121,7 @@ fn change(path: &Path, attributes: &Attributes) -> io::Result<()> {
             path.as_ptr(),
             RECURSIVE,
             std::ptr::from_ref(attributes),
-            size_of::<Attributes>(),
+            size_of::<MountAttributes>(),
         )
     };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -130,7 +130,7 @@ fn change(path: &Path, attributes: &Attributes) -> io::Result<()> {
 /// Neither set-user-id programs nor devices have an effect below `path`, a mount.
 pub fn make_harmless(path: &Path, read_only: bool) -> io::Result<()> {
     let set = SET_NO_SUID | SET_NO_DEV | if read_only { SET_READ_ONLY } else { 0 };
-    match change(path, &Attributes { set, ..Attributes::default() }) {
+    match set_mount_attributes(path, &MountAttributes { set, ..MountAttributes::default() }) {
         // Kernels before 5.12 know this for one mount at a time.
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
             let mut flags = MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV;
@@ -142,14 +142,14 @@ pub fn make_harmless(path: &Path, read_only: bool) -> io::Result<()> {
 }
 
 /// Something of the host that is to be seen elsewhere: taken before anything is covered or made read-only.
-enum Source {
+enum HostPath {
     /// Its mounts as they were, to be put in place.
     Mounts(OwnedFd),
     /// Kernels before 5.2 know handles only.
     Handle(OwnedFd),
 }
 
-impl Source {
+impl HostPath {
     fn open(path: &Path) -> io::Result<Self> {
         let flags =
             OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
@@ -187,7 +187,7 @@ fn tmpfs(at: &Path, flags: MountFlags, options: &std::ffi::CStr) -> io::Result<(
 }
 
 /// A mount point of the source's kind.
-fn make_point(at: &Path, is_directory: bool) -> io::Result<()> {
+fn create_mount_point(at: &Path, is_directory: bool) -> io::Result<()> {
     if at.symlink_metadata().is_ok() {
         return Ok(());
     }
@@ -201,17 +201,18 @@ fn make_point(at: &Path, is_directory: bool) -> io::Result<()> {
 }
 
 /// Everything of the host that the task gets.
-struct Sources {
-    own: Vec<(&'static str, Source)>,
-    tmp: Source,
-    var_tmp: Source,
-    agent: Source,
-    binds: Vec<Source>,
+struct HostPaths {
+    own: Vec<(&'static str, HostPath)>,
+    tmp: HostPath,
+    var_tmp: HostPath,
+    agent: HostPath,
+    binds: Vec<HostPath>,
 }
 
-impl Sources {
-    fn open(task: &Confinement, binds: &[BindOrder]) -> Result<Self, SetUpError> {
-        let open = |path: &Path| Source::open(path).map_err(failed(format!("open {}", path.display())));
+impl HostPaths {
+    fn open(task: &Confinement, binds: &[BindRequest]) -> Result<Self, SetUpError> {
+        let open =
+            |path: &Path| HostPath::open(path).map_err(set_up_error(format!("open {}", path.display())));
         let own = [
             ("run", task.run.clone()),
             ("scratch", task.scratch.clone()),
@@ -221,111 +222,111 @@ impl Sources {
         let own = own.into_iter().map(|(name, path)| Ok((name, open(&path)?))).collect::<Result<_, _>>()?;
         let binds = binds.iter().map(|bind| {
             let (from, to) = (bind.source.display(), bind.target.display());
-            Source::open(&bind.source).map_err(failed(format!("mount {from} at {to}")))
+            HostPath::open(&bind.source).map_err(set_up_error(format!("mount {from} at {to}")))
         });
         Ok(Self {
             own,
             tmp: open(&task.private.join("tmp"))?,
             var_tmp: open(&task.private.join("var-tmp"))?,
-            agent: agent(&task.private).map_err(failed("find the agent's binary"))?,
+            agent: agent(&task.private).map_err(set_up_error("find the agent's binary"))?,
             binds: binds.collect::<Result<_, _>>()?,
         })
     }
 }
 
 /// The agent's binary as the job's user may run it; a copy where its file was replaced or others cannot run it.
-fn agent(private: &Path) -> io::Result<Source> {
+fn agent(private: &Path) -> io::Result<HostPath> {
     let file = fs::read_link("/proc/self/exe")?;
     if file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o005 == 0o005) {
-        return Source::open(&file);
+        return HostPath::open(&file);
     }
     let copy = private.join("agent");
     fs::copy("/proc/self/exe", &copy)?;
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755))?;
-    Source::open(&copy)
+    HostPath::open(&copy)
 }
 
 /// Sets up what the task sees. For the inner half only.
-pub fn set_up(task: &Confinement, binds: &[BindOrder]) -> Result<(), SetUpError> {
-    separate().map_err(failed("separate mounts from the host's"))?;
-    let sources = Sources::open(task, binds)?;
+pub fn set_up(task: &Confinement, binds: &[BindRequest]) -> Result<(), SetUpError> {
+    isolate_mounts().map_err(set_up_error("separate mounts from the host's"))?;
+    let sources = HostPaths::open(task, binds)?;
     // What is mounted from here on is the task's own, and can be written.
-    read_only(task.user.is_some()).map_err(failed("make the host's files read-only"))?;
-    own_devices(task)?;
+    read_only(task.user.is_some()).map_err(set_up_error("make the host's files read-only"))?;
+    mount_devices(task)?;
     for (at, source) in [("/tmp", &sources.tmp), ("/var/tmp", &sources.var_tmp)] {
         let at = Path::new(at);
         if at.is_dir() {
-            source.put(at).map_err(failed(format!("give it a {} of its own", at.display())))?;
+            source.put(at).map_err(set_up_error(format!("give it a {} of its own", at.display())))?;
         }
     }
-    make_place(task, &sources).map_err(failed("make the place of its directories"))?;
-    own_user(task).map_err(failed("make its user known"))?;
+    mount_task_dirs(task, &sources).map_err(set_up_error("make the place of its directories"))?;
+    add_task_user(task).map_err(set_up_error("make its user known"))?;
     for path in &task.hidden {
-        hide(task, path).map_err(failed(format!("hide {}", path.display())))?;
+        hide_path(task, path).map_err(set_up_error(format!("hide {}", path.display())))?;
     }
     for (order, source) in binds.iter().zip(&sources.binds) {
-        let mounted = make_point(&order.target, source.is_directory())
+        let mounted = create_mount_point(&order.target, source.is_directory())
             .and_then(|()| source.put(&order.target))
             .and_then(|()| make_harmless(&order.target, order.read_only));
         let (from, to) = (order.source.display(), order.target.display());
-        mounted.map_err(failed(format!("mount {from} at {to}")))?;
+        mounted.map_err(set_up_error(format!("mount {from} at {to}")))?;
     }
-    processes().map_err(failed("mount its own /proc"))?;
+    mount_proc().map_err(set_up_error("mount its own /proc"))?;
     // From the old working directory one could walk up into what is covered.
-    rustix::process::chdir(task.place.join("scratch")).map_err(failed("enter its directory"))
+    rustix::process::chdir(task.place.join("scratch")).map_err(set_up_error("enter its directory"))
 }
 
 /// What is mounted here is not seen by the host. What the host unmounts is unmounted here, too: a task keeps no disk busy.
-fn separate() -> io::Result<()> {
+fn isolate_mounts() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
 }
 
-fn processes() -> io::Result<()> {
+fn mount_proc() -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     Ok(mount(c"proc", "/proc", c"proc", flags, None)?)
 }
 
 /// Shared memory and terminals of its own.
-fn own_devices(task: &Confinement) -> Result<(), SetUpError> {
+fn mount_devices(task: &Confinement) -> Result<(), SetUpError> {
     let shm = Path::new("/dev/shm");
     if shm.is_dir() {
         let size = task.shm_bytes.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
         let options = std::ffi::CString::new(format!("mode=1777{size}")).unwrap_or_default();
-        tmpfs(shm, MountFlags::empty(), &options).map_err(failed("give it a /dev/shm of its own"))?;
+        tmpfs(shm, MountFlags::empty(), &options).map_err(set_up_error("give it a /dev/shm of its own"))?;
     }
-    terminals().map_err(failed("give it terminals of its own"))
+    mount_devpts().map_err(set_up_error("give it terminals of its own"))
 }
 
-fn terminals() -> io::Result<()> {
+fn mount_devpts() -> io::Result<()> {
     let options = c"newinstance,ptmxmode=0666,mode=0620";
     mount(c"devpts", "/dev/pts", c"devpts", MountFlags::NOSUID | MountFlags::NOEXEC, options)?;
     Ok(rustix::mount::mount_bind("/dev/pts/ptmx", "/dev/ptmx")?)
 }
 
 /// The directories of the task at a path that its user can walk to, and nothing else beside them.
-fn make_place(task: &Confinement, sources: &Sources) -> io::Result<()> {
-    make_point(&task.cover, true)?;
-    tmpfs(&task.cover, MountFlags::empty(), PLACE_OPTIONS)?;
+fn mount_task_dirs(task: &Confinement, sources: &HostPaths) -> io::Result<()> {
+    create_mount_point(&task.cover, true)?;
+    tmpfs(&task.cover, MountFlags::empty(), TASK_DIRS_OPTIONS)?;
     for (name, source) in &sources.own {
         let at = task.place.join(name);
-        make_point(&at, true)?;
+        create_mount_point(&at, true)?;
         source.put(&at)?;
         make_harmless(&at, false)?;
     }
     let agent = task.place.join("agent");
-    make_point(&agent, false)?;
+    create_mount_point(&agent, false)?;
     sources.agent.put(&agent)?;
     make_harmless(&agent, true)?;
     // What hidden files are covered with.
-    fs::OpenOptions::new().write(true).create_new(true).mode(0o000).open(nothing(task)).map(drop)
+    fs::OpenOptions::new().write(true).create_new(true).mode(0o000).open(empty_file_path(task)).map(drop)
 }
 
-fn nothing(task: &Confinement) -> PathBuf {
+fn empty_file_path(task: &Confinement) -> PathBuf {
     task.place.join(".hidden")
 }
 
 /// Programs ask for the name of their user: its own comes before the host's.
-fn own_user(task: &Confinement) -> io::Result<()> {
+fn add_task_user(task: &Confinement) -> io::Result<()> {
     let Some(user) = &task.user else { return Ok(()) };
     let (id, home) = (user.id, task.place.join("home"));
     let shell = if Path::new(BASH).exists() { BASH } else { SH };
@@ -345,7 +346,7 @@ fn own_user(task: &Confinement) -> io::Result<()> {
     Ok(())
 }
 
-fn hide(task: &Confinement, path: &Path) -> io::Result<()> {
+fn hide_path(task: &Confinement, path: &Path) -> io::Result<()> {
     let covered = path.starts_with(&task.cover) || task.cover.starts_with(path);
     let meta = match path.symlink_metadata() {
         // What is behind something that was hidden before cannot be seen either.
@@ -359,12 +360,15 @@ fn hide(task: &Confinement, path: &Path) -> io::Result<()> {
     if meta.is_dir() {
         return tmpfs(path, MountFlags::RDONLY, HIDDEN_OPTIONS);
     }
-    Ok(rustix::mount::mount_bind(nothing(task), path)?)
+    Ok(rustix::mount::mount_bind(empty_file_path(task), path)?)
 }
 
 /// Nothing of the host can be written.
 fn read_only(has_own_user: bool) -> io::Result<()> {
-    match change(Path::new("/"), &Attributes { set: SET_READ_ONLY, ..Attributes::default() }) {
+    match set_mount_attributes(
+        Path::new("/"),
+        &MountAttributes { set: SET_READ_ONLY, ..MountAttributes::default() },
+    ) {
         // Kernels before 5.12. Another user has few places to write to anyway.
         Err(error) if has_own_user && error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
         changed => changed,
@@ -372,10 +376,11 @@ fn read_only(has_own_user: bool) -> io::Result<()> {
 }
 
 /// Everything that a confined task needs and that a host may refuse, tried in place.
-pub fn try_out(has_own_user: bool) -> Result<(), SetUpError> {
-    separate().map_err(failed("separate mounts from the host's"))?;
-    read_only(has_own_user).map_err(failed("make the host's files read-only"))?;
-    tmpfs(Path::new("/tmp"), MountFlags::empty(), PLACE_OPTIONS).map_err(failed("mount a tmpfs"))?;
-    terminals().map_err(failed("give it terminals of its own"))?;
-    processes().map_err(failed("mount its own /proc"))
+pub fn try_confinement(has_own_user: bool) -> Result<(), SetUpError> {
+    isolate_mounts().map_err(set_up_error("separate mounts from the host's"))?;
+    read_only(has_own_user).map_err(set_up_error("make the host's files read-only"))?;
+    tmpfs(Path::new("/tmp"), MountFlags::empty(), TASK_DIRS_OPTIONS)
+        .map_err(set_up_error("mount a tmpfs"))?;
+    mount_devpts().map_err(set_up_error("give it terminals of its own"))?;
+    mount_proc().map_err(set_up_error("mount its own /proc"))
 }

@@ -3,9 +3,9 @@
 use std::{io::Write as _, path::Path, process::ExitCode};
 
 use rustix::process::{WaitOptions, waitpid};
-use windlass_api::agent::shim::{ConfinedBy, ProcessMode, ProcessesInfo};
+use windlass_api::agent::shim::{ConfinementMethod, ProcessMode, ProcessesInfo};
 
-use super::namespaces::{Half, split, try_out};
+use super::namespaces::{ForkSide, split, try_confinement};
 use crate::{
     cgroup::{Hierarchies, metadata},
     runner::job::told,
@@ -14,34 +14,34 @@ use crate::{
 /// What plain processes are on this host.
 pub fn look(agent: &Path, mode: ProcessMode) -> ProcessesInfo {
     match confined_by(agent) {
-        Ok(by) => ProcessesInfo { mode, confined_by: Some(by), problem: gap(by) },
+        Ok(by) => ProcessesInfo { mode, confined_by: Some(by), problem: missing_protection(by) },
         Err(problem) => ProcessesInfo { mode, confined_by: None, problem: Some(problem) },
     }
 }
 
 /// Starts the agent's binary as a child that tries it; threads of ours would be in the way.
-pub fn confined_by(agent: &Path) -> Result<ConfinedBy, String> {
+pub fn confined_by(agent: &Path) -> Result<ConfinementMethod, String> {
     let tried = std::process::Command::new(agent).args(["child", "try-confinement"]).output();
     let tried = tried.map_err(|error| format!("try to confine a process: {error}"))?;
     if tried.status.success() {
         let is_root = rustix::process::geteuid().is_root();
-        return Ok(if is_root { ConfinedBy::Users } else { ConfinedBy::Namespaces });
+        return Ok(if is_root { ConfinementMethod::Users } else { ConfinementMethod::Namespaces });
     }
     let said = String::from_utf8_lossy(&tried.stderr).trim().to_owned();
     Err(if said.is_empty() { format!("try to confine a process: {}", tried.status) } else { said })
 }
 
 /// What of the borders is missing although processes are confined.
-fn gap(by: ConfinedBy) -> Option<String> {
+fn missing_protection(by: ConfinementMethod) -> Option<String> {
     let missing = match by {
-        ConfinedBy::Namespaces => {
+        ConfinementMethod::Namespaces => {
             return Some(
                 "jobs keep the agent's user and reach the cloud's metadata address: run the agent as root for \
                  users of their own"
                     .to_owned(),
             );
         }
-        ConfinedBy::Users => match Hierarchies::mounted() {
+        ConfinementMethod::Users => match Hierarchies::mounted() {
             Ok(Hierarchies { v2: Some(_), .. }) => metadata::works().err()?,
             Ok(_) => std::io::Error::other("no control groups of version 2"),
             Err(error) => error,
@@ -54,8 +54,8 @@ fn gap(by: ConfinedBy) -> Option<String> {
 pub fn main() -> ExitCode {
     let is_root = rustix::process::geteuid().is_root();
     match split(!is_root) {
-        Ok(Half::Inner) => said(try_out(is_root).map_err(|error| told(&error))),
-        Ok(Half::Outer(pid)) => match waitpid(Some(pid), WaitOptions::empty()) {
+        Ok(ForkSide::Inner) => said(try_confinement(is_root).map_err(|error| told(&error))),
+        Ok(ForkSide::Outer(pid)) => match waitpid(Some(pid), WaitOptions::empty()) {
             Ok(Some((_, status))) if status.exit_status() == Some(0) => ExitCode::SUCCESS,
             Ok(_) | Err(_) => ExitCode::FAILURE,
         },

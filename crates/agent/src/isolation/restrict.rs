@@ -43,7 +43,7 @@ const PIDFD_GETFD: libc::c_long = 438;
 const MOUNT_SETATTR: libc::c_long = 442;
 const QUOTACTL_FD: libc::c_long = 443;
 
-const DENIED: [libc::c_long; 48] = [
+const DENIED_CALLS: [libc::c_long; 48] = [
     libc::SYS_acct,
     libc::SYS_add_key,
     libc::SYS_bpf,
@@ -133,55 +133,55 @@ const RETURN: u16 = 0x06;
 const ALLOW: u32 = 0x7fff_0000;
 const FAIL: u32 = 0x0005_0000;
 
-const fn step(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
+const fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-fn fail(errno: i32) -> sock_filter {
-    step(RETURN, 0, 0, FAIL | errno.cast_unsigned())
+fn fail_with(errno: i32) -> sock_filter {
+    instruction(RETURN, 0, 0, FAIL | errno.cast_unsigned())
 }
 
-fn number(call: libc::c_long) -> u32 {
+fn call_number(call: libc::c_long) -> u32 {
     u32::try_from(call).unwrap_or(u32::MAX)
 }
 
 /// If the call is this one: looks at an argument, and fails where the test is true.
-fn by_argument(call: libc::c_long, argument: u32, test: u16, value: u32) -> [sock_filter; 4] {
+fn deny_by_argument(call: libc::c_long, argument: u32, test: u16, value: u32) -> [sock_filter; 4] {
     [
-        step(IF_EQUAL, 0, 3, number(call)),
-        step(LOAD, 0, 0, argument),
-        step(test, 0, 1, value),
-        fail(libc::EPERM),
+        instruction(IF_EQUAL, 0, 3, call_number(call)),
+        instruction(LOAD, 0, 0, argument),
+        instruction(test, 0, 1, value),
+        fail_with(libc::EPERM),
     ]
 }
 
 fn filter() -> Vec<sock_filter> {
     let mut steps = vec![
-        step(LOAD, 0, 0, ARCH),
-        step(IF_EQUAL, 1, 0, arch::AUDIT),
+        instruction(LOAD, 0, 0, ARCH),
+        instruction(IF_EQUAL, 1, 0, arch::AUDIT),
         // Programs for other processors: their calls have other numbers.
-        fail(libc::ENOSYS),
-        step(LOAD, 0, 0, NUMBER),
+        fail_with(libc::ENOSYS),
+        instruction(LOAD, 0, 0, NUMBER),
     ];
     #[cfg(target_arch = "x86_64")]
-    steps.extend([step(IF_AT_LEAST, 0, 1, SECOND_TABLE), fail(libc::ENOSYS)]);
-    for call in DENIED {
-        steps.extend([step(IF_EQUAL, 0, 1, number(call)), fail(libc::EPERM)]);
+    steps.extend([instruction(IF_AT_LEAST, 0, 1, SECOND_TABLE), fail_with(libc::ENOSYS)]);
+    for call in DENIED_CALLS {
+        steps.extend([instruction(IF_EQUAL, 0, 1, call_number(call)), fail_with(libc::EPERM)]);
     }
     // Its flags are behind a pointer, where a filter cannot look: programs fall back to `clone`.
-    steps.extend([step(IF_EQUAL, 0, 1, number(CLONE3)), fail(libc::ENOSYS)]);
+    steps.extend([instruction(IF_EQUAL, 0, 1, call_number(CLONE3)), fail_with(libc::ENOSYS)]);
     // Each of these changes what is loaded, so the number is loaded again.
     for test in [
-        by_argument(libc::SYS_clone, FIRST_ARGUMENT, IF_ANY_BIT, NAMESPACES),
-        by_argument(libc::SYS_unshare, FIRST_ARGUMENT, IF_ANY_BIT, NAMESPACES | NEW_TIME),
-        by_argument(libc::SYS_ioctl, SECOND_ARGUMENT, IF_EQUAL, TIOCSTI),
-        by_argument(libc::SYS_ioctl, SECOND_ARGUMENT, IF_EQUAL, TIOCLINUX),
-        by_argument(libc::SYS_socket, FIRST_ARGUMENT, IF_EQUAL, AF_VSOCK),
+        deny_by_argument(libc::SYS_clone, FIRST_ARGUMENT, IF_ANY_BIT, NAMESPACES),
+        deny_by_argument(libc::SYS_unshare, FIRST_ARGUMENT, IF_ANY_BIT, NAMESPACES | NEW_TIME),
+        deny_by_argument(libc::SYS_ioctl, SECOND_ARGUMENT, IF_EQUAL, TIOCSTI),
+        deny_by_argument(libc::SYS_ioctl, SECOND_ARGUMENT, IF_EQUAL, TIOCLINUX),
+        deny_by_argument(libc::SYS_socket, FIRST_ARGUMENT, IF_EQUAL, AF_VSOCK),
     ] {
-        steps.push(step(LOAD, 0, 0, NUMBER));
+        steps.push(instruction(LOAD, 0, 0, NUMBER));
         steps.extend(test);
     }
-    steps.push(step(RETURN, 0, 0, ALLOW));
+    steps.push(instruction(RETURN, 0, 0, ALLOW));
     steps
 }
 
@@ -198,7 +198,7 @@ pub struct Restrictions {
 
 impl Restrictions {
     /// Those for whatever this process starts.
-    pub fn of_children() -> Self {
+    pub fn for_children() -> Self {
         Self { filter: FILTER.get().map(Vec::as_slice) }
     }
 
@@ -219,19 +219,19 @@ impl Restrictions {
     /// After the process has become the job's user.
     pub fn seal(self) -> io::Result<()> {
         let Some(filter) = self.filter else { return Ok(()) };
-        install(filter)
+        install_filter(filter)
     }
 }
 
 /// Restricts this process itself and everything that it starts. For one that keeps its user.
 pub fn restrict_self() -> io::Result<()> {
     drop_bounding_set()?;
-    set_capabilities(&[Sets::default(); 2])?;
-    install(&filter())
+    set_capabilities(&[CapabilitySets::default(); 2])?;
+    install_filter(&filter())
 }
 
 #[expect(unsafe_code, reason = "a setting of the process that no crate we use has")]
-fn control(operation: libc::c_int, argument: libc::c_ulong) -> io::Result<()> {
+fn prctl(operation: libc::c_int, argument: libc::c_ulong) -> io::Result<()> {
     // SAFETY: only settings of this process are changed, and no memory is read or written.
     let answer = unsafe { libc::prctl(operation, argument, 0, 0, 0) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -239,12 +239,12 @@ fn control(operation: libc::c_int, argument: libc::c_ulong) -> io::Result<()> {
 
 /// Nobody of the same user may read the memory of this process or trace it.
 pub fn hide_memory() -> io::Result<()> {
-    control(libc::PR_SET_DUMPABLE, 0)
+    prctl(libc::PR_SET_DUMPABLE, 0)
 }
 
 fn drop_bounding_set() -> io::Result<()> {
     for capability in 0..=CAPABILITIES_MAX {
-        match control(libc::PR_CAPBSET_DROP, capability) {
+        match prctl(libc::PR_CAPBSET_DROP, capability) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(()),
             done => done?,
         }
@@ -255,23 +255,23 @@ fn drop_bounding_set() -> io::Result<()> {
 /// `struct __user_cap_data_struct`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Sets {
+struct CapabilitySets {
     effective: u32,
     permitted: u32,
     inheritable: u32,
 }
 
 #[repr(C)]
-struct Header {
+struct CapabilityHeader {
     version: u32,
     pid: i32,
 }
 
 /// `_LINUX_CAPABILITY_VERSION_3`: two words for each set.
-const HEADER: Header = Header { version: 0x2008_0522, pid: 0 };
+const HEADER: CapabilityHeader = CapabilityHeader { version: 0x2008_0522, pid: 0 };
 
 #[expect(unsafe_code, reason = "no crate we use has this call")]
-fn set_capabilities(sets: &[Sets; 2]) -> io::Result<()> {
+fn set_capabilities(sets: &[CapabilitySets; 2]) -> io::Result<()> {
     // SAFETY: the kernel reads both structures, which have the layout of its version 3.
     let answer = unsafe { libc::syscall(libc::SYS_capset, std::ptr::from_ref(&HEADER), sets.as_ptr()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -280,7 +280,7 @@ fn set_capabilities(sets: &[Sets; 2]) -> io::Result<()> {
 /// The kernel empties the ambient set along with it.
 #[expect(unsafe_code, reason = "no crate we use has this call")]
 fn clear_inheritable() -> io::Result<()> {
-    let mut sets = [Sets::default(); 2];
+    let mut sets = [CapabilitySets::default(); 2];
     // SAFETY: the kernel writes two structures of the layout of its version 3.
     let answer = unsafe { libc::syscall(libc::SYS_capget, std::ptr::from_ref(&HEADER), sets.as_mut_ptr()) };
     if answer < 0 {
@@ -293,8 +293,8 @@ fn clear_inheritable() -> io::Result<()> {
 }
 
 #[expect(unsafe_code, reason = "no crate we use has this call")]
-fn install(filter: &[sock_filter]) -> io::Result<()> {
-    control_no_new_privileges()?;
+fn install_filter(filter: &[sock_filter]) -> io::Result<()> {
+    set_no_new_privileges()?;
     let program = libc::sock_fprog {
         len: u16::try_from(filter.len()).unwrap_or(u16::MAX),
         filter: filter.as_ptr().cast_mut(),
@@ -306,8 +306,8 @@ fn install(filter: &[sock_filter]) -> io::Result<()> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-fn control_no_new_privileges() -> io::Result<()> {
-    control(libc::PR_SET_NO_NEW_PRIVS, 1)
+fn set_no_new_privileges() -> io::Result<()> {
+    prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
 }
 
 #[cfg(test)]
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn refused_calls_fail_and_others_work() {
         let tried = std::thread::spawn(|| {
-            install(&filter()).unwrap();
+            install_filter(&filter()).unwrap();
             let mounted =
                 rustix::mount::mount("none", "/tmp", "tmpfs", rustix::mount::MountFlags::empty(), None);
             #[expect(unsafe_code, reason = "the call is to be refused")]

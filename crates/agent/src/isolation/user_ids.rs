@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 
 /// Free of what systemd and the subordinate users of accounts take.
 pub const DEFAULT_RANGE: Range = Range { first: 1_900_000_000, last: 1_900_065_535 };
-const LEDGER: &str = "/run/windlass/user-ids";
+const LEDGER_DIR: &str = "/run/windlass/user-ids";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
@@ -37,14 +37,14 @@ impl Range {
 
 /// Who has which number.
 #[derive(Clone, Debug)]
-pub struct UserIds {
+pub struct UserIdAllocator {
     dir: PathBuf,
     range: Range,
 }
 
-impl UserIds {
+impl UserIdAllocator {
     pub fn new(range: Range) -> Self {
-        Self { dir: PathBuf::from(LEDGER), range }
+        Self { dir: PathBuf::from(LEDGER_DIR), range }
     }
 
     /// A number for the task with this directory; the same one if it has one.
@@ -110,7 +110,8 @@ mod tests {
     #[test]
     fn no_two_tasks_have_one_user_and_a_task_keeps_its_own() {
         let dir = windlass_testkit::temp_dir("user-ids").unwrap();
-        let ids = UserIds { dir: dir.path().join("ledger"), range: Range { first: 5000, last: 5002 } };
+        let ids =
+            UserIdAllocator { dir: dir.path().join("ledger"), range: Range { first: 5000, last: 5002 } };
         let task = |name: &str| {
             let path = dir.path().join(name);
             fs::create_dir_all(&path).unwrap();

@@ -12,12 +12,12 @@ use axum::{
 use serde::Deserialize;
 use windlass_api::agent::{
     Health,
-    runner::{Hosts, SERVICE, Submit},
+    runner::{GroupHosts, SERVICE, SubmitBody},
 };
 
 use super::{
     env,
-    job::{Halt, Job, Run},
+    job::{Job, Run, StopSignal},
     metrics::Meter,
     ports, steps, supervise, uploads,
 };
@@ -43,7 +43,7 @@ pub fn compatible(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
 
 /// For people who are logged in to the task: they may follow its output. dstack's CLI does so through its SSH
 /// connection and takes what answers there for the runner's port.
-pub fn for_people(tail: Router) -> Router {
+pub fn guest_router(tail: Router) -> Router {
     Router::new()
         .route("/api/healthcheck", get(|| health(COMPAT_VERSION)))
         .merge(tail)
@@ -83,7 +83,10 @@ async fn check_token(State(job): State<Arc<Job>>, request: Request, next: Next) 
     }
 }
 
-async fn submit(State(job): State<Arc<Job>>, http::Json(submit): http::Json<Submit>) -> Result<(), Refusal> {
+async fn submit(
+    State(job): State<Arc<Job>>,
+    http::Json(submit): http::Json<SubmitBody>,
+) -> Result<(), Refusal> {
     env::check(submit.secrets.iter().chain(&submit.job_spec.env))
         .map_err(|error| Refusal::bad_request(error.to_string()))?;
     job.submit(submit).map_err(|at| Refusal::conflict(steps::refusal(at)))
@@ -105,29 +108,32 @@ async fn gate(State(job): State<Arc<Job>>) -> Result<(), Refusal> {
     job.open_gate().map_err(|error| Refusal::conflict(format!("open the gate: {error}")))
 }
 
-async fn hosts(State(job): State<Arc<Job>>, http::Json(hosts): http::Json<Hosts>) -> Result<(), Refusal> {
+async fn hosts(
+    State(job): State<Arc<Job>>,
+    http::Json(hosts): http::Json<GroupHosts>,
+) -> Result<(), Refusal> {
     job.tell_hosts(&hosts.hosts).map_err(|error| Refusal::conflict(format!("write the names: {error}")))
 }
 
 #[derive(Debug, Deserialize)]
-struct Stopping {
+struct StopParams {
     /// How long the commands may take to end; as long as the job says where this is not given.
     grace_secs: Option<u64>,
 }
 
-async fn stop(State(job): State<Arc<Job>>, Query(stopping): Query<Stopping>) {
-    job.stop(Halt::Stop { grace: stopping.grace_secs.map(Duration::from_secs) });
+async fn stop(State(job): State<Arc<Job>>, Query(stopping): Query<StopParams>) {
+    job.stop(StopSignal::Stop { grace: stopping.grace_secs.map(Duration::from_secs) });
 }
 
 #[derive(Debug, Deserialize)]
-struct Since {
+struct PullParams {
     #[serde(default)]
     timestamp: i64,
 }
 
-async fn pull(State(job): State<Arc<Job>>, Query(since): Query<Since>) -> Response {
+async fn pull(State(job): State<Arc<Job>>, Query(since): Query<PullParams>) -> Response {
     let idle = job.connections.idle_secs();
-    spool::http::pull(&job.spool, since.timestamp, idle, || job.tell_states()).await
+    spool::http::pull(&job.spool, since.timestamp, idle, || job.report_states()).await
 }
 
 async fn metrics(State(meter): State<Arc<Meter>>) -> Result<Response, Refusal> {

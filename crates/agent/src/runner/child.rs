@@ -24,11 +24,11 @@ use crate::isolation::{probe, restrict::Restrictions};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    part: Part,
+    part: HelperCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Part {
+enum HelperCommand {
     /// Unpack the archive on standard input into the current directory
     Unpack(super::unpack::child::Args),
     /// Answer git's question for a credential
@@ -41,10 +41,10 @@ enum Part {
 
 pub fn main(args: &Args) -> std::process::ExitCode {
     match &args.part {
-        Part::Unpack(args) => super::unpack::child::main(args),
-        Part::GitCredential(args) => super::repo::credential::main(args),
-        Part::GitSsh(args) => super::repo::ssh::main(args),
-        Part::TryConfinement => probe::main(),
+        HelperCommand::Unpack(args) => super::unpack::child::main(args),
+        HelperCommand::GitCredential(args) => super::repo::credential::main(args),
+        HelperCommand::GitSsh(args) => super::repo::ssh::main(args),
+        HelperCommand::TryConfinement => probe::main(),
     }
 }
 
@@ -56,7 +56,7 @@ pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -
         let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
         (Uid::from_raw(account.uid), Gid::from_raw(account.gid), groups)
     });
-    let restrictions = Restrictions::of_children();
+    let restrictions = Restrictions::for_children();
     let lower = move || {
         if let Some((uid, gid, groups)) = &switch {
             restrictions.drop_capabilities()?;

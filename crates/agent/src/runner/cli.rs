@@ -6,7 +6,7 @@ use std::{path::PathBuf, process::ExitCode};
 #[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
-    part: Option<Part>,
+    part: Option<RunnerCommand>,
     /// The task's `run` directory
     #[arg(long, value_name = "DIR", required = true)]
     dir: Option<PathBuf>,
@@ -17,7 +17,7 @@ pub struct Args {
 
 /// Parts that the runner starts of itself.
 #[derive(Debug, clap::Subcommand)]
-enum Part {
+enum RunnerCommand {
     /// Let people in without a job
     #[command(hide = true)]
     Ssh(super::ssh::cli::Args),
@@ -28,8 +28,8 @@ enum Part {
 
 pub fn main(args: &Args) -> ExitCode {
     match &args.part {
-        Some(Part::Ssh(args)) => return super::ssh::cli::main(args),
-        Some(Part::Sftp) => return super::ssh::cli::sftp(),
+        Some(RunnerCommand::Ssh(args)) => return super::ssh::cli::main(args),
+        Some(RunnerCommand::Sftp) => return super::ssh::cli::sftp(),
         None => {}
     }
     let Some(dir) = &args.dir else { return ExitCode::from(2) };

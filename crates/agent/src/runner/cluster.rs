@@ -14,9 +14,9 @@ use windlass_api::agent::{
 use windlass_model::id::SubmissionId;
 
 use super::{
-    env::gpus_of_nodes,
+    env::gpus_per_node,
     exec::write_as,
-    user::{Account, acting_as, make_dir},
+    user::{Account, create_dir_as, run_as_account},
 };
 
 /// Nobody's configuration is longer.
@@ -38,7 +38,7 @@ pub fn hostfile(cluster: &ClusterInfo) -> String {
         return String::new();
     }
     let mut lines = String::new();
-    for (ip, gpus) in cluster.job_ips.iter().zip(gpus_of_nodes(cluster)) {
+    for (ip, gpus) in cluster.job_ips.iter().zip(gpus_per_node(cluster)) {
         let written = if gpus > 0 { writeln!(lines, "{ip} slots={gpus}") } else { writeln!(lines, "{ip}") };
         // Writing to a string cannot fail.
         let _ = written;
@@ -53,8 +53,8 @@ pub(super) fn is_address(text: &str) -> bool {
 }
 
 /// The part of `~/.ssh/config` that is ours. `Host *` at its end gives what follows the meaning it had alone.
-fn config_part(place: Place<'_>, cluster: &ClusterInfo, key: &Path) -> String {
-    let (begin, end) = marks(place.task);
+fn ssh_config_section(place: Place<'_>, cluster: &ClusterInfo, key: &Path) -> String {
+    let (begin, end) = section_markers(place.task);
     let mut part = format!("{begin}\n");
     for ip in cluster.job_ips.iter().filter(|ip| is_address(ip)) {
         let _ = write!(
@@ -71,13 +71,13 @@ fn config_part(place: Place<'_>, cluster: &ClusterInfo, key: &Path) -> String {
     part
 }
 
-pub(super) fn marks(task: SubmissionId) -> (String, String) {
+pub(super) fn section_markers(task: SubmissionId) -> (String, String) {
     (format!("# windlass {task}: begin"), format!("# windlass {task}: end"))
 }
 
 /// The configuration without our part.
-pub(super) fn without_part(config: &str, task: SubmissionId) -> String {
-    let (begin, end) = marks(task);
+pub(super) fn remove_section(config: &str, task: SubmissionId) -> String {
+    let (begin, end) = section_markers(task);
     let mut inside = false;
     let mut rest = String::with_capacity(config.len());
     for line in config.split_inclusive('\n') {
@@ -109,7 +109,7 @@ impl Access {
     pub fn give(place: Place<'_>, cluster: &ClusterInfo, key: &SshKey) -> io::Result<Self> {
         let dir = place.account.home.join(".ssh");
         let is_new = !dir.exists();
-        make_dir(&dir, place.account, place.in_container)?;
+        create_dir_as(&dir, place.account, place.in_container)?;
         // Two tasks on a bare host may share a home.
         let name = if place.in_container {
             KEY_IN_CONTAINER.to_owned()
@@ -117,10 +117,10 @@ impl Access {
             format!("windlass_job_{}", place.task)
         };
         let file = dir.join(name);
-        let part = config_part(place, cluster, &file);
+        let part = ssh_config_section(place, cluster, &file);
         let access =
             Self { account: place.account.clone(), task: place.task, dir: dir.clone(), key: file.clone() };
-        acting_as(place.account, || {
+        run_as_account(place.account, || {
             if is_new {
                 use std::os::unix::fs::PermissionsExt;
                 std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o700))?;
@@ -129,7 +129,7 @@ impl Access {
             write_as(&file, format!("{private}\n").as_bytes(), 0o600)?;
             write_as(&file.with_extension("pub"), format!("{}\n", key.public.trim_end()).as_bytes(), 0o644)?;
             let config = dir.join("config");
-            let old = without_part(&read(&config)?, place.task);
+            let old = remove_section(&read_config(&config)?, place.task);
             write_as(&config, format!("{part}{old}").as_bytes(), 0o600)
         })?;
         Ok(access)
@@ -137,14 +137,14 @@ impl Access {
 
     /// Takes it back; what is gone already is no matter.
     pub fn remove(&self) -> io::Result<()> {
-        acting_as(&self.account, || {
+        run_as_account(&self.account, || {
             for file in [self.key.clone(), self.key.with_extension("pub")] {
-                gone(std::fs::remove_file(file))?;
+                ignore_not_found(std::fs::remove_file(file))?;
             }
             let config = self.dir.join("config");
-            let rest = without_part(&read(&config)?, self.task);
+            let rest = remove_section(&read_config(&config)?, self.task);
             if rest.trim().is_empty() {
-                gone(std::fs::remove_file(config))
+                ignore_not_found(std::fs::remove_file(config))
             } else {
                 write_as(&config, rest.as_bytes(), 0o600)
             }
@@ -152,14 +152,14 @@ impl Access {
     }
 }
 
-fn gone(removed: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
 
-fn read(file: &Path) -> io::Result<String> {
+fn read_config(file: &Path) -> io::Result<String> {
     use std::io::Read as _;
     let opened = match std::fs::File::open(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
@@ -200,7 +200,7 @@ mod tests {
         let account = Account::root();
         let task = "3f2b1c80-0000-4000-8000-000000000001".parse().unwrap();
         let place = Place { account: &account, task, in_container: true };
-        let part = config_part(
+        let part = ssh_config_section(
             place,
             &cluster(&["10.0.0.1", "-oProxyCommand=x", "a b"], None),
             Path::new("/root/.ssh/k"),
@@ -208,9 +208,9 @@ mod tests {
         assert!(part.contains("Host 10.0.0.1\n    Port 10022\n    User root\n"), "{part}");
         assert!(!part.contains("ProxyCommand") && !part.contains("a b"), "{part}");
         for old in ["", "ServerAliveInterval 5\nHost x\n  Port 1\n", "Host y"] {
-            assert_eq!(without_part(&format!("{part}{old}"), task), old);
+            assert_eq!(remove_section(&format!("{part}{old}"), task), old);
         }
         let another = "3f2b1c80-0000-4000-8000-000000000002".parse().unwrap();
-        assert_eq!(without_part(&part, another), part);
+        assert_eq!(remove_section(&part, another), part);
     }
 }

@@ -27,7 +27,7 @@ impl State {
 
 /// Why the job came to its end; the first one counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum EndCause {
     /// Its commands ended of themselves.
     Exited,
     /// They ended badly before the program itself began, as they say.
@@ -45,7 +45,7 @@ pub enum Cause {
         bytes: u64,
     },
     /// The output could not be kept.
-    NotKept {
+    OutputNotStored {
         why: String,
         no_disk: bool,
     },
@@ -66,47 +66,47 @@ pub struct Ending {
     pub exit_status: Option<i32>,
 }
 
-const KILLED: i32 = 128 + 9;
+const EXIT_KILLED: i32 = 128 + 9;
 
 /// `exit` is `None` where nothing ran. `oom` says that the kernel killed something of the task for want of memory.
-pub fn ending(cause: Cause, exit: Option<ExitStatus>, oom: bool) -> Ending {
+pub fn ending(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> Ending {
     let exit_status = exit.and_then(status);
     let told = |state, reason, message: String| Ending { state, reason, message, detail: None, exit_status };
     match cause {
-        Cause::Exited if exit_status == Some(0) => told(State::Done, "", String::new()),
-        Cause::Exited | Cause::SetupFailed => {
-            let is_oom = oom && exit_status == Some(KILLED);
+        EndCause::Exited if exit_status == Some(0) => told(State::Done, "", String::new()),
+        EndCause::Exited | EndCause::SetupFailed => {
+            let is_oom = oom && exit_status == Some(EXIT_KILLED);
             let mut message = exit.map(described).unwrap_or_default();
             if is_oom {
                 message.push_str(": out of memory");
             }
-            let in_setup = (cause == Cause::SetupFailed).then_some("setup_failed");
+            let in_setup = (cause == EndCause::SetupFailed).then_some("setup_failed");
             let detail = is_oom.then_some("oom_killed").or(in_setup);
             Ending { detail, ..told(State::Failed, "container_exited_with_error", message) }
         }
-        Cause::Stopped { killed_after } => {
+        EndCause::Stopped { killed_after } => {
             let message = killed_after.map(|secs| {
                 format!("it had not ended {secs} s after it was asked to (`stop_duration`), and was killed")
             });
             told(State::Terminated, "terminated_by_server", message.unwrap_or_default())
         }
         // Whoever ended the task knows why; here it could be anything, the machine's shutdown included.
-        Cause::Ended => told(State::Terminated, "", "the task was told to end".to_owned()),
-        Cause::MaxDuration { secs } => {
+        EndCause::Ended => told(State::Terminated, "", "the task was told to end".to_owned()),
+        EndCause::MaxDuration { secs } => {
             let message = format!("the commands ran longer than {secs} s");
             told(State::Terminated, "max_duration_exceeded", message)
         }
-        Cause::LogQuota { bytes } => {
+        EndCause::LogQuota { bytes } => {
             let message = format!(
                 "the output passed {bytes} bytes an hour (the server's setting `log_rate_max`); what came after that was not kept"
             );
             told(State::Failed, "log_quota_exceeded", message)
         }
-        Cause::NotKept { why, no_disk } => {
+        EndCause::OutputNotStored { why, no_disk } => {
             let message = format!("the output could not be kept: {why}");
             Ending { detail: no_disk.then_some("no_disk"), ..told(State::Failed, "executor_error", message) }
         }
-        Cause::NotStarted { reason, why } => told(State::Failed, reason, why),
+        EndCause::NotStarted { reason, why } => told(State::Failed, reason, why),
     }
 }
 
@@ -137,13 +137,21 @@ mod tests {
     #[test]
     fn every_end_has_its_state_reason_and_exit_status() {
         let table = [
-            (Cause::Exited, exited(0), false, State::Done, "", Some(0), None),
-            (Cause::Exited, exited(0), true, State::Done, "", Some(0), None),
-            (Cause::Exited, exited(3), false, State::Failed, "container_exited_with_error", Some(3), None),
-            (Cause::Exited, exited(3), true, State::Failed, "container_exited_with_error", Some(3), None),
-            (Cause::Exited, killed(9), false, State::Failed, "container_exited_with_error", Some(137), None),
+            (EndCause::Exited, exited(0), false, State::Done, "", Some(0), None),
+            (EndCause::Exited, exited(0), true, State::Done, "", Some(0), None),
+            (EndCause::Exited, exited(3), false, State::Failed, "container_exited_with_error", Some(3), None),
+            (EndCause::Exited, exited(3), true, State::Failed, "container_exited_with_error", Some(3), None),
             (
-                Cause::Exited,
+                EndCause::Exited,
+                killed(9),
+                false,
+                State::Failed,
+                "container_exited_with_error",
+                Some(137),
+                None,
+            ),
+            (
+                EndCause::Exited,
                 killed(9),
                 true,
                 State::Failed,
@@ -152,7 +160,7 @@ mod tests {
                 Some("oom_killed"),
             ),
             (
-                Cause::Exited,
+                EndCause::Exited,
                 exited(137),
                 true,
                 State::Failed,
@@ -160,9 +168,17 @@ mod tests {
                 Some(137),
                 Some("oom_killed"),
             ),
-            (Cause::Exited, killed(11), false, State::Failed, "container_exited_with_error", Some(139), None),
             (
-                Cause::Stopped { killed_after: None },
+                EndCause::Exited,
+                killed(11),
+                false,
+                State::Failed,
+                "container_exited_with_error",
+                Some(139),
+                None,
+            ),
+            (
+                EndCause::Stopped { killed_after: None },
                 exited(0),
                 false,
                 State::Terminated,
@@ -171,7 +187,7 @@ mod tests {
                 None,
             ),
             (
-                Cause::Stopped { killed_after: None },
+                EndCause::Stopped { killed_after: None },
                 killed(9),
                 true,
                 State::Terminated,
@@ -180,7 +196,7 @@ mod tests {
                 None,
             ),
             (
-                Cause::Stopped { killed_after: None },
+                EndCause::Stopped { killed_after: None },
                 None,
                 false,
                 State::Terminated,
@@ -188,9 +204,9 @@ mod tests {
                 None,
                 None,
             ),
-            (Cause::Ended, killed(15), false, State::Terminated, "", Some(143), None),
+            (EndCause::Ended, killed(15), false, State::Terminated, "", Some(143), None),
             (
-                Cause::MaxDuration { secs: 5 },
+                EndCause::MaxDuration { secs: 5 },
                 killed(2),
                 false,
                 State::Terminated,
@@ -199,7 +215,7 @@ mod tests {
                 None,
             ),
             (
-                Cause::LogQuota { bytes: 9 },
+                EndCause::LogQuota { bytes: 9 },
                 killed(2),
                 false,
                 State::Failed,
@@ -208,7 +224,7 @@ mod tests {
                 None,
             ),
             (
-                Cause::NotKept { why: "full".into(), no_disk: true },
+                EndCause::OutputNotStored { why: "full".into(), no_disk: true },
                 killed(9),
                 false,
                 State::Failed,
@@ -217,7 +233,7 @@ mod tests {
                 Some("no_disk"),
             ),
             (
-                Cause::NotStarted { reason: "executor_error", why: "no".into() },
+                EndCause::NotStarted { reason: "executor_error", why: "no".into() },
                 None,
                 false,
                 State::Failed,
@@ -235,8 +251,8 @@ mod tests {
 
     #[test]
     fn a_failure_says_what_happened() {
-        assert_eq!(ending(Cause::Exited, exited(7), false).message, "the commands exited with status 7");
-        let oom = ending(Cause::Exited, killed(9), true).message;
+        assert_eq!(ending(EndCause::Exited, exited(7), false).message, "the commands exited with status 7");
+        let oom = ending(EndCause::Exited, killed(9), true).message;
         assert_eq!(oom, "the commands were killed by signal 9: out of memory");
     }
 }

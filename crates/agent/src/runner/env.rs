@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use windlass_api::agent::runner::{ClusterInfo, Submit};
+use windlass_api::agent::runner::{ClusterInfo, SubmitBody};
 
 use super::{site::Site, user::Account};
 
@@ -23,7 +23,7 @@ const TASK_MARK: &str = "WINDLASS_TASK_ID";
 const AGENT_PREFIXES: [&str; 6] =
     ["WINDLASS_", "DSTACK_SHIM_", "DSTACK_RUNNER_", "DSTACK_DOCKER_", "DSTACK_SERVICE_MODE", "RUST_"];
 /// Each variable of the run is given under both names.
-const TWINS: [&str; 2] = ["WINDLASS_", "DSTACK_"];
+const RUN_PREFIXES: [&str; 2] = ["WINDLASS_", "DSTACK_"];
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
@@ -74,11 +74,11 @@ pub fn add_account(env: &mut Env, account: &Account) {
 }
 
 /// The whole environment of the job.
-pub fn of_job(base: &Env, submit: &Submit, site: &Site, hostfile: Option<&Path>) -> Env {
+pub fn of_job(base: &Env, submit: &SubmitBody, site: &Site, hostfile: Option<&Path>) -> Env {
     let mut env = base.clone();
     add_account(&mut env, &site.account);
-    for (name, value) in of_run(submit, site, hostfile) {
-        for prefix in TWINS {
+    for (name, value) in run_variables(submit, site, hostfile) {
+        for prefix in RUN_PREFIXES {
             env.insert(format!("{prefix}{name}").into(), value.clone());
         }
     }
@@ -89,7 +89,7 @@ pub fn of_job(base: &Env, submit: &Submit, site: &Site, hostfile: Option<&Path>)
 }
 
 /// What windlass tells of the run, without the prefix.
-fn of_run(submit: &Submit, site: &Site, hostfile: Option<&Path>) -> Vec<(&'static str, OsString)> {
+fn run_variables(submit: &SubmitBody, site: &Site, hostfile: Option<&Path>) -> Vec<(&'static str, OsString)> {
     let job = &submit.job_spec;
     let spec = submit.run_spec.as_ref().or(submit.run.run_spec.as_ref());
     let text = |value: Option<&String>| OsString::from(value.map(String::as_str).unwrap_or_default());
@@ -110,7 +110,7 @@ fn of_run(submit: &Submit, site: &Site, hostfile: Option<&Path>) -> Vec<(&'stati
     let cluster = submit.cluster_info.as_ref().unwrap_or(&none);
     let ips = cluster.job_ips.len();
     let nodes = if ips == 0 { job.jobs_per_replica.max(1).to_string() } else { ips.to_string() };
-    let gpus = gpus_of_nodes(cluster);
+    let gpus = gpus_per_node(cluster);
     let rank = usize::try_from(job.job_num).unwrap_or(usize::MAX);
     told.push(("NODES_NUM", nodes.into()));
     told.push(("NODES_IPS", cluster.job_ips.join("\n").into()));
@@ -124,7 +124,7 @@ fn of_run(submit: &Submit, site: &Site, hostfile: Option<&Path>) -> Vec<(&'stati
 }
 
 /// GPUs of each node, in the order of their addresses.
-pub fn gpus_of_nodes(cluster: &ClusterInfo) -> Vec<i64> {
+pub fn gpus_per_node(cluster: &ClusterInfo) -> Vec<i64> {
     match &cluster.gpus_per_node {
         Some(each) if each.len() == cluster.job_ips.len() => each.clone(),
         Some(_) | None => vec![cluster.gpus_per_job; cluster.job_ips.len()],
@@ -169,7 +169,7 @@ mod tests {
         pairs.iter().map(|&(name, value)| (name.into(), value.into())).collect()
     }
 
-    fn submit(text: &str) -> Submit {
+    fn submit(text: &str) -> SubmitBody {
         serde_json::from_str(text).unwrap()
     }
 

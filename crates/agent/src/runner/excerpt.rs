@@ -1,9 +1,9 @@
 //! The last lines of a job's output, for the message of its failure. Pure.
 
-use crate::spool::strip::Stripper;
+use crate::spool::strip::CodeStripper;
 
 /// How much of the output's end is looked at: five lines with their terminal codes.
-pub(super) const LOOK_AT: usize = 16 * 1024;
+pub(super) const SCAN_BYTES: usize = 16 * 1024;
 const LINES_MAX: usize = 5;
 const BYTES_MAX: usize = 1024;
 
@@ -21,7 +21,7 @@ pub(super) fn append(message: &mut String, output: &[u8]) {
 /// As they would stand on a terminal, without blank ones.
 fn last_lines(output: &[u8]) -> String {
     let mut shown = output.to_vec();
-    Stripper::default().strip(&mut shown);
+    CodeStripper::default().strip(&mut shown);
     let text = String::from_utf8_lossy(&shown);
     let mut lines: Vec<String> =
         text.rsplit('\n').map(shown_of).filter(|line| !line.is_empty()).take(LINES_MAX).collect();

@@ -25,7 +25,7 @@ use super::{env::Env, names::Names, user::Account};
 use crate::isolation::restrict::Restrictions;
 
 /// What a program sees that asks for the size of its terminal.
-const WINDOW: Winsize = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+const TERMINAL_SIZE: Winsize = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
 const UMASK: u32 = 0o022;
 const SHELLS: [&str; 7] = ["sh", "bash", "dash", "ash", "zsh", "ksh", "fish"];
 
@@ -37,7 +37,7 @@ pub enum Terminal {
     /// A terminal, or nothing at all.
     Required,
     /// A terminal where the machine gives one, else a pipe.
-    Wished,
+    Preferred,
 }
 
 /// What the job says comes first. Else an interactive shell gets a terminal, for it complains without one.
@@ -45,7 +45,7 @@ pub fn terminal(tty: Option<bool>, argv: &[String]) -> Terminal {
     match tty {
         Some(true) => Terminal::Required,
         Some(false) => Terminal::None,
-        None if is_interactive(argv) => Terminal::Wished,
+        None if is_interactive(argv) => Terminal::Preferred,
         None => Terminal::None,
     }
 }
@@ -103,7 +103,7 @@ pub enum ExecError {
 }
 
 /// The descriptors of the child, and the one we read from.
-struct Ends {
+struct JobStdio {
     input: Stdio,
     output: Stdio,
     error: Stdio,
@@ -118,11 +118,11 @@ pub fn start(launch: &Launch<'_>) -> Result<Started, ExecError> {
         return Err(ExecError::NulInArgument);
     }
     let ends = match launch.terminal {
-        Terminal::None => pipe()?,
-        Terminal::Required => pseudo_terminal(launch.account).map_err(ExecError::Terminal)?,
-        Terminal::Wished => match pseudo_terminal(launch.account) {
+        Terminal::None => open_pipe()?,
+        Terminal::Required => open_terminal(launch.account).map_err(ExecError::Terminal)?,
+        Terminal::Preferred => match open_terminal(launch.account) {
             Ok(ends) => ends,
-            Err(_) => pipe()?,
+            Err(_) => open_pipe()?,
         },
     };
     let keyboard =
@@ -135,7 +135,7 @@ pub fn start(launch: &Launch<'_>) -> Result<Started, ExecError> {
     }
     command.stdin(ends.input).stdout(ends.output).stderr(ends.error);
     if let Some(names) = launch.names {
-        names.show(&mut command).map_err(ExecError::Names)?;
+        names.mount_for(&mut command).map_err(ExecError::Names)?;
     }
     become_account(&mut command, launch.account, ends.is_terminal);
     let mut command = tokio::process::Command::from(command);
@@ -148,11 +148,11 @@ pub fn start(launch: &Launch<'_>) -> Result<Started, ExecError> {
     Ok(Started { child, pid, output: ends.ours, keyboard })
 }
 
-fn pipe() -> Result<Ends, ExecError> {
+fn open_pipe() -> Result<JobStdio, ExecError> {
     let make = || {
         let (ours, theirs) = io::pipe()?;
         let again = theirs.try_clone()?;
-        Ok(Ends {
+        Ok(JobStdio {
             input: Stdio::null(),
             output: theirs.into(),
             error: again.into(),
@@ -164,7 +164,7 @@ fn pipe() -> Result<Ends, ExecError> {
 }
 
 /// A terminal that changes nothing of what is printed: line ends stay as they are, nothing is echoed.
-fn pseudo_terminal(account: &Account) -> io::Result<Ends> {
+fn open_terminal(account: &Account) -> io::Result<JobStdio> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     grantpt(&ours)?;
     unlockpt(&ours)?;
@@ -174,11 +174,11 @@ fn pseudo_terminal(account: &Account) -> io::Result<Ends> {
     modes.local_modes.remove(LocalModes::ECHO);
     modes.input_modes.insert(InputModes::IUTF8);
     tcsetattr(&theirs, OptionalActions::Now, &modes)?;
-    tcsetwinsize(&theirs, WINDOW)?;
+    tcsetwinsize(&theirs, TERMINAL_SIZE)?;
     // Programs that open their terminal anew need to own it. A runner that is not root owns it already.
     let _ = rustix::fs::fchown(&theirs, Some(Uid::from_raw(account.uid)), Some(Gid::from_raw(account.gid)));
     let (input, output) = (theirs.try_clone()?, theirs.try_clone()?);
-    Ok(Ends {
+    Ok(JobStdio {
         input: input.into(),
         output: output.into(),
         error: theirs.into(),
@@ -194,14 +194,14 @@ pub fn become_account(command: &mut Command, account: &Account, with_terminal: b
     let is_root = rustix::process::geteuid().is_root();
     let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
     let (uid, gid) = (Uid::from_raw(account.uid), Gid::from_raw(account.gid));
-    let restrictions = Restrictions::of_children();
+    let restrictions = Restrictions::for_children();
     let prepare = move || {
         setsid()?;
         if with_terminal {
             // SAFETY: the standard input was put in place before this runs, and nothing closes it.
             ioctl_tiocsctty(unsafe { BorrowedFd::borrow_raw(0) })?;
         }
-        default_signals()?;
+        reset_signals()?;
         umask(rustix::fs::Mode::from_raw_mode(UMASK));
         // Without root's rights there is nobody else to become.
         if is_root {
@@ -220,7 +220,7 @@ pub fn become_account(command: &mut Command, account: &Account, with_terminal: b
 }
 
 /// A runner that was started in the background may have been told to ignore some, and children inherit that.
-fn default_signals() -> io::Result<()> {
+fn reset_signals() -> io::Result<()> {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
     for signal in Signal::iterator() {
         if matches!(signal, Signal::SIGKILL | Signal::SIGSTOP) {
@@ -241,20 +241,20 @@ fn set_action(signal: Signal, action: &SigAction) -> io::Result<()> {
 
 /// Files the runner itself was started with must not reach what it starts. All others are opened so that they
 /// do not.
-pub fn keep_inherited_files() -> io::Result<()> {
+pub fn mark_inherited_files() -> io::Result<()> {
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
         if number > 2 {
-            mark(number);
+            set_close_on_exec(number);
         }
     }
     Ok(())
 }
 
 #[expect(unsafe_code, reason = "a descriptor is named by its number")]
-fn mark(number: i32) {
+fn set_close_on_exec(number: i32) {
     // SAFETY: the number was listed a moment ago by this thread, before any other thread was started. Were it
     // closed since, the call would fail and nothing would change.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
@@ -281,11 +281,11 @@ mod tests {
         let table: [(Option<bool>, &[&str], Terminal); 12] = [
             (Some(true), &["python", "x.py"], Terminal::Required),
             (Some(false), &["/bin/sh", "-i", "-c", "ls"], Terminal::None),
-            (None, &["/bin/sh", "-i", "-c", "ls"], Terminal::Wished),
-            (None, &["/bin/bash", "-ic", "ls"], Terminal::Wished),
-            (None, &["bash", "-l", "-i", "-c", "ls"], Terminal::Wished),
+            (None, &["/bin/sh", "-i", "-c", "ls"], Terminal::Preferred),
+            (None, &["/bin/bash", "-ic", "ls"], Terminal::Preferred),
+            (None, &["bash", "-l", "-i", "-c", "ls"], Terminal::Preferred),
             (None, &["/bin/sh", "-c", "ls -i"], Terminal::None),
-            (None, &["/bin/sh", "-c", "-i"], Terminal::Wished),
+            (None, &["/bin/sh", "-c", "-i"], Terminal::Preferred),
             (None, &["/bin/sh", "script", "-i"], Terminal::None),
             (None, &["bash", "--init-file", "x"], Terminal::None),
             (None, &["grep", "-i", "x"], Terminal::None),

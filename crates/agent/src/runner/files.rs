@@ -3,10 +3,10 @@
 use std::{fs, io, path::Path};
 
 use super::{
-    site::{self, Site, Stage},
+    site::{self, Site, StagingDir},
     unpack::{
         CONTENT, Top,
-        child::{self, ChildError, Unpacked},
+        child::{self, ChildError, UnpackResult},
     },
 };
 
@@ -42,24 +42,24 @@ impl FilesError {
 
 /// Puts the archive where `path` says; what was there is gone. The archive's first path component takes the name
 /// of the last component of `path`. Dropping the future stops the work and leaves nothing half.
-pub async fn place(site: &Site, archive: &Path, path: &str) -> Result<Unpacked, FilesError> {
+pub async fn place(site: &Site, archive: &Path, path: &str) -> Result<UnpackResult, FilesError> {
     let target = site.resolve(path);
     let Some(parent) = target.parent().filter(|_| !path.is_empty() && !path.contains('\0')) else {
         return Err(FilesError::BadPath { path: path.to_owned() });
     };
     let failed = |what| move |source| FilesError::Place { path: path.to_owned(), what, source };
-    site.make_dirs(parent).map_err(failed("make the directories above"))?;
-    let stage = Stage::new(site, parent).map_err(failed("make a directory beside it"))?;
+    site.create_dirs(parent).map_err(failed("make the directories above"))?;
+    let stage = StagingDir::new(site, parent).map_err(failed("make a directory beside it"))?;
     let unpacked = child::run(stage.path(), archive, Top::Rename, site)
         .await
         .map_err(|source| FilesError::Unpack { path: path.to_owned(), source })?;
-    replace(&stage, &target).map_err(failed("move them into place"))?;
+    replace_target(&stage, &target).map_err(failed("move them into place"))?;
     Ok(unpacked)
 }
 
 /// What was there goes into the stage first, so that there is always either the old or the new, but for the
 /// moment between two renames.
-fn replace(stage: &Stage, target: &Path) -> io::Result<()> {
+fn replace_target(stage: &StagingDir, target: &Path) -> io::Result<()> {
     let old = stage.path().join("old");
     match fs::rename(target, &old) {
         Ok(()) => {}

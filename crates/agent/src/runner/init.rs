@@ -39,30 +39,30 @@ use crate::{
     cgroup::Group,
     isolation::{
         self, Confinement,
-        namespaces::{Half, SetUpError, make_harmless, set_up, split},
+        namespaces::{ForkSide, SetUpError, make_harmless, set_up, split},
         restrict,
     },
     proc::{self, Held},
-    taskdir::{LAST_WORD, LastWord},
+    taskdir::{EXIT_RECORD, LastWord},
 };
 
 /// Set to `1`: wait for [`Orders`] on the standard input.
-pub const GATE: &str = "WINDLASS_INIT_GATE";
+pub const GATE_VARIABLE: &str = "WINDLASS_INIT_GATE";
 /// Left in the `run` directory by a gated init whose shim went away before it gave orders.
-pub const NEVER_STARTED: &str = "never.started";
+pub const NEVER_STARTED_FILE: &str = "never.started";
 /// What a shell is to run instead of the runner, for tests. Not in a build for use.
 pub const DEBUG_COMMAND: &str = "WINDLASS_DEBUG_INNER";
 
 /// Longer orders are not read.
-pub const ORDERS_MAX: u64 = 1 << 20;
+pub const REQUEST_BYTES_MAX: u64 = 1 << 20;
 /// How long descendants that do not go away when killed hold up the last word.
-const REAP_PATIENCE: Duration = Duration::from_secs(20);
+const REAP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between two looks for processes that appeared while others were killed.
-const REAP_AGAIN: Duration = Duration::from_millis(20);
+const REAP_INTERVAL: Duration = Duration::from_millis(20);
 const OOM_SCORE: &str = "/proc/self/oom_score_adj";
 const OOM_SCORE_LAST: &str = "-900";
 /// What a shell says when it could not start the program.
-const CANNOT_START: u8 = 127;
+const EXIT_CANNOT_START: u8 = 127;
 
 /// What a gated init does before it starts the runner. The answer is `ok`, or what went wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ pub struct Orders {
     /// A version 2 group for the runner and all below it, which can be killed without killing init.
     pub job_group: Option<PathBuf>,
     /// Mounts for this task only; they vanish with its last process.
-    pub binds: Vec<BindOrder>,
+    pub binds: Vec<BindRequest>,
     /// Things the runner is to say in its log.
     pub notices: Vec<String>,
     /// How the task is kept in; absent: it has the rights of the agent's user.
@@ -81,16 +81,16 @@ pub struct Orders {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BindOrder {
+pub struct BindRequest {
     pub source: PathBuf,
     pub target: PathBuf,
     pub read_only: bool,
 }
 
 /// The answer to orders that were carried out.
-pub const ORDERS_DONE: &str = "ok";
+pub const REQUEST_DONE: &str = "ok";
 /// Lines the runner is to say in its log, for it to find.
-pub const NOTICES: &str = "WINDLASS_NOTICES";
+pub const NOTICES_VARIABLE: &str = "WINDLASS_NOTICES";
 
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
@@ -101,17 +101,17 @@ pub enum InitError {
         source: io::Error,
     },
     #[error("take charge of signals and orphans")]
-    Charge(#[source] io::Error),
+    Signals(#[source] io::Error),
     #[error("read orders")]
     Orders(#[source] io::Error),
     #[error("mount {} at {}", bind.source.display(), bind.target.display())]
     Mount {
-        bind: BindOrder,
+        bind: BindRequest,
         #[source]
         source: io::Error,
     },
     #[error("make namespaces for the task")]
-    Split(#[source] io::Error),
+    Namespaces(#[source] io::Error),
     #[error(transparent)]
     Confine(#[from] SetUpError),
     #[error("give up rights")]
@@ -127,8 +127,8 @@ pub fn main(dir: &Path) -> ExitCode {
     match run(dir) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            complain(&error);
-            ExitCode::from(CANNOT_START)
+            print_error(&error);
+            ExitCode::from(EXIT_CANNOT_START)
         }
     }
 }
@@ -138,39 +138,39 @@ fn run(dir: &Path) -> Result<u8, InitError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let home = rustix::fs::open(dir, flags, Mode::empty())
         .map_err(|error| InitError::Directory { dir: dir.to_owned(), source: error.into() })?;
-    let signals = take_charge().map_err(InitError::Charge)?;
-    let Some((orders, gate)) = orders(&home)? else { return Ok(CANNOT_START) };
+    let signals = become_reaper().map_err(InitError::Signals)?;
+    let Some((orders, gate)) = orders(&home)? else { return Ok(EXIT_CANNOT_START) };
     let group = Group::own().unwrap_or_default();
     let kills_before = group.oom_kills();
     let job = job_group(&orders);
     let status = match &orders.confinement {
         None => {
             gate.answer(&Ok(()));
-            look_after(start(dir, &orders, job), &orders, &signals)?
+            supervise(start_runner(dir, &orders, job), &orders, &signals)?
         }
-        Some(task) => match split(task.user.is_none()).map_err(InitError::Split) {
-            Ok(Half::Inner) => {
+        Some(task) => match split(task.user.is_none()).map_err(InitError::Namespaces) {
+            Ok(ForkSide::Inner) => {
                 // On the host's side of the border: from it one could walk anywhere.
                 drop(home);
                 return inside(task, &orders, job, gate, &signals);
             }
-            Ok(Half::Outer(inner)) => {
+            Ok(ForkSide::Outer(inner)) => {
                 drop((gate, job));
                 let _ = fs::write(OOM_SCORE, OOM_SCORE_LAST);
-                look_after(Ok(inner), &orders, &signals)?
+                supervise(Ok(inner), &orders, &signals)?
             }
             Err(error) => {
                 let refused = Err(error);
                 gate.answer(&refused);
-                return refused.map(|()| CANNOT_START);
+                return refused.map(|()| EXIT_CANNOT_START);
             }
         },
     };
     let word =
         LastWord { exit_status: Some(i32::from(status)), oom_killed: group.oom_kills() > kills_before };
-    if let Err(error) = leave(&home, &word) {
+    if let Err(error) = write_exit_record(&home, &word) {
         // A disk that is full does not change how the job ended.
-        complain(&InitError::LastWord(error));
+        print_error(&InitError::LastWord(error));
     }
     Ok(status)
 }
@@ -180,7 +180,7 @@ fn inside(
     task: &Confinement,
     orders: &Orders,
     job: Option<fs::File>,
-    gate: Gate,
+    gate: ReplySocket,
     signals: &SignalFd,
 ) -> Result<u8, InitError> {
     let ready = set_up(task, &orders.binds).map_err(InitError::from).and_then(|()| {
@@ -192,31 +192,31 @@ fn inside(
     });
     gate.answer(&ready);
     ready?;
-    look_after(start(&task.place.join("run"), orders, job), orders, signals)
+    supervise(start_runner(&task.place.join("run"), orders, job), orders, signals)
 }
 
 /// Waits for the end of what was started, and leaves nothing of it running. Its exit status.
-fn look_after(started: io::Result<Pid>, orders: &Orders, signals: &SignalFd) -> Result<u8, InitError> {
+fn supervise(started: io::Result<Pid>, orders: &Orders, signals: &SignalFd) -> Result<u8, InitError> {
     match started {
         Ok(pid) => {
-            let status = attend(pid, signals).map_err(InitError::Charge)?;
+            let status = wait_for_runner(pid, signals).map_err(InitError::Signals)?;
             clear(orders, signals);
             Ok(code(status))
         }
         Err(error) => {
-            complain(&InitError::Start(error));
-            Ok(CANNOT_START)
+            print_error(&InitError::Start(error));
+            Ok(EXIT_CANNOT_START)
         }
     }
 }
 
 /// Where the shim waits for the answer to its orders. Closed without one, it knows that something went wrong.
-struct Gate(Option<UnixStream>);
+struct ReplySocket(Option<UnixStream>);
 
-impl Gate {
+impl ReplySocket {
     fn answer(mut self, result: &Result<(), InitError>) {
         let Some(mut socket) = self.0.take() else { return };
-        let answer = result.as_ref().map_or_else(said, |()| ORDERS_DONE.to_owned());
+        let answer = result.as_ref().map_or_else(said, |()| REQUEST_DONE.to_owned());
         // The shim may have gone again by now; it gave its orders, and they stand.
         let _ = socket.write_all(answer.as_bytes());
         let _ = socket.shutdown(Shutdown::Both);
@@ -224,7 +224,7 @@ impl Gate {
 }
 
 /// What goes to the standard error: there is no log here, and the shim shows its last lines.
-fn complain(error: &InitError) {
+fn print_error(error: &InitError) {
     let _ = io::stderr().write_all(format!("init: {}\n", said(error)).as_bytes());
 }
 
@@ -233,7 +233,7 @@ fn said(error: &InitError) -> String {
 }
 
 /// Orphans come to us, and every signal that can wait is read from the returned file.
-pub(crate) fn take_charge() -> io::Result<SignalFd> {
+pub(crate) fn become_reaper() -> io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
     reset_signals()?;
     let mut blocked = SigSet::all();
@@ -259,9 +259,9 @@ pub(crate) fn reset_signals() -> io::Result<()> {
 }
 
 /// Waits for orders if there is a gate, and carries out those for this process. `None`: whoever was to give them is gone.
-fn orders(home: &OwnedFd) -> Result<Option<(Orders, Gate)>, InitError> {
-    if std::env::var_os(GATE).as_deref() != Some(OsStr::new("1")) {
-        return Ok(Some((Orders::default(), Gate(None))));
+fn orders(home: &OwnedFd) -> Result<Option<(Orders, ReplySocket)>, InitError> {
+    if std::env::var_os(GATE_VARIABLE).as_deref() != Some(OsStr::new("1")) {
+        return Ok(Some((Orders::default(), ReplySocket(None))));
     }
     // A session of our own: signals for the shim's terminal or process group are not for us.
     rustix::process::setsid().map_err(|error| InitError::Orders(error.into()))?;
@@ -269,14 +269,14 @@ fn orders(home: &OwnedFd) -> Result<Option<(Orders, Gate)>, InitError> {
         rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3).map_err(|error| InitError::Orders(error.into()))?;
     let socket = UnixStream::from(socket);
     let mut text = Vec::new();
-    (&socket).take(ORDERS_MAX).read_to_end(&mut text).map_err(InitError::Orders)?;
+    (&socket).take(REQUEST_BYTES_MAX).read_to_end(&mut text).map_err(InitError::Orders)?;
     // Orders that end early are as good as none: nothing was done, and the shim that wrote them is gone.
     let Ok(mut orders) = serde_json::from_slice::<Orders>(&text) else {
-        put(home, NEVER_STARTED, b"").map_err(InitError::LastWord)?;
+        write_file(home, NEVER_STARTED_FILE, b"").map_err(InitError::LastWord)?;
         return Ok(None);
     };
-    let gate = Gate(Some(socket));
-    let result = obey(&mut orders);
+    let gate = ReplySocket(Some(socket));
+    let result = apply_request(&mut orders);
     if result.is_err() {
         gate.answer(&result);
         return result.map(|()| None);
@@ -284,7 +284,7 @@ fn orders(home: &OwnedFd) -> Result<Option<(Orders, Gate)>, InitError> {
     Ok(Some((orders, gate)))
 }
 
-fn obey(orders: &mut Orders) -> Result<(), InitError> {
+fn apply_request(orders: &mut Orders) -> Result<(), InitError> {
     for group in &orders.enter {
         // A job without a limit is better than none, as long as somebody can read of it.
         if let Err(error) = fs::write(group.join("cgroup.procs"), "0") {
@@ -296,7 +296,7 @@ fn obey(orders: &mut Orders) -> Result<(), InitError> {
     }
     // Those of a confined task are mounted in its namespaces.
     let Some(first) = orders.binds.first().filter(|_| orders.confinement.is_none()) else { return Ok(()) };
-    separate_mounts().map_err(|source| InitError::Mount { bind: first.clone(), source })?;
+    unshare_mounts().map_err(|source| InitError::Mount { bind: first.clone(), source })?;
     for bind in &orders.binds {
         mount(bind).map_err(|source| InitError::Mount { bind: bind.clone(), source })?;
     }
@@ -305,7 +305,7 @@ fn obey(orders: &mut Orders) -> Result<(), InitError> {
 
 /// What is mounted from here on is seen by this task only; what the host unmounts is unmounted here, too.
 #[expect(unsafe_code, reason = "the call that separates mounts can do unsafe things with other flags")]
-fn separate_mounts() -> io::Result<()> {
+fn unshare_mounts() -> io::Result<()> {
     use rustix::{
         mount::{MountPropagationFlags, mount_change},
         thread::{UnshareFlags, unshare_unsafe},
@@ -315,7 +315,7 @@ fn separate_mounts() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
 }
 
-fn mount(bind: &BindOrder) -> io::Result<()> {
+fn mount(bind: &BindRequest) -> io::Result<()> {
     rustix::mount::mount_bind_recursive(&bind.source, &bind.target)?;
     make_harmless(&bind.target, bind.read_only)
 }
@@ -327,7 +327,7 @@ fn job_group(orders: &Orders) -> Option<fs::File> {
 
 /// The runner: this program once more, with signals as they were meant and nothing of ours to read.
 #[expect(unsafe_code, reason = "signals of the child are set between fork and exec")]
-fn start(dir: &Path, orders: &Orders, job: Option<fs::File>) -> io::Result<Pid> {
+fn start_runner(dir: &Path, orders: &Orders, job: Option<fs::File>) -> io::Result<Pid> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("windlass-agent").args(["runner", "--inner", "--dir"]).arg(dir);
     #[cfg(feature = "testing")]
@@ -335,9 +335,9 @@ fn start(dir: &Path, orders: &Orders, job: Option<fs::File>) -> io::Result<Pid> 
         command = Command::new("/bin/sh");
         command.arg("-c").arg(script);
     }
-    command.stdin(Stdio::null()).env_remove(GATE).env_remove(DEBUG_COMMAND);
+    command.stdin(Stdio::null()).env_remove(GATE_VARIABLE).env_remove(DEBUG_COMMAND);
     if !orders.notices.is_empty() {
-        command.env(NOTICES, orders.notices.join("\n"));
+        command.env(NOTICES_VARIABLE, orders.notices.join("\n"));
     }
     if let Some(task) = &orders.confinement {
         command.env(isolation::INSIDE, serde_json::to_string(&task.inside())?);
@@ -365,9 +365,9 @@ fn start(dir: &Path, orders: &Orders, job: Option<fs::File>) -> io::Result<Pid> 
 }
 
 /// Reaps whatever ends and passes on TERM and INT, until the runner itself has ended.
-fn attend(runner: Pid, signals: &SignalFd) -> io::Result<WaitStatus> {
+fn wait_for_runner(runner: Pid, signals: &SignalFd) -> io::Result<WaitStatus> {
     loop {
-        if let Reaped::Runner(status) = reap(Some(runner))? {
+        if let ReapOutcome::Runner(status) = reap(Some(runner))? {
             return Ok(status);
         }
         for asked in pending(signals, None)? {
@@ -398,21 +398,21 @@ pub(crate) fn pending(
     Ok(asked)
 }
 
-pub(crate) enum Reaped {
+pub(crate) enum ReapOutcome {
     Runner(WaitStatus),
     /// Others may still run.
-    Others,
+    ChildrenLeft,
     /// There is no child left.
-    All,
+    NoChildren,
 }
 
-pub(crate) fn reap(runner: Option<Pid>) -> io::Result<Reaped> {
+pub(crate) fn reap(runner: Option<Pid>) -> io::Result<ReapOutcome> {
     loop {
         match wait(WaitOptions::NOHANG) {
-            Ok(Some((pid, status))) if Some(pid) == runner => return Ok(Reaped::Runner(status)),
+            Ok(Some((pid, status))) if Some(pid) == runner => return Ok(ReapOutcome::Runner(status)),
             Ok(Some(_)) | Err(Errno::INTR) => {}
-            Ok(None) => return Ok(Reaped::Others),
-            Err(Errno::CHILD) => return Ok(Reaped::All),
+            Ok(None) => return Ok(ReapOutcome::ChildrenLeft),
+            Err(Errno::CHILD) => return Ok(ReapOutcome::NoChildren),
             Err(error) => return Err(error.into()),
         }
     }
@@ -421,7 +421,7 @@ pub(crate) fn reap(runner: Option<Pid>) -> io::Result<Reaped> {
 /// Kills everything below us until nothing is left, or for as long as is worth it.
 pub(crate) fn clear(orders: &Orders, signals: &SignalFd) {
     let begun = Instant::now();
-    while begun.elapsed() < REAP_PATIENCE {
+    while begun.elapsed() < REAP_TIMEOUT {
         if let Some(group) = &orders.job_group {
             let _ = fs::write(group.join("cgroup.kill"), "1");
         }
@@ -436,10 +436,10 @@ pub(crate) fn clear(orders: &Orders, signals: &SignalFd) {
             }
         }
         match reap(None) {
-            Ok(Reaped::All) | Err(_) => return,
-            Ok(Reaped::Others | Reaped::Runner(_)) => {}
+            Ok(ReapOutcome::NoChildren) | Err(_) => return,
+            Ok(ReapOutcome::ChildrenLeft | ReapOutcome::Runner(_)) => {}
         }
-        let _ = pending(signals, Some(REAP_AGAIN));
+        let _ = pending(signals, Some(REAP_INTERVAL));
     }
 }
 
@@ -448,19 +448,19 @@ pub(crate) fn code(status: WaitStatus) -> u8 {
     let code = match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => code,
         (None, Some(signal)) => 128 + signal,
-        (None, None) => i32::from(CANNOT_START),
+        (None, None) => i32::from(EXIT_CANNOT_START),
     };
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-fn leave(home: &OwnedFd, word: &LastWord) -> io::Result<()> {
-    put(home, LAST_WORD, &serde_json::to_vec(word)?)
+fn write_exit_record(home: &OwnedFd, word: &LastWord) -> io::Result<()> {
+    write_file(home, EXIT_RECORD, &serde_json::to_vec(word)?)
 }
 
 /// Writes a file whole or not at all. Whatever the job put under these names is replaced, never written through.
-fn put(home: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {
+fn write_file(home: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {
     let fresh = format!(".{name}.{}", getpid().as_raw_nonzero());
-    clear_name(home, &fresh);
+    remove_entry(home, &fresh);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file =
         fs::File::from(openat(home, &fresh, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH)?);
@@ -475,7 +475,7 @@ fn put(home: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {
     Ok(rustix::fs::fsync(home)?)
 }
 
-fn clear_name(home: &OwnedFd, name: &str) {
+fn remove_entry(home: &OwnedFd, name: &str) {
     let _ = unlinkat(home, name, AtFlags::empty());
     let _ = unlinkat(home, name, AtFlags::REMOVEDIR);
 }

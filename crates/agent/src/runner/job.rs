@@ -9,21 +9,21 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use windlass_api::agent::runner::{HostName, JobStarted, JobState, Submit, User};
+use windlass_api::agent::runner::{HostName, JobStarted, JobState, SubmitBody, User};
 use windlass_model::config::name::UnixUser;
 
 use super::{
     cluster,
-    ending::{Cause, State, ending},
+    ending::{EndCause, State, ending},
     env::{self, Env},
     excerpt,
     names::Names,
     phase, python,
     session::Session,
     site::Site,
-    ssh::{AuthorizedKeys, Connections},
+    ssh::{AuthorizedKeys, ConnectionTracker},
     states::States,
-    steps::{self, Call, Happening, Step, Verdict},
+    steps::{self, Call, Step, StepEvent, Verdict},
     user::{Account, UserError, Users},
 };
 use crate::{
@@ -33,14 +33,14 @@ use crate::{
 };
 
 /// Where the MPI list of hosts is inside a container; elsewhere it is in the `run` directory.
-const HOSTFILE_INSIDE: &str = "/windlass/mpi/hostfile";
+const HOSTFILE_IN_CONTAINER: &str = "/windlass/mpi/hostfile";
 const HOSTFILE: &str = "hostfile";
 /// In the home of a task that is confined.
 const HOSTFILE_HOME: &str = ".windlass-hostfile";
-const NOBODY: u32 = 65_534;
-const UPLOADS: &str = "uploads";
+const NOBODY_UID: u32 = 65_534;
+const UPLOADS_DIR: &str = "uploads";
 /// What was uploaded as code.
-const CODE: &str = "code";
+const CODE_UPLOAD: &str = "code";
 
 /// What the runner knows of its surroundings.
 #[derive(Debug)]
@@ -131,9 +131,9 @@ impl Surroundings {
     }
 
     /// Who somebody is that cannot be found.
-    fn least(&self) -> Account {
+    fn fallback_account(&self) -> Account {
         match &self.confined {
-            Some(_) => Account { uid: NOBODY, gid: NOBODY, groups: Vec::new(), ..Account::root() },
+            Some(_) => Account { uid: NOBODY_UID, gid: NOBODY_UID, groups: Vec::new(), ..Account::root() },
             None => Account::root(),
         }
     }
@@ -150,7 +150,7 @@ impl Surroundings {
 
 /// Why the job must end before it wants to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Halt {
+pub enum StopSignal {
     /// Somebody called `stop`, and said how long it may take where it is not as long as the job says.
     Stop { grace: Option<Duration> },
     /// The runner was told to end by a signal.
@@ -160,7 +160,7 @@ pub enum Halt {
 /// Everything about the start that is decided when `run` is called.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    pub submit: Submit,
+    pub submit: SubmitBody,
     pub site: Site,
     pub env: Env,
     pub argv: Vec<String>,
@@ -186,16 +186,16 @@ pub struct Job {
     pub spool: Arc<Spool>,
     pub states: States,
     pub keys: AuthorizedKeys,
-    pub connections: Connections,
+    pub connections: ConnectionTracker,
     inner: Mutex<Inner>,
     step: watch::Sender<Step>,
-    halt: watch::Sender<Option<Halt>>,
+    halt: watch::Sender<Option<StopSignal>>,
     end_told: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    submit: Option<Submit>,
+    submit: Option<SubmitBody>,
     was_run: bool,
     started: Option<JobStarted>,
     session: Option<Session>,
@@ -214,7 +214,7 @@ impl Job {
             spool,
             states,
             keys,
-            connections: Connections::new(),
+            connections: ConnectionTracker::new(),
             inner: Mutex::default(),
             step: watch::Sender::new(Step::WaitSubmit),
             halt: watch::Sender::new(None),
@@ -233,7 +233,7 @@ impl Job {
     }
 
     /// Waits until the job must end.
-    pub async fn halted(&self) -> Halt {
+    pub async fn wait_for_stop(&self) -> StopSignal {
         match self.halt.subscribe().wait_for(Option::is_some).await.map(|halt| *halt) {
             Ok(Some(halt)) => halt,
             Ok(None) | Err(_) => std::future::pending().await,
@@ -242,16 +242,16 @@ impl Job {
 
     /// Whether the runner itself was told to end.
     pub fn is_ending(&self) -> bool {
-        *self.halt.borrow() == Some(Halt::End)
+        *self.halt.borrow() == Some(StopSignal::End)
     }
 
     /// Waits until the runner itself is told to end.
-    pub async fn told_to_end(&self) {
-        let _ = self.halt.subscribe().wait_for(|halt| *halt == Some(Halt::End)).await;
+    pub async fn wait_for_shutdown(&self) {
+        let _ = self.halt.subscribe().wait_for(|halt| *halt == Some(StopSignal::End)).await;
     }
 
     /// All states, for somebody who asks for them and will know the end from them.
-    pub fn tell_states(&self) -> Vec<JobState> {
+    pub fn report_states(&self) -> Vec<JobState> {
         if self.states.end().is_some() {
             self.end_told.send_replace(true);
         }
@@ -268,7 +268,7 @@ impl Job {
         steps::call(self.step(), call)
     }
 
-    pub fn submit(&self, submit: Submit) -> Result<(), Step> {
+    pub fn submit(&self, submit: SubmitBody) -> Result<(), Step> {
         let mut inner = self.inner.lock();
         self.take(Call::Submit)?;
         inner.submit = Some(submit);
@@ -276,18 +276,18 @@ impl Job {
     }
 
     /// Puts an upload in its place, if its time has not passed while it came.
-    pub fn keep_upload(&self, call: Call, part: &Path, name: &str) -> Result<io::Result<()>, Step> {
+    pub fn store_upload(&self, call: Call, part: &Path, name: &str) -> Result<io::Result<()>, Step> {
         let _inner = self.inner.lock();
         self.take(call)?;
         Ok(std::fs::rename(part, self.uploads().join(name)))
     }
 
     pub fn uploads(&self) -> PathBuf {
-        self.around.run.join(UPLOADS)
+        self.around.run.join(UPLOADS_DIR)
     }
 
     pub fn code_name() -> &'static str {
-        CODE
+        CODE_UPLOAD
     }
 
     /// What was uploaded under a name, if anything.
@@ -337,13 +337,13 @@ impl Job {
     }
 
     /// Ends the job, now or as soon as it can be.
-    pub fn stop(&self, halt: Halt) {
+    pub fn stop(&self, halt: StopSignal) {
         let inner = self.inner.lock();
         let at = self.step();
         let _ = self.take(Call::Stop);
         // Being told to end outweighs a stop: nobody is waited for then.
         self.halt.send_if_modified(|now| match (*now, halt) {
-            (None, _) | (Some(Halt::Stop { .. }), Halt::End) => {
+            (None, _) | (Some(StopSignal::Stop { .. }), StopSignal::End) => {
                 *now = Some(halt);
                 true
             }
@@ -352,20 +352,20 @@ impl Job {
         drop(inner);
         if matches!(at, Step::WaitSubmit | Step::WaitRun) {
             let cause = match halt {
-                Halt::Stop { .. } => Cause::Stopped { killed_after: None },
-                Halt::End => Cause::Ended,
+                StopSignal::Stop { .. } => EndCause::Stopped { killed_after: None },
+                StopSignal::End => EndCause::Ended,
             };
-            self.say_end(cause, None, false);
+            self.record_end(cause, None, false);
         }
     }
 
     /// Says the job's last word. Its output is complete before, so whoever learns of the end finds all of it.
-    pub fn end(&self, cause: Cause, exit: Option<std::process::ExitStatus>, oom: bool) {
-        self.say_end(cause, exit, oom);
-        self.happen(Happening::JobEnded);
+    pub fn end(&self, cause: EndCause, exit: Option<std::process::ExitStatus>, oom: bool) {
+        self.record_end(cause, exit, oom);
+        self.happen(StepEvent::JobEnded);
     }
 
-    fn say_end(&self, cause: Cause, exit: Option<std::process::ExitStatus>, oom: bool) {
+    fn record_end(&self, cause: EndCause, exit: Option<std::process::ExitStatus>, oom: bool) {
         if let Err(error) = self.spool.writer(Stream::Job).finish() {
             tracing::error!(%error, "complete the job's output");
         }
@@ -380,10 +380,10 @@ impl Job {
     fn last_output(&self) -> Vec<u8> {
         let reader = self.spool.source(Stream::Job).reader();
         let end = reader.end().unwrap_or_default();
-        reader.read(end.saturating_sub(excerpt::LOOK_AT as u64), excerpt::LOOK_AT).unwrap_or_default()
+        reader.read(end.saturating_sub(excerpt::SCAN_BYTES as u64), excerpt::SCAN_BYTES).unwrap_or_default()
     }
 
-    pub fn happen(&self, what: Happening) {
+    pub fn happen(&self, what: StepEvent) {
         self.step.send_if_modified(|at| {
             let to = steps::happen(*at, what);
             std::mem::replace(at, to) != to
@@ -395,7 +395,8 @@ impl Job {
         let known = self.inner.lock().session.clone();
         known.unwrap_or_else(|| {
             let users = Users::read(Path::new("/")).unwrap_or_default();
-            let account = self.around.account(&users, None).unwrap_or_else(|_| self.around.least());
+            let account =
+                self.around.account(&users, None).unwrap_or_else(|_| self.around.fallback_account());
             let mut env = self.around.base.clone();
             env::add_account(&mut env, &account);
             session(&self.around.site(account), &env)
@@ -414,9 +415,11 @@ impl Job {
         }
     }
 
-    fn plan(&self, submit: Submit) -> Result<Plan, Cause> {
-        let failed =
-            |error: &dyn std::error::Error| Cause::NotStarted { reason: "executor_error", why: told(error) };
+    fn plan(&self, submit: SubmitBody) -> Result<Plan, EndCause> {
+        let failed = |error: &dyn std::error::Error| EndCause::NotStarted {
+            reason: "executor_error",
+            why: told(error),
+        };
         let users = Users::read(Path::new("/")).map_err(|error| failed(&error))?;
         let image = self.image_config();
         let of_image = image_user(&image.user);
@@ -428,24 +431,25 @@ impl Job {
             Some(dir) => default.resolve(dir),
         };
         let mut site = Site { working_dir, ..default };
-        if phase::wants_home(&submit.job_spec.env, self.around.scratch.as_deref()) {
-            site.account.home = site.working_dir.join(phase::HOME);
+        if phase::wants_private_home(&submit.job_spec.env, self.around.scratch.as_deref()) {
+            site.account.home = site.working_dir.join(phase::PRIVATE_HOME_DIR);
         }
         let hostfile = submit.cluster_info.as_ref().filter(|cluster| !cluster.job_ips.is_empty());
         let hostfile = hostfile.map(|_| match (&self.around.confined, self.around.in_container) {
             // The `run` directory is the runner's alone.
             (Some(inside), _) => inside.home.join(HOSTFILE_HOME),
-            (None, true) => PathBuf::from(HOSTFILE_INSIDE),
+            (None, true) => PathBuf::from(HOSTFILE_IN_CONTAINER),
             (None, false) => self.around.run.join(HOSTFILE),
         });
         let mut env = env::of_job(&self.around.base, &submit, &site, hostfile.as_deref());
-        let phase = phase::fill_in(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
+        let phase =
+            phase::set_phase_file(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
         let gate = phase::gate(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
-        let names = Names::of(&mut env, self.around.scratch.as_deref());
+        let names = Names::from_env(&mut env, self.around.scratch.as_deref());
         names.as_ref().map_or(Ok(()), Names::make).map_err(|error| failed(&error))?;
-        own_port(&mut env, &self.around.ports);
+        set_host_port(&mut env, &self.around.ports);
         if submit.job_spec.python.is_some() {
-            python::activate(&mut env, &python::directory(&self.around));
+            python::activate(&mut env, &python::venv_dir(&self.around));
         }
         let argv = if submit.job_spec.commands.is_empty() {
             image.entrypoint.into_iter().chain(image.cmd).collect()
@@ -462,13 +466,13 @@ impl Job {
     }
 
     /// Where the job's files for reaching its other nodes go.
-    pub fn cluster_place<'a>(&self, account: &'a Account) -> cluster::Place<'a> {
+    pub fn ssh_config_target<'a>(&self, account: &'a Account) -> cluster::Place<'a> {
         cluster::Place { account, task: self.around.config.task, in_container: self.around.in_container }
     }
 }
 
 /// A program that cannot be given its port by the kernel is told another one.
-fn own_port(env: &mut Env, ports: &TaskPorts) {
+fn set_host_port(env: &mut Env, ports: &TaskPorts) {
     let name = std::ffi::OsStr::new("PORT");
     let told = env.get(name).and_then(|port| port.to_str()?.parse().ok());
     if let Some(told) = told.filter(|_| !ports.is_rewritten) {

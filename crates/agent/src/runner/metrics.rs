@@ -20,20 +20,20 @@ use crate::{
 };
 
 /// Asking for GPUs starts a program: not more often than this.
-const GPU_EVERY: Duration = Duration::from_secs(5);
+const GPU_INTERVAL: Duration = Duration::from_secs(5);
 /// The kernel's clock ticks a second as it tells them, on every architecture there is.
-const TICKS: u64 = 100;
+const TICKS_PER_SECOND: u64 = 100;
 
 /// Reads the use of this task; cheap to ask often, for GPUs are asked for at most every few seconds.
 #[derive(Debug)]
 pub struct Meter {
     gpus: Vec<String>,
-    source: Source,
+    source: UsageSource,
     last: Mutex<Option<(Instant, Vec<GpuMetrics>)>>,
 }
 
 #[derive(Debug)]
-enum Source {
+enum UsageSource {
     Group(Group),
     /// The process whose descendants are the task.
     Tree(i32),
@@ -44,8 +44,8 @@ impl Meter {
     pub fn new(gpus: Vec<String>) -> Self {
         let top = rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get());
         let source = match Group::own() {
-            Ok(group) if is_own(&group, top) => Source::Group(group),
-            Ok(_) | Err(_) => Source::Tree(top),
+            Ok(group) if is_own_group(&group, top) => UsageSource::Group(group),
+            Ok(_) | Err(_) => UsageSource::Tree(top),
         };
         Self { gpus, source, last: Mutex::new(None) }
     }
@@ -53,8 +53,8 @@ impl Meter {
     /// `None` where nothing can be read.
     pub async fn read(&self) -> Option<Metrics> {
         let usage = match &self.source {
-            Source::Group(group) => group.usage(),
-            Source::Tree(top) => tree(*top),
+            UsageSource::Group(group) => group.usage(),
+            UsageSource::Tree(top) => tree_usage(*top),
         };
         let bytes = |value: Option<u64>| i64::try_from(value?).ok();
         Some(Metrics {
@@ -71,17 +71,17 @@ impl Meter {
             return Vec::new();
         }
         let mut last = self.last.lock().await;
-        if let Some((_, metrics)) = last.as_ref().filter(|(at, _)| at.elapsed() < GPU_EVERY) {
+        if let Some((_, metrics)) = last.as_ref().filter(|(at, _)| at.elapsed() < GPU_INTERVAL) {
             return metrics.clone();
         }
-        let metrics = of_task(&self.gpus, &gpu::in_use(Path::new("/")).await);
+        let metrics = gpu_metrics(&self.gpus, &gpu::in_use(Path::new("/")).await);
         *last = Some((Instant::now(), metrics.clone()));
         metrics
     }
 }
 
 /// In the task's order. A GPU nobody tells of is left out.
-fn of_task(held: &[String], used: &[Use]) -> Vec<GpuMetrics> {
+fn gpu_metrics(held: &[String], used: &[Use]) -> Vec<GpuMetrics> {
     let find = |id: &String| used.iter().find(|gpu| gpu.id == *id);
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     held.iter()
@@ -95,7 +95,7 @@ fn of_task(held: &[String], used: &[Use]) -> Vec<GpuMetrics> {
 
 /// Whether the group tells of this task alone: everybody in it descends from `top`. A group shared with others,
 /// or that of the whole machine, would tell of them as well.
-fn is_own(group: &Group, top: i32) -> bool {
+fn is_own_group(group: &Group, top: i32) -> bool {
     let usage = group.usage();
     if usage.cpu_us.is_none() || usage.memory.is_none() {
         return false;
@@ -115,25 +115,29 @@ fn is_own(group: &Group, top: i32) -> bool {
 }
 
 /// All processes of the task together, and those they have waited for.
-fn tree(top: i32) -> Usage {
+fn tree_usage(top: i32) -> Usage {
     let Ok(stats) = proc::descendants(top) else { return Usage::default() };
     let pids = stats.iter().map(|stat| stat.name.pid).chain([top]);
     let (mut cpu, mut memory) = (0, 0);
     for pid in pids {
         let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        cpu += ticks(&read("stat")).unwrap_or(0);
-        memory += resident(&read("status")).unwrap_or(0);
+        cpu += cpu_ticks(&read("stat")).unwrap_or(0);
+        memory += resident_bytes(&read("status")).unwrap_or(0);
     }
-    Usage { cpu_us: Some(cpu * (1_000_000 / TICKS)), memory: Some(memory), working_set: Some(memory) }
+    Usage {
+        cpu_us: Some(cpu * (1_000_000 / TICKS_PER_SECOND)),
+        memory: Some(memory),
+        working_set: Some(memory),
+    }
 }
 
 /// User and system time of a process and of the children it has waited for. The name before may contain anything.
-fn ticks(stat: &str) -> Option<u64> {
+fn cpu_ticks(stat: &str) -> Option<u64> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     fields.get(11..15)?.iter().map(|field| field.parse::<u64>().ok()).sum()
 }
 
-fn resident(status: &str) -> Option<u64> {
+fn resident_bytes(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
@@ -145,17 +149,17 @@ mod tests {
     #[test]
     fn the_kernels_lines_are_read() {
         let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 900 0 0 0 7 3 20 10 20 0 1 0 5 6 7";
-        assert_eq!(ticks(stat), Some(40));
-        assert_eq!(ticks("42 (x) S 1"), None);
-        assert_eq!(resident("Name:\tx\nVmRSS:\t    12 kB\n"), Some(12 * 1024));
-        assert_eq!(resident("Name:\tkthreadd\n"), None);
+        assert_eq!(cpu_ticks(stat), Some(40));
+        assert_eq!(cpu_ticks("42 (x) S 1"), None);
+        assert_eq!(resident_bytes("Name:\tx\nVmRSS:\t    12 kB\n"), Some(12 * 1024));
+        assert_eq!(resident_bytes("Name:\tkthreadd\n"), None);
     }
 
     #[test]
     fn gpus_are_told_in_the_tasks_order_and_foreign_ones_are_not() {
         let used = |id: &str, memory_mib, percent| Use { id: id.into(), memory_mib, percent };
         let all = [used("GPU-a", 1, 10), used("GPU-b", 2, 20), used("GPU-c", 3, 30)];
-        let told = of_task(&["GPU-c".into(), "GPU-a".into(), "GPU-x".into()], &all);
+        let told = gpu_metrics(&["GPU-c".into(), "GPU-a".into(), "GPU-x".into()], &all);
         assert_eq!(told.iter().map(|gpu| gpu.gpu_util_percent).collect::<Vec<_>>(), [30, 10]);
         assert_eq!(told[0].gpu_memory_usage_bytes, 3 << 20);
     }
@@ -163,11 +167,11 @@ mod tests {
     #[test]
     fn the_processes_of_a_tree_are_added_up() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let usage = tree(own);
+        let usage = tree_usage(own);
         assert!(usage.memory.unwrap() > 100 << 10, "{usage:?}");
         let until = Instant::now() + Duration::from_secs(30);
         let mut sum = 0u64;
-        while tree(own).cpu_us <= usage.cpu_us {
+        while tree_usage(own).cpu_us <= usage.cpu_us {
             assert!(Instant::now() < until, "no processor time is counted");
             sum = std::hint::black_box((0..1_000_000u64).fold(sum, u64::wrapping_add));
         }

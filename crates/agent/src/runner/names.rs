@@ -20,12 +20,12 @@ use windlass_api::agent::runner::HostName;
 use windlass_model::{id::SubmissionId, sky::HOSTS_FILE};
 
 use super::{
-    cluster::{is_address, marks, without_part},
+    cluster::{is_address, remove_section, section_markers},
     env::Env,
     exec::write_as,
 };
 
-const HOSTS: &str = "/etc/hosts";
+const ETC_HOSTS: &str = "/etc/hosts";
 /// Nobody's file is longer.
 const BYTES_MAX: u64 = 1 << 20;
 const MODE: u32 = 0o644;
@@ -42,10 +42,11 @@ pub struct Names {
 
 impl Names {
     /// For a job that asks for names. `scratch` is the task's own directory, outside of containers.
-    pub(super) fn of(env: &mut Env, scratch: Option<&Path>) -> Option<Self> {
+    pub(super) fn from_env(env: &mut Env, scratch: Option<&Path>) -> Option<Self> {
         let asked = env.get_mut(OsStr::new(HOSTS_FILE))?;
         let is_required = asked == OsStr::new("required");
-        let file = scratch.map_or_else(|| PathBuf::from(HOSTS), |scratch| scratch.join(".windlass-hosts"));
+        let file =
+            scratch.map_or_else(|| PathBuf::from(ETC_HOSTS), |scratch| scratch.join(".windlass-hosts"));
         *asked = file.clone().into();
         Some(Self { file, is_copy: scratch.is_some(), is_required })
     }
@@ -55,13 +56,14 @@ impl Names {
         if !self.is_copy {
             return Ok(());
         }
-        let copied = read(Path::new(HOSTS)).and_then(|text| write_as(&self.file, text.as_bytes(), MODE));
+        let copied =
+            read_file(Path::new(ETC_HOSTS)).and_then(|text| write_as(&self.file, text.as_bytes(), MODE));
         if self.is_required { copied } else { Ok(()) }
     }
 
     /// Writes all names that are known now, and keeps what else is in the file.
     pub(super) fn write(&self, task: SubmissionId, hosts: &[HostName]) -> io::Result<()> {
-        let text = with_names(&read(&self.file)?, task, hosts);
+        let text = render(&read_file(&self.file)?, task, hosts);
         // In its place: what is mounted over another file stays the same file.
         write_as(&self.file, text.as_bytes(), MODE)
     }
@@ -69,7 +71,7 @@ impl Names {
     /// Lets a command see the copy as `/etc/hosts`, in a view of the files that is its own. Takes the rights of root:
     /// before they are given up.
     #[expect(unsafe_code, reason = "what a child sees is set between fork and exec")]
-    pub(super) fn show(&self, command: &mut Command) -> io::Result<()> {
+    pub(super) fn mount_for(&self, command: &mut Command) -> io::Result<()> {
         if !self.is_copy {
             return Ok(());
         }
@@ -99,7 +101,7 @@ impl Names {
     }
 }
 
-fn read(path: &Path) -> io::Result<String> {
+fn read_file(path: &Path) -> io::Result<String> {
     use std::io::Read as _;
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(BYTES_MAX).read_to_end(&mut bytes)?;
@@ -107,9 +109,9 @@ fn read(path: &Path) -> io::Result<String> {
 }
 
 /// The file with our part anew, at its end.
-fn with_names(text: &str, task: SubmissionId, hosts: &[HostName]) -> String {
-    let (begin, end) = marks(task);
-    let mut text = without_part(text, task);
+fn render(text: &str, task: SubmissionId, hosts: &[HostName]) -> String {
+    let (begin, end) = section_markers(task);
+    let mut text = remove_section(text, task);
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
@@ -136,12 +138,12 @@ mod tests {
     #[test]
     fn only_a_job_that_asks_gets_names_and_outside_of_containers_a_copy() {
         let mut env = Env::new();
-        assert_eq!(Names::of(&mut env, None), None);
+        assert_eq!(Names::from_env(&mut env, None), None);
         env.insert(HOSTS_FILE.into(), "".into());
         let (mut inside, mut outside) = (env.clone(), env);
-        let names = Names::of(&mut inside, None).unwrap();
+        let names = Names::from_env(&mut inside, None).unwrap();
         assert_eq!((names.file.as_path(), names.is_copy), (Path::new("/etc/hosts"), false));
-        let names = Names::of(&mut outside, Some(Path::new("/s"))).unwrap();
+        let names = Names::from_env(&mut outside, Some(Path::new("/s"))).unwrap();
         assert_eq!(
             (names.file.as_path(), names.is_copy, names.is_required),
             (Path::new("/s/.windlass-hosts"), true, false)
@@ -152,11 +154,11 @@ mod tests {
     #[test]
     fn our_part_is_renewed_and_the_rest_stays() {
         let task = SubmissionId(Default::default());
-        let first = with_names("127.0.0.1 localhost", task, &[host("10.0.0.1", "a-0.g")]);
-        let second = with_names(&first, task, &[host("10.0.0.2", "a-0.g"), host("::1", "b-0.g")]);
+        let first = render("127.0.0.1 localhost", task, &[host("10.0.0.1", "a-0.g")]);
+        let second = render(&first, task, &[host("10.0.0.2", "a-0.g"), host("::1", "b-0.g")]);
         let lines: Vec<&str> = second.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(lines, ["127.0.0.1 localhost", "10.0.0.2 a-0.g", "::1 b-0.g"]);
-        assert_eq!(with_names(&second, task, &[]).lines().count(), 3);
+        assert_eq!(render(&second, task, &[]).lines().count(), 3);
     }
 
     #[test]
@@ -167,6 +169,6 @@ mod tests {
             host("10.0.0.1\n1.2.3.4", "c"),
             host("10.0.0.1", ""),
         ];
-        assert_eq!(with_names("", SubmissionId(Default::default()), &hosts).lines().count(), 2);
+        assert_eq!(render("", SubmissionId(Default::default()), &hosts).lines().count(), 2);
     }
 }

@@ -20,16 +20,16 @@ use super::env::Env;
 const BYTES_MAX: u64 = 64;
 
 /// The home of a job that has none of its own, below its working directory.
-pub(super) const HOME: &str = ".home";
+pub(super) const PRIVATE_HOME_DIR: &str = ".home";
 
 /// Whether a job asks for a home of its own where it would share that of its user.
-pub(super) fn wants_home(env: &BTreeMap<String, String>, scratch: Option<&Path>) -> bool {
+pub(super) fn wants_private_home(env: &BTreeMap<String, String>, scratch: Option<&Path>) -> bool {
     scratch.is_some() && env.contains_key(PRIVATE_HOME)
 }
 
 /// Fills in what a job asked for by naming it. `scratch` is the task's own directory, outside of containers; there
 /// the job has no home of its own either.
-pub(super) fn fill_in(env: &mut Env, scratch: Option<&Path>, submission: &str) -> Option<PathBuf> {
+pub(super) fn set_phase_file(env: &mut Env, scratch: Option<&Path>, submission: &str) -> Option<PathBuf> {
     if scratch.is_some()
         && let Some(asked) = env.get_mut(OsStr::new(PRIVATE_HOME))
     {
@@ -65,11 +65,11 @@ pub(super) fn open(gate: &Path) -> io::Result<()> {
 
 /// Whether the job came no further than its preparation. What cannot be read says nothing.
 pub(super) fn is_setup(path: &Path) -> bool {
-    is_at(path, Phase::Setup)
+    is_in_phase(path, Phase::Setup)
 }
 
 /// Whether the job says that it is exactly there.
-pub(super) fn is_at(path: &Path, phase: Phase) -> bool {
+pub(super) fn is_in_phase(path: &Path, phase: Phase) -> bool {
     // Neither a pipe nor a link in its place may hold the runner up.
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits();
     let opened = OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path);
@@ -86,21 +86,24 @@ mod tests {
 
     use windlass_model::sky::Phase;
 
-    use super::{Env, fill_in, gate, is_at, is_setup, open};
+    use super::{Env, gate, is_in_phase, is_setup, open, set_phase_file};
 
     #[test]
     fn only_a_job_that_names_them_gets_them() {
         let mut env = Env::from([("A".into(), "1".into())]);
-        assert_eq!(fill_in(&mut env, Some(Path::new("/s")), "id"), None);
+        assert_eq!(set_phase_file(&mut env, Some(Path::new("/s")), "id"), None);
         assert_eq!(env.len(), 1);
         env.extend([("WINDLASS_PHASE_FILE".into(), "".into()), ("WINDLASS_PRIVATE_HOME".into(), "".into())]);
         let (mut inside, mut outside) = (env.clone(), env);
         assert_eq!(
-            fill_in(&mut outside, Some(Path::new("/s")), "id").as_deref(),
+            set_phase_file(&mut outside, Some(Path::new("/s")), "id").as_deref(),
             Some(Path::new("/s/.windlass-phase"))
         );
         assert_eq!(outside[std::ffi::OsStr::new("WINDLASS_PRIVATE_HOME")], "1");
-        assert_eq!(fill_in(&mut inside, None, "id").as_deref(), Some(Path::new("/tmp/.windlass-phase-id")));
+        assert_eq!(
+            set_phase_file(&mut inside, None, "id").as_deref(),
+            Some(Path::new("/tmp/.windlass-phase-id"))
+        );
         assert_eq!(inside[std::ffi::OsStr::new("WINDLASS_PRIVATE_HOME")], "");
     }
 
@@ -117,7 +120,7 @@ mod tests {
         open(&path).unwrap();
         assert!(path.is_file());
         std::fs::write(dir.join("phase"), "ready\n").unwrap();
-        assert!(is_at(&dir.join("phase"), Phase::Ready) && !is_setup(&dir.join("phase")));
+        assert!(is_in_phase(&dir.join("phase"), Phase::Ready) && !is_setup(&dir.join("phase")));
         std::fs::remove_dir_all(dir).unwrap();
     }
 

@@ -20,9 +20,9 @@ use super::job::Job;
 use crate::{http::Refusal, taskdir::SSH_PORT_FILE};
 
 /// Streams open at once; a task is one process' worth of guests.
-static OPEN: Semaphore = Semaphore::const_new(256);
+static CONNECTION_SLOTS: Semaphore = Semaphore::const_new(256);
 /// Something on the same loopback answers at once or not at all.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Wanted {
@@ -38,14 +38,14 @@ pub(super) async fn connect(
     if request.headers().get(header::UPGRADE).is_none_or(|to| to != PORT_PROTOCOL) {
         return Err(Refusal::bad_request(format!("ask for it with `Upgrade: {PORT_PROTOCOL}`")));
     }
-    let place = OPEN.try_acquire().map_err(|_| {
+    let place = CONNECTION_SLOTS.try_acquire().map_err(|_| {
         Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too many connections to this task are open")
     })?;
     let port = match wanted.port {
         0 => ssh_port(&job)?,
         port => job.around.ports.own(port),
     };
-    let mut inside = dial(port)
+    let mut inside = connect_loopback(port)
         .await
         .map_err(|error| Refusal::conflict(format!("nobody answers at port {port} of the task: {error}")))?;
     let upgraded = hyper::upgrade::on(&mut request);
@@ -77,7 +77,7 @@ fn ssh_port(job: &Job) -> Result<u16, Refusal> {
 }
 
 /// Programs listen on either loopback.
-async fn dial(port: u16) -> io::Result<TcpStream> {
+async fn connect_loopback(port: u16) -> io::Result<TcpStream> {
     let connected = async {
         match TcpStream::connect(("127.0.0.1", port)).await {
             Ok(stream) => Ok(stream),
@@ -85,7 +85,7 @@ async fn dial(port: u16) -> io::Result<TcpStream> {
             Err(first) => TcpStream::connect(("::1", port)).await.map_err(|_| first),
         }
     };
-    let stream = timeout(CONNECT_WITHIN, connected).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let stream = timeout(CONNECT_TIMEOUT, connected).await.map_err(|_| io::ErrorKind::TimedOut)??;
     let _ = stream.set_nodelay(true);
     Ok(stream)
 }

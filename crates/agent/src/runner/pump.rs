@@ -15,7 +15,7 @@ use crate::spool::{Writer, write::Error};
 
 const BUFFER: usize = 64 * 1024;
 /// Read at most this much after a cut: a process that nobody can kill may print for ever.
-const AFTER_CUT_MAX: usize = 16 << 20;
+const DRAIN_BYTES_MAX: usize = 16 << 20;
 
 /// Why output is not kept any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,19 +26,19 @@ pub enum Trouble {
 }
 
 #[derive(Debug)]
-pub struct Pump {
+pub struct OutputPump {
     cut: Option<PipeWriter>,
     ended: oneshot::Receiver<()>,
     trouble: oneshot::Receiver<Trouble>,
 }
 
-impl Pump {
+impl OutputPump {
     pub fn start(output: File, writer: Writer) -> io::Result<Self> {
         let (told, cut) = io::pipe()?;
         let (end, ended) = oneshot::channel();
         let (report, trouble) = oneshot::channel();
         std::thread::Builder::new().name("output".to_owned()).spawn(move || {
-            let mut flow = Flow { output, writer, report: Some(report) };
+            let mut flow = PumpThread { output, writer, report: Some(report) };
             flow.run(&told);
             drop(flow);
             // The receiver is gone when the job was given up; then nobody needs to know.
@@ -65,7 +65,7 @@ impl Pump {
     }
 
     /// What went wrong and was not yet told.
-    pub fn last_trouble(&mut self) -> Option<Trouble> {
+    pub fn take_error(&mut self) -> Option<Trouble> {
         self.trouble.try_recv().ok()
     }
 
@@ -75,21 +75,21 @@ impl Pump {
     }
 }
 
-struct Flow {
+struct PumpThread {
     output: File,
     writer: Writer,
     report: Option<oneshot::Sender<Trouble>>,
 }
 
-impl Flow {
+impl PumpThread {
     fn run(&mut self, told: &PipeReader) {
         let mut buffer = vec![0; BUFFER];
         loop {
             let (readable, cut) = match self.wait(told) {
                 Ok(ready) => ready,
-                Err(error) => return self.say(Trouble::Io { why: error.to_string() }),
+                Err(error) => return self.report_error(Trouble::Io { why: error.to_string() }),
             };
-            if readable && !self.pass(&mut buffer) {
+            if readable && !self.copy_chunk(&mut buffer) {
                 return;
             }
             if cut {
@@ -108,7 +108,7 @@ impl Flow {
     }
 
     /// One buffer from here to there; `false` at the end.
-    fn pass(&mut self, buffer: &mut [u8]) -> bool {
+    fn copy_chunk(&mut self, buffer: &mut [u8]) -> bool {
         match self.output.read(buffer) {
             Ok(0) => false,
             Ok(count) => {
@@ -122,13 +122,13 @@ impl Flow {
     }
 
     fn drain(&mut self, buffer: &mut [u8]) {
-        let mut left = AFTER_CUT_MAX;
+        let mut left = DRAIN_BYTES_MAX;
         while left > 0 {
             let mut fds = [PollFd::new(&self.output, PollFlags::IN)];
             let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
             let is_ready =
                 matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::IN);
-            if !is_ready || !self.pass(buffer) {
+            if !is_ready || !self.copy_chunk(buffer) {
                 return;
             }
             left = left.saturating_sub(buffer.len());
@@ -141,15 +141,17 @@ impl Flow {
         }
         match self.writer.append(bytes) {
             Ok(()) => {}
-            Err(Error::QuotaExceeded { per_hour, .. }) => self.say(Trouble::Quota { per_hour }),
-            Err(Error::NoSpace { source, .. }) => self.say(Trouble::NoSpace { why: source.to_string() }),
+            Err(Error::QuotaExceeded { per_hour, .. }) => self.report_error(Trouble::Quota { per_hour }),
+            Err(Error::NoSpace { source, .. }) => {
+                self.report_error(Trouble::NoSpace { why: source.to_string() })
+            }
             Err(error @ (Error::Open { .. } | Error::Complete | Error::Io { .. })) => {
-                self.say(Trouble::Io { why: error.to_string() });
+                self.report_error(Trouble::Io { why: error.to_string() });
             }
         }
     }
 
-    fn say(&mut self, trouble: Trouble) {
+    fn report_error(&mut self, trouble: Trouble) {
         if let Some(report) = self.report.take() {
             let _ = report.send(trouble);
         }

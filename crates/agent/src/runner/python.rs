@@ -12,12 +12,12 @@ use std::{
 use super::{child, env::Env, job::Surroundings, site::Site};
 
 /// Where the environment is inside a container; elsewhere it is beside the job's directory.
-const INSIDE: &str = "/windlass/python";
-const NAME: &str = "python";
+const VENV_IN_CONTAINER: &str = "/windlass/python";
+const VENV_DIR: &str = "python";
 /// `uv` may have to download an interpreter.
-const DEADLINE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 /// What is kept of a program's complaint.
-const SAID_BYTES: usize = 1000;
+const ERROR_OUTPUT_MAX: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PythonError {
@@ -38,13 +38,13 @@ pub(super) enum PythonError {
 }
 
 /// Where the environment of a job is made.
-pub(super) fn directory(around: &Surroundings) -> PathBuf {
+pub(super) fn venv_dir(around: &Surroundings) -> PathBuf {
     if let Some(inside) = &around.confined {
         return inside.python.clone();
     }
     match &around.scratch {
-        Some(scratch) if !around.in_container => scratch.with_file_name(NAME),
-        Some(_) | None => PathBuf::from(INSIDE),
+        Some(scratch) if !around.in_container => scratch.with_file_name(VENV_DIR),
+        Some(_) | None => PathBuf::from(VENV_IN_CONTAINER),
     }
 }
 
@@ -62,9 +62,9 @@ pub(super) fn activate(env: &mut Env, dir: &Path) {
 /// Makes the environment, as the job's user.
 pub(super) async fn prepare(site: &Site, env: &Env, version: &str, dir: &Path) -> Result<(), PythonError> {
     let failed = |source| PythonError::Directory { version: version.to_owned(), dir: dir.to_owned(), source };
-    site.make_dirs(dir).map_err(failed)?;
+    site.create_dirs(dir).map_err(failed)?;
     let mut last = PythonError::NotFound { version: version.to_owned() };
-    for (program, args) in makers(site, version, dir) {
+    for (program, args) in venv_commands(site, version, dir) {
         match run(site, env, &program, &args).await {
             Ok(()) => return Ok(()),
             Err(said) => {
@@ -77,7 +77,7 @@ pub(super) async fn prepare(site: &Site, env: &Env, version: &str, dir: &Path) -
 }
 
 /// The commands of this machine that can make it, best first.
-fn makers(site: &Site, version: &str, dir: &Path) -> Vec<(PathBuf, Vec<OsString>)> {
+fn venv_commands(site: &Site, version: &str, dir: &Path) -> Vec<(PathBuf, Vec<OsString>)> {
     let words = |words: &[&str]| -> Vec<OsString> {
         words.iter().map(OsString::from).chain([dir.as_os_str().to_owned()]).collect()
     };
@@ -96,7 +96,7 @@ async fn run(site: &Site, env: &Env, program: &Path, args: &[OsString]) -> Resul
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut group = child::Group::spawn(&mut command).map_err(|error| error.to_string())?;
     let stderr = group.child().stderr.take();
-    let (ended, said) = tokio::join!(group.wait(DEADLINE), child::tail(stderr, SAID_BYTES));
+    let (ended, said) = tokio::join!(group.wait(TIMEOUT), child::tail(stderr, ERROR_OUTPUT_MAX));
     match ended.map_err(|error| error.to_string())? {
         Some(status) if status.success() => Ok(()),
         Some(status) => {
@@ -104,7 +104,7 @@ async fn run(site: &Site, env: &Env, program: &Path, args: &[OsString]) -> Resul
             let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
             Err(if said.is_empty() { status.to_string() } else { said })
         }
-        None => Err(format!("not done within {} s", DEADLINE.as_secs())),
+        None => Err(format!("not done within {} s", TIMEOUT.as_secs())),
     }
 }
 

@@ -18,19 +18,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     api, exec,
-    init::NOTICES,
-    job::{Halt, Job, Surroundings, told},
+    init::NOTICES_VARIABLE,
+    job::{Job, StopSignal, Surroundings, told},
     metrics::Meter,
-    session::Sessions,
+    session::SessionProvider,
     ssh,
     states::States,
-    steps::{Happening, Step},
+    steps::{Step, StepEvent},
     supervise,
 };
 use crate::{
     http,
     isolation::{Inside, restrict},
-    spool::{self, Spool, Stamps, Stream},
+    spool::{self, Spool, Stream, Timestamps},
     taskdir::{HTTP_PORT_FILE, RUNNER_CONFIG, RUNNER_SOCKET, RunnerConfig, SSH_PORT_FILE},
 };
 
@@ -38,9 +38,9 @@ use crate::{
 const SOCKET_MODE: u32 = 0o600;
 const HOST_KEY: &str = "ssh.key";
 /// What a runner exits with whose job never ran.
-const NOTHING_RAN: u8 = 1;
+const EXIT_NOT_RUN: u8 = 1;
 /// What a runner exits with that could not do its own work.
-const BROKEN: u8 = 125;
+const EXIT_RUNNER_FAILED: u8 = 125;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -81,13 +81,13 @@ pub fn main(dir: &Path) -> ExitCode {
         Err(error) => {
             use std::io::Write as _;
             let _ = io::stderr().write_all(format!("runner: {}\n", told(&error)).as_bytes());
-            ExitCode::from(BROKEN)
+            ExitCode::from(EXIT_RUNNER_FAILED)
         }
     }
 }
 
 fn run(dir: &Path) -> Result<u8, ServeError> {
-    exec::keep_inherited_files().map_err(ServeError::Look)?;
+    exec::mark_inherited_files().map_err(ServeError::Look)?;
     let config = config(dir)?;
     let around = Surroundings::look(dir, config).map_err(ServeError::Look)?;
     match &around.confined {
@@ -111,14 +111,14 @@ fn config(dir: &Path) -> Result<RunnerConfig, ServeError> {
 }
 
 async fn serve(around: Surroundings) -> Result<u8, ServeError> {
-    let spool = Spool::open(&around.run, Stamps::new())?;
-    log_to(&spool);
-    say_notices();
+    let spool = Spool::open(&around.run, Timestamps::new())?;
+    init_logging(&spool);
+    log_notices();
     let states = States::open(&around.run, Arc::clone(spool.stamps())).map_err(ServeError::States)?;
     let job = Arc::new(Job::new(around, spool, states));
     let stop = CancellationToken::new();
     let mut servers = JoinSet::new();
-    heed_signals(&job)?;
+    handle_signals(&job)?;
     listen(&job, &stop, &mut servers).await?;
     let code = steps(&job).await;
     tracing::info!(code, "the runner ends");
@@ -131,7 +131,7 @@ async fn serve(around: Surroundings) -> Result<u8, ServeError> {
 }
 
 /// What the runner says of itself goes to its own stream of the spool.
-fn log_to(spool: &Arc<Spool>) {
+fn init_logging(spool: &Arc<Spool>) {
     let writer = spool.writer(Stream::Runner).clone();
     let subscriber = tracing_subscriber::fmt()
         .with_writer(move || writer.clone())
@@ -146,21 +146,21 @@ fn log_to(spool: &Arc<Spool>) {
 }
 
 /// Lines from whoever prepared the task.
-fn say_notices() {
-    if let Ok(lines) = std::env::var(NOTICES) {
+fn log_notices() {
+    if let Ok(lines) = std::env::var(NOTICES_VARIABLE) {
         for line in lines.lines() {
             tracing::info!("{line}");
         }
     }
 }
 
-fn heed_signals(job: &Arc<Job>) -> Result<(), ServeError> {
+fn handle_signals(job: &Arc<Job>) -> Result<(), ServeError> {
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
         let mut signals = signal(kind).map_err(ServeError::Signals)?;
         let job = Arc::clone(job);
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
-                job.stop(Halt::End);
+                job.stop(StopSignal::End);
             }
         });
     }
@@ -188,11 +188,11 @@ async fn listen(
             Err(ServeError::Listen { source, .. })
                 if config.ssh_any_port_if_taken && source.kind() == io::ErrorKind::AddrInUse =>
             {
-                bind(&any_port(address)).await?
+                bind(&with_any_port(address)).await?
             }
             bound => bound?,
         };
-        servers.spawn(let_people_in(Arc::clone(job), listener, stop.clone()));
+        servers.spawn(serve_ssh(Arc::clone(job), listener, stop.clone()));
     }
     // Last: whoever finds the socket finds everything else as well.
     let path = job.around.run.join(RUNNER_SOCKET);
@@ -203,7 +203,7 @@ async fn listen(
 }
 
 /// The same address with whichever port is free.
-fn any_port(address: &str) -> String {
+fn with_any_port(address: &str) -> String {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     format!("{host}:0")
 }
@@ -219,7 +219,7 @@ async fn bind(address: &str) -> Result<TcpListener, ServeError> {
 }
 
 /// Serves SSH. The host key is made beside everything else: the job does not wait for it.
-async fn let_people_in(job: Arc<Job>, listener: TcpListener, stop: CancellationToken) {
+async fn serve_ssh(job: Arc<Job>, listener: TcpListener, stop: CancellationToken) {
     let run = &job.around.run;
     let port = match listener.local_addr() {
         Ok(address) => address.port(),
@@ -232,7 +232,7 @@ async fn let_people_in(job: Arc<Job>, listener: TcpListener, stop: CancellationT
         Ok(host_key) => host_key,
         Err(error) => return tracing::error!(error = told(&error), "have a host key"),
     };
-    let sessions: Sessions = {
+    let sessions: SessionProvider = {
         let job = Arc::clone(&job);
         Arc::new(move || job.session())
     };
@@ -243,7 +243,7 @@ async fn let_people_in(job: Arc<Job>, listener: TcpListener, stop: CancellationT
         sessions: Some(sessions),
         connections: job.connections.clone(),
         // Decided by what was asked for and not by who listens: on the host's network that may be a stranger.
-        runner: (!has_port).then(|| api::for_people(spool::http::tail_route(&job.spool))),
+        runner: (!has_port).then(|| api::guest_router(spool::http::job_tail_router(&job.spool))),
     };
     ssh::serve(listener, config, stop).await;
 }
@@ -258,22 +258,22 @@ fn write_port(file: &Path, port: u16) -> io::Result<()> {
 /// From waiting for the job to the last reader of its output.
 async fn steps(job: &Job) -> u8 {
     let patience = Duration::from_secs(job.around.config.wait_secs);
-    if !supervise::started_or_given_up(job, patience).await {
-        job.happen(Happening::WaitedInVain);
+    if !supervise::wait_for_start(job, patience).await {
+        job.happen(StepEvent::SubmitTimeout);
         tracing::warn!(secs = patience.as_secs(), "nobody started the job in time");
-        return NOTHING_RAN;
+        return EXIT_NOT_RUN;
     }
     job.reached(Step::ServeLogs).await;
     // Who tells the runner to end reads from the disk.
     if !job.is_ending() {
-        drain(job, patience).await;
+        wait_for_readers(job, patience).await;
     }
     let status = job.states.end().and_then(|end| end.exit_status);
-    status.map_or(NOTHING_RAN, |status| u8::try_from(status).unwrap_or(u8::MAX))
+    status.map_or(EXIT_NOT_RUN, |status| u8::try_from(status).unwrap_or(u8::MAX))
 }
 
 /// Waits for the server and the last tailer, for a while.
-async fn drain(job: &Job, patience: Duration) {
+async fn wait_for_readers(job: &Job, patience: Duration) {
     let read = async {
         job.spool.all_read().await;
         // A dstack server finds nothing on disk. A job that printed nothing has been read from the start, and
@@ -281,16 +281,16 @@ async fn drain(job: &Job, patience: Duration) {
         if job.around.config.compat_http.is_some() {
             job.end_told().await;
         }
-        job.happen(Happening::ServerReadAll);
-        job.happen(Happening::NobodyReads);
+        job.happen(StepEvent::ServerReadAll);
+        job.happen(StepEvent::NoReadersLeft);
     };
     tokio::select! {
         read = timeout(patience, read) => {
             if read.is_err() {
                 tracing::warn!(secs = patience.as_secs(), "nobody read the output to its end");
-                job.happen(Happening::ReadTimeout);
+                job.happen(StepEvent::ReadTimeout);
             }
         }
-        () = job.told_to_end() => {}
+        () = job.wait_for_shutdown() => {}
     }
 }

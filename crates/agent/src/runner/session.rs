@@ -15,4 +15,4 @@ pub struct Session {
 }
 
 /// Asked anew for each process, for the answer changes when the job starts.
-pub type Sessions = Arc<dyn Fn() -> Session + Send + Sync>;
+pub type SessionProvider = Arc<dyn Fn() -> Session + Send + Sync>;

@@ -16,7 +16,7 @@ const STAGE: &str = ".windlass-stage-";
 const REMOVE_ATTEMPTS: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 /// Nothing is staged this long: older directories are of runners that were killed.
-const STALE: Duration = Duration::from_secs(6 * 3600);
+const STALE_AFTER: Duration = Duration::from_secs(6 * 3600);
 
 /// The job's user and the directory its relative paths start from.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl Site {
             Some(rest) if rest.starts_with('/') => self.account.home.join(rest.trim_start_matches('/')),
             Some(_) | None => self.working_dir.join(path),
         };
-        normal(&joined)
+        normalize(&joined)
     }
 
     /// The first executable of that name, as a shell would find it.
@@ -61,23 +61,23 @@ impl Site {
 
     /// Makes the directory and those above it where they are missing, each the user's. Says whether the last one
     /// was made.
-    pub(super) fn make_dirs(&self, dir: &Path) -> io::Result<bool> {
+    pub(super) fn create_dirs(&self, dir: &Path) -> io::Result<bool> {
         if dir.is_dir() {
             return Ok(false);
         }
         if let Some(above) = dir.parent() {
-            self.make_dirs(above)?;
+            self.create_dirs(above)?;
         }
         match fs::create_dir(dir) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => return Ok(false),
             Err(error) => return Err(error),
         }
-        self.own(dir)?;
+        self.chown(dir)?;
         Ok(true)
     }
 
-    fn own(&self, path: &Path) -> io::Result<()> {
+    fn chown(&self, path: &Path) -> io::Result<()> {
         if rustix::process::geteuid().is_root() {
             lchown(path, Some(self.account.uid), Some(self.account.gid))?;
         }
@@ -87,18 +87,18 @@ impl Site {
 
 /// A directory where something is made before it is moved beside it. What is still there at the end is removed.
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(super) struct StagingDir {
     path: PathBuf,
 }
 
-impl Stage {
+impl StagingDir {
     pub(super) fn new(site: &Site, within: &Path) -> io::Result<Self> {
-        sweep(within);
+        remove_stale(within);
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let stage = Self { path: within.join(format!("{STAGE}{:016x}", u64::from_ne_bytes(random))) };
         fs::DirBuilder::new().mode(0o700).create(&stage.path)?;
-        site.own(&stage.path)?;
+        site.chown(&stage.path)?;
         Ok(stage)
     }
 
@@ -107,7 +107,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for StagingDir {
     fn drop(&mut self) {
         // A process that was killed may still put something there in its last moment.
         for _ in 0..REMOVE_ATTEMPTS {
@@ -126,7 +126,7 @@ impl Drop for Stage {
 }
 
 /// Removes what killed runners left. Another runner may be at work in a shared directory, so only old ones.
-fn sweep(within: &Path) {
+fn remove_stale(within: &Path) {
     let old = |entry: &fs::DirEntry| {
         let now = Duration::from_micros(crate::clock::now_us().unsigned_abs());
         let made = entry
@@ -135,7 +135,7 @@ fn sweep(within: &Path) {
             .ok()?
             .duration_since(std::time::UNIX_EPOCH)
             .ok()?;
-        Some(is_stage(entry) && now.saturating_sub(made) > STALE)
+        Some(is_staging_dir(entry) && now.saturating_sub(made) > STALE_AFTER)
     };
     for entry in fs::read_dir(within).into_iter().flatten().flatten() {
         if old(&entry) == Some(true) {
@@ -144,7 +144,7 @@ fn sweep(within: &Path) {
     }
 }
 
-pub(super) fn is_stage(entry: &fs::DirEntry) -> bool {
+pub(super) fn is_staging_dir(entry: &fs::DirEntry) -> bool {
     entry.file_name().as_encoded_bytes().starts_with(STAGE.as_bytes())
 }
 
@@ -155,7 +155,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
             if error.kind() != io::ErrorKind::PermissionDenied {
                 return Err(error);
             }
-            unlock(path)?;
+            make_writable(path)?;
             fs::remove_dir_all(path)
         }),
         Ok(_) => fs::remove_file(path),
@@ -168,19 +168,19 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Lets the owner write to all directories of a tree: a runner that is not root could not empty them otherwise.
-fn unlock(dir: &Path) -> io::Result<()> {
+fn make_writable(dir: &Path) -> io::Result<()> {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            unlock(&entry.path())?;
+            make_writable(&entry.path())?;
         }
     }
     Ok(())
 }
 
 /// The path without `.`, `..` and doubled slashes.
-fn normal(path: &Path) -> PathBuf {
+fn normalize(path: &Path) -> PathBuf {
     let mut clean = PathBuf::from("/");
     for part in path.components() {
         match part {

@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use windlass_api::agent::runner::JobState;
 
 use super::ending::{Ending, State};
-use crate::{spool::Stamps, taskdir::STATES};
+use crate::{spool::Timestamps, taskdir::STATES};
 
 /// Room for the few states of a job, whatever happens to the disk.
 const RESERVE_BYTES: u64 = 32 * 1024;
@@ -21,7 +21,7 @@ const RESERVE_BYTES: u64 = 32 * 1024;
 #[derive(Debug)]
 pub struct States {
     inner: Mutex<Inner>,
-    stamps: Arc<Stamps>,
+    stamps: Arc<Timestamps>,
 }
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ struct Inner {
 }
 
 impl States {
-    pub fn open(run: &Path, stamps: Arc<Stamps>) -> io::Result<Self> {
+    pub fn open(run: &Path, stamps: Arc<Timestamps>) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(run.join(STATES))?;
         // A job may fill the disk, with its output for one, and that is what must be told then. Where the file
         // system has no such promise, the state is told for as long as the runner lives.
@@ -43,15 +43,15 @@ impl States {
     }
 
     pub fn running(&self) {
-        self.stands(State::Running);
+        self.record_name(State::Running);
     }
 
     /// It is prepared, and waits for its other nodes.
     pub fn ready(&self) {
-        self.stands(State::Ready);
+        self.record_name(State::Ready);
     }
 
-    fn stands(&self, state: State) {
+    fn record_name(&self, state: State) {
         let state = Ending { state, reason: "", message: String::new(), detail: None, exit_status: None };
         self.say(state);
     }

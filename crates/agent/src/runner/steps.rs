@@ -34,12 +34,12 @@ pub enum Call {
 
 /// What happened without a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happening {
+pub enum StepEvent {
     /// Nobody started the job in time.
-    WaitedInVain,
+    SubmitTimeout,
     JobEnded,
     ServerReadAll,
-    NobodyReads,
+    NoReadersLeft,
     /// The time for reading is over.
     ReadTimeout,
 }
@@ -78,20 +78,20 @@ pub fn call(at: Step, call: Call) -> Verdict {
 }
 
 /// Where a happening leads; the same step where it means nothing.
-pub fn happen(at: Step, what: Happening) -> Step {
+pub fn happen(at: Step, what: StepEvent) -> Step {
     use Step::{Exit, Running, ServeLogs, WaitLogsFinished, WaitRun, WaitSubmit};
     match (what, at) {
         // Nothing was ever written that somebody could want to read.
-        (Happening::WaitedInVain, WaitSubmit | WaitRun) => Exit,
-        (Happening::JobEnded, Running) => ServeLogs,
-        (Happening::ServerReadAll, ServeLogs) => WaitLogsFinished,
-        (Happening::NobodyReads, WaitLogsFinished) => Exit,
-        (Happening::ReadTimeout, ServeLogs | WaitLogsFinished) => Exit,
-        (Happening::WaitedInVain, Running | ServeLogs | WaitLogsFinished | Exit)
-        | (Happening::JobEnded, WaitSubmit | WaitRun | ServeLogs | WaitLogsFinished | Exit)
-        | (Happening::ServerReadAll, WaitSubmit | WaitRun | Running | WaitLogsFinished | Exit)
-        | (Happening::NobodyReads, WaitSubmit | WaitRun | Running | ServeLogs | Exit)
-        | (Happening::ReadTimeout, WaitSubmit | WaitRun | Running | Exit) => at,
+        (StepEvent::SubmitTimeout, WaitSubmit | WaitRun) => Exit,
+        (StepEvent::JobEnded, Running) => ServeLogs,
+        (StepEvent::ServerReadAll, ServeLogs) => WaitLogsFinished,
+        (StepEvent::NoReadersLeft, WaitLogsFinished) => Exit,
+        (StepEvent::ReadTimeout, ServeLogs | WaitLogsFinished) => Exit,
+        (StepEvent::SubmitTimeout, Running | ServeLogs | WaitLogsFinished | Exit)
+        | (StepEvent::JobEnded, WaitSubmit | WaitRun | ServeLogs | WaitLogsFinished | Exit)
+        | (StepEvent::ServerReadAll, WaitSubmit | WaitRun | Running | WaitLogsFinished | Exit)
+        | (StepEvent::NoReadersLeft, WaitSubmit | WaitRun | Running | ServeLogs | Exit)
+        | (StepEvent::ReadTimeout, WaitSubmit | WaitRun | Running | Exit) => at,
     }
 }
 
@@ -132,14 +132,14 @@ mod tests {
     #[test]
     fn r26_every_happening_at_every_step_leads_where_it_should() {
         let table = [
-            (Happening::WaitedInVain, [Exit, Exit, Running, ServeLogs, WaitLogsFinished, Exit]),
-            (Happening::JobEnded, [WaitSubmit, WaitRun, ServeLogs, ServeLogs, WaitLogsFinished, Exit]),
+            (StepEvent::SubmitTimeout, [Exit, Exit, Running, ServeLogs, WaitLogsFinished, Exit]),
+            (StepEvent::JobEnded, [WaitSubmit, WaitRun, ServeLogs, ServeLogs, WaitLogsFinished, Exit]),
             (
-                Happening::ServerReadAll,
+                StepEvent::ServerReadAll,
                 [WaitSubmit, WaitRun, Running, WaitLogsFinished, WaitLogsFinished, Exit],
             ),
-            (Happening::NobodyReads, [WaitSubmit, WaitRun, Running, ServeLogs, Exit, Exit]),
-            (Happening::ReadTimeout, [WaitSubmit, WaitRun, Running, Exit, Exit, Exit]),
+            (StepEvent::NoReadersLeft, [WaitSubmit, WaitRun, Running, ServeLogs, Exit, Exit]),
+            (StepEvent::ReadTimeout, [WaitSubmit, WaitRun, Running, Exit, Exit, Exit]),
         ];
         for (what, steps) in table {
             for (at, to) in STEPS.into_iter().zip(steps) {
@@ -153,11 +153,11 @@ mod tests {
         fn r26_steps_are_never_taken_back(moves in proptest::collection::vec(0usize..10, 0..40)) {
             let calls = [Call::Submit, Call::UploadArchive, Call::UploadCode, Call::Run, Call::Stop];
             let happenings = [
-                Happening::WaitedInVain,
-                Happening::JobEnded,
-                Happening::ServerReadAll,
-                Happening::NobodyReads,
-                Happening::ReadTimeout,
+                StepEvent::SubmitTimeout,
+                StepEvent::JobEnded,
+                StepEvent::ServerReadAll,
+                StepEvent::NoReadersLeft,
+                StepEvent::ReadTimeout,
             ];
             let mut at = WaitSubmit;
             for one in moves {

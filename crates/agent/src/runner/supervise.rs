@@ -16,29 +16,29 @@ use windlass_model::sky::Phase;
 
 use super::{
     cluster::{self, Access},
-    ending::Cause,
+    ending::EndCause,
     env, exec, files,
-    job::{Halt, Job, Plan, told},
+    job::{Job, Plan, StopSignal, told},
     phase,
-    pump::{Pump, Trouble},
+    pump::{OutputPump, Trouble},
     python, repo,
     steps::Step,
     tree::Tree,
-    user::{acting_as, make_dir},
+    user::{create_dir_as, run_as_account},
 };
-use crate::{cgroup, confine::Landlock, proc, spool::Stream};
+use crate::{cgroup, confine::LandlockStatus, proc, spool::Stream};
 
 /// Between the polite signal and the kill where the job says nothing.
 const GRACE: Duration = Duration::from_secs(10);
 /// Nobody is waited for longer.
 const GRACE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How long what the commands left in the background may go on printing.
-const LINGER: Duration = Duration::from_secs(1);
+const BACKGROUND_GRACE: Duration = Duration::from_secs(1);
 /// After a kill the pipe closes at once, or somebody has it whom nobody can kill.
-const AFTER_KILL: Duration = Duration::from_secs(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// What makes a shell interactive: then it ignores the polite signal, which is for those that it started.
-const INTERACTIVE: &str = "-i";
+const INTERACTIVE_FLAG: &str = "-i";
 /// Ctrl-D.
 const END_OF_INPUT: &[u8] = b"\x04";
 const PROFILE_DIR: &str = "/etc/profile.d";
@@ -46,12 +46,12 @@ const PROFILE: &str = "/etc/profile.d/windlass_job.sh";
 
 /// What was put somewhere for the job alone.
 #[derive(Debug, Default)]
-struct Traces {
+struct InstalledFiles {
     access: Option<Access>,
     files: Vec<PathBuf>,
 }
 
-impl Traces {
+impl InstalledFiles {
     fn remove(self) {
         if let Some(access) = self.access
             && let Err(error) = access.remove()
@@ -75,18 +75,17 @@ pub fn begin(job: &Arc<Job>, plan: Box<Plan>) {
             // A fault of our own must not leave a runner that waits for ever; what still runs ends with it.
             tracing::error!(%error, "supervise the job");
             let why = "the runner failed".to_owned();
-            job.end(Cause::NotStarted { reason: "executor_error", why }, None, false);
+            job.end(EndCause::NotStarted { reason: "executor_error", why }, None, false);
         }
     });
 }
 
 async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
     let kills_before = oom_kills();
-    let mut traces = Traces::default();
+    let mut traces = InstalledFiles::default();
     let outcome = match prepare(&job, &plan, &mut traces).await {
         Ok(()) => {
-            let watch =
-                tokio::spawn(say_when_ready(Arc::clone(&job), plan.phase.clone(), plan.gate.is_some()));
+            let watch = tokio::spawn(report_ready(Arc::clone(&job), plan.phase.clone(), plan.gate.is_some()));
             let outcome = run(&job, &plan).await;
             // Nothing is said after the last word.
             watch.abort();
@@ -96,7 +95,7 @@ async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
         Err(cause) => Err(cause),
     };
     traces.remove();
-    let outcome = outcome.map(|(cause, exit)| (finer(cause, exit, plan.phase.as_deref()), exit));
+    let outcome = outcome.map(|(cause, exit)| (refine_cause(cause, exit, plan.phase.as_deref()), exit));
     let oom = oom_kills() > kills_before;
     match outcome {
         Ok((cause, exit)) => job.end(cause, Some(exit), oom),
@@ -105,18 +104,18 @@ async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
 }
 
 /// Tells that the job is prepared, where its nodes wait for each other.
-async fn say_when_ready(job: Arc<Job>, phase: Option<PathBuf>, waits: bool) {
+async fn report_ready(job: Arc<Job>, phase: Option<PathBuf>, waits: bool) {
     let Some(phase) = phase.filter(|_| waits) else { return };
-    while !phase::is_at(&phase, Phase::Ready) {
-        sleep(LOOK_AGAIN).await;
+    while !phase::is_in_phase(&phase, Phase::Ready) {
+        sleep(POLL_INTERVAL).await;
     }
     job.states.ready();
 }
 
 /// A job that failed may have said that it was not yet in its program.
-fn finer(cause: Cause, exit: ExitStatus, phase: Option<&Path>) -> Cause {
+fn refine_cause(cause: EndCause, exit: ExitStatus, phase: Option<&Path>) -> EndCause {
     let is_setup = || !exit.success() && phase.is_some_and(phase::is_setup);
-    if matches!(cause, Cause::Exited) && is_setup() { Cause::SetupFailed } else { cause }
+    if matches!(cause, EndCause::Exited) && is_setup() { EndCause::SetupFailed } else { cause }
 }
 
 fn oom_kills() -> u64 {
@@ -124,11 +123,11 @@ fn oom_kills() -> u64 {
 }
 
 /// Brings everything the commands need. A stop ends it at once.
-async fn prepare(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Cause> {
+async fn prepare(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> Result<(), EndCause> {
     let result = tokio::select! {
         biased;
-        halt = job.halted() => Err(halt_cause(halt)),
-        result = bring(job, plan, traces) => result,
+        halt = job.wait_for_stop() => Err(stop_cause(halt)),
+        result = install_inputs(job, plan, traces) => result,
     };
     // Uploads have served.
     match std::fs::remove_dir_all(job.uploads()) {
@@ -140,12 +139,12 @@ async fn prepare(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Caus
     result
 }
 
-async fn bring(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Cause> {
+async fn install_inputs(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> Result<(), EndCause> {
     let site = &plan.site;
-    give_scratch(job, plan).map_err(|error| not_started("give the job its directory", &error))?;
-    make_dir(&site.working_dir, &site.account, job.around.in_container)
+    chown_scratch(job, plan).map_err(|error| not_started("give the job its directory", &error))?;
+    create_dir_as(&site.working_dir, &site.account, job.around.in_container)
         .map_err(|error| not_started(&format!("make {}", site.working_dir.display()), &error))?;
-    cluster_files(job, plan, traces)?;
+    write_cluster_files(job, plan, traces)?;
     let spec = &plan.submit.job_spec;
     let run_spec = plan.submit.run_spec.as_ref().or(plan.submit.run.run_spec.as_ref());
     let data = spec.repo_data.as_ref().or(run_spec.and_then(|spec| spec.repo_data.as_ref()));
@@ -161,35 +160,35 @@ async fn bring(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Cause>
             any_url: false,
         };
         let say = |line: &str| tracing::info!("{line}");
-        repo::prepare(site, &wanted, &say).await.map_err(|error| Cause::NotStarted {
+        repo::prepare(site, &wanted, &say).await.map_err(|error| EndCause::NotStarted {
             reason: "container_exited_with_error",
             why: told(&error),
         })?;
     }
     let mut loose = None;
     for archive in &spec.file_archives {
-        let missing = || Cause::NotStarted {
+        let missing = || EndCause::NotStarted {
             reason: "executor_error",
             why: format!("place files at `{}`: the archive was not uploaded", archive.path),
         };
         let file = job.uploaded(&archive.id).ok_or_else(missing)?;
         let placed = files::place(site, &file, &archive.path).await;
         let unpacked = placed.map_err(|error| not_started("", &error))?;
-        loose = loose.or(fence_gap(unpacked.landlock));
+        loose = loose.or(landlock_warning(unpacked.landlock));
     }
     if let Some(gap) = loose {
         tracing::warn!("{gap}");
     }
     if let Some(version) = &spec.python {
-        let dir = python::directory(&job.around);
+        let dir = python::venv_dir(&job.around);
         python::prepare(site, &plan.env, version, &dir).await.map_err(|error| not_started("", &error))?;
     }
-    profile(job, plan, traces);
+    write_profile(job, plan, traces);
     Ok(())
 }
 
 /// The directory where a plain process starts is its user's alone. Nobody but root can write above it.
-fn give_scratch(job: &Job, plan: &Plan) -> std::io::Result<()> {
+fn chown_scratch(job: &Job, plan: &Plan) -> std::io::Result<()> {
     let around = &job.around;
     if around.in_container || around.uid != 0 || plan.site.account.uid == 0 {
         return Ok(());
@@ -201,25 +200,25 @@ fn give_scratch(job: &Job, plan: &Plan) -> std::io::Result<()> {
 }
 
 /// What the kernel could not do to hold the unpacking of archives in.
-fn fence_gap(landlock: Landlock) -> Option<&'static str> {
+fn landlock_warning(landlock: LandlockStatus) -> Option<&'static str> {
     match landlock {
-        Landlock::Whole => None,
-        Landlock::Partial => {
+        LandlockStatus::Whole => None,
+        LandlockStatus::Partial => {
             Some("archives were unpacked behind a partial fence: this kernel's Landlock is old")
         }
-        Landlock::Absent => {
+        LandlockStatus::Absent => {
             Some("archives were unpacked without a second fence: this kernel has no Landlock")
         }
     }
 }
 
 /// Files for reaching the other nodes of the replica.
-fn cluster_files(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Cause> {
+fn write_cluster_files(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> Result<(), EndCause> {
     let Some(cluster) = &plan.submit.cluster_info else { return Ok(()) };
     if let Some(path) = &plan.hostfile {
         let text = cluster::hostfile(cluster);
         let written = match &job.around.confined {
-            Some(_) => acting_as(&plan.site.account, || write_hostfile(path, &text)),
+            Some(_) => run_as_account(&plan.site.account, || write_hostfile(path, &text)),
             None => write_hostfile(path, &text),
         };
         written.map_err(|error| not_started("write the list of hosts", &error))?;
@@ -227,7 +226,7 @@ fn cluster_files(job: &Job, plan: &Plan, traces: &mut Traces) -> Result<(), Caus
     }
     if let Some(key) = &plan.submit.job_spec.ssh_key {
         job.keys.add(&key.public);
-        let access = Access::give(job.cluster_place(&plan.site.account), cluster, key)
+        let access = Access::give(job.ssh_config_target(&plan.site.account), cluster, key)
             .map_err(|error| not_started("give the key for other nodes", &error))?;
         traces.access = Some(access);
     }
@@ -242,7 +241,7 @@ fn write_hostfile(path: &Path, text: &str) -> std::io::Result<()> {
 }
 
 /// Gives login shells the job's variables, where the image has a place for that. Nothing depends on it.
-fn profile(job: &Job, plan: &Plan, traces: &mut Traces) {
+fn write_profile(job: &Job, plan: &Plan, traces: &mut InstalledFiles) {
     if !job.around.in_container || !Path::new(PROFILE_DIR).is_dir() {
         return;
     }
@@ -256,24 +255,24 @@ fn profile(job: &Job, plan: &Plan, traces: &mut Traces) {
     }
 }
 
-fn not_started(what: &str, error: &dyn std::error::Error) -> Cause {
+fn not_started(what: &str, error: &dyn std::error::Error) -> EndCause {
     let text = told(error);
     let why = if what.is_empty() { text } else { format!("{what}: {text}") };
-    Cause::NotStarted { reason: "executor_error", why }
+    EndCause::NotStarted { reason: "executor_error", why }
 }
 
-fn halt_cause(halt: Halt) -> Cause {
+fn stop_cause(halt: StopSignal) -> EndCause {
     match halt {
-        Halt::Stop { .. } => Cause::Stopped { killed_after: None },
-        Halt::End => Cause::Ended,
+        StopSignal::Stop { .. } => EndCause::Stopped { killed_after: None },
+        StopSignal::End => EndCause::Ended,
     }
 }
 
 /// A job under way.
-struct Under<'a> {
+struct SupervisedJob<'a> {
     job: &'a Job,
     tree: Tree,
-    pump: Pump,
+    pump: OutputPump,
     keyboard: Option<File>,
     polite: Signal,
     grace: Duration,
@@ -282,14 +281,14 @@ struct Under<'a> {
     /// Whom the polite signal reached.
     asked: Vec<proc::Name>,
     /// Why it is being ended, if it is.
-    cause: Option<Cause>,
+    cause: Option<EndCause>,
     /// When patience ends.
     kill_at: Option<Instant>,
     /// Patience ended before the commands did.
     was_killed: bool,
 }
 
-async fn run(job: &Job, plan: &Plan) -> Result<(Cause, ExitStatus), Cause> {
+async fn run(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), EndCause> {
     let spec = &plan.submit.job_spec;
     let writer = job.spool.writer(Stream::Job).clone();
     writer.limit(plan.submit.log_quota_hour);
@@ -306,7 +305,7 @@ async fn run(job: &Job, plan: &Plan) -> Result<(Cause, ExitStatus), Cause> {
     let tree = Tree::new(started.pid);
     // Before the first byte is taken: what is printed comes after this in time.
     job.states.running();
-    let pump = match Pump::start(started.output, writer) {
+    let pump = match OutputPump::start(started.output, writer) {
         Ok(pump) => pump,
         Err(error) => {
             tree.kill();
@@ -317,28 +316,28 @@ async fn run(job: &Job, plan: &Plan) -> Result<(Cause, ExitStatus), Cause> {
         Some(secs) => (Signal::TERM, Duration::from_secs(secs).min(GRACE_MAX)),
         None => (Signal::INT, GRACE),
     };
-    let mut under = Under {
+    let mut under = SupervisedJob {
         job,
         tree,
         pump,
         keyboard: started.keyboard,
         polite,
         grace,
-        is_interactive: plan.argv.get(1).is_some_and(|word| word == INTERACTIVE),
+        is_interactive: plan.argv.get(1).is_some_and(|word| word == INTERACTIVE_FLAG),
         asked: Vec::new(),
         cause: None,
         kill_at: None,
         was_killed: false,
     };
     let exit = under.wait(&mut started.child, deadline).await;
-    under.settle().await;
+    under.finish_output().await;
     let exit = exit.map_err(|error| not_started("wait for the commands", &error))?;
     let cause = match under.cause {
-        Some(Cause::Stopped { .. }) if under.was_killed => {
-            Cause::Stopped { killed_after: Some(under.grace.as_secs()) }
+        Some(EndCause::Stopped { .. }) if under.was_killed => {
+            EndCause::Stopped { killed_after: Some(under.grace.as_secs()) }
         }
         Some(cause) => cause,
-        None => Cause::Exited,
+        None => EndCause::Exited,
     };
     Ok((cause, exit))
 }
@@ -350,7 +349,7 @@ fn limit(max_duration: Option<i64>) -> Option<(u64, Instant)> {
     Some((secs, Instant::now().checked_add(Duration::from_secs(secs))?))
 }
 
-impl Under<'_> {
+impl SupervisedJob<'_> {
     /// Waits for the main process, and sees to its end where it must.
     async fn wait(
         &mut self,
@@ -362,25 +361,25 @@ impl Under<'_> {
             let cause = tokio::select! {
                 biased;
                 exit = child.wait() => return exit,
-                halt = self.job.halted(), if is_free => {
-                    if let Halt::Stop { grace: Some(grace) } = halt {
+                halt = self.job.wait_for_stop(), if is_free => {
+                    if let StopSignal::Stop { grace: Some(grace) } = halt {
                         self.grace = grace.min(GRACE_MAX);
                     }
-                    halt_cause(halt)
+                    stop_cause(halt)
                 }
-                secs = over(deadline), if is_free => Cause::MaxDuration { secs },
-                trouble = self.pump.trouble(), if is_free => trouble_cause(trouble),
-                () = sleep(LOOK_AGAIN), if self.is_interactive && !is_free => {
+                secs = wait_for_deadline(deadline), if is_free => EndCause::MaxDuration { secs },
+                trouble = self.pump.trouble(), if is_free => output_error_cause(trouble),
+                () = sleep(POLL_INTERVAL), if self.is_interactive && !is_free => {
                     if self.tree.is_ignored_by_leader(self.polite, &self.asked) {
                         self.tree.hang_up();
                         self.is_interactive = false;
                     }
                     continue;
                 }
-                () = at(self.kill_at) => {
+                () = sleep_until_some(self.kill_at) => {
                     self.was_killed = true;
                     self.tree.kill();
-                    self.kill_at = Some(Instant::now() + AFTER_KILL);
+                    self.kill_at = Some(Instant::now() + KILL_TIMEOUT);
                     continue;
                 }
             };
@@ -397,50 +396,50 @@ impl Under<'_> {
 
     /// After the main process: whoever is left gets what is left of the grace, or a moment to say their last.
     /// Then nothing of the job runs, and all it printed is kept.
-    async fn settle(&mut self) {
+    async fn finish_output(&mut self) {
         match self.kill_at {
             Some(kill_at) => {
                 let gone = async {
                     while self.tree.has_members() {
-                        sleep(LOOK_AGAIN).await;
+                        sleep(POLL_INTERVAL).await;
                     }
                 };
                 self.was_killed |= tokio::time::timeout_at(kill_at, gone).await.is_err();
             }
             None => {
-                let _ = timeout(LINGER, self.pump.ended()).await;
+                let _ = timeout(BACKGROUND_GRACE, self.pump.ended()).await;
             }
         }
         self.tree.kill();
-        if timeout(AFTER_KILL, self.pump.ended()).await.is_err() {
+        if timeout(KILL_TIMEOUT, self.pump.ended()).await.is_err() {
             self.pump.cut();
             self.pump.ended().await;
         }
         if self.cause.is_none()
-            && let Some(trouble) = self.pump.last_trouble()
+            && let Some(trouble) = self.pump.take_error()
         {
-            self.cause = Some(trouble_cause(trouble));
+            self.cause = Some(output_error_cause(trouble));
         }
     }
 }
 
-fn trouble_cause(trouble: Trouble) -> Cause {
+fn output_error_cause(trouble: Trouble) -> EndCause {
     match trouble {
-        Trouble::Quota { per_hour } => Cause::LogQuota { bytes: per_hour },
-        Trouble::NoSpace { why } => Cause::NotKept { why, no_disk: true },
-        Trouble::Io { why } => Cause::NotKept { why, no_disk: false },
+        Trouble::Quota { per_hour } => EndCause::LogQuota { bytes: per_hour },
+        Trouble::NoSpace { why } => EndCause::OutputNotStored { why, no_disk: true },
+        Trouble::Io { why } => EndCause::OutputNotStored { why, no_disk: false },
     }
 }
 
 /// Never, where there is no time.
-async fn at(time: Option<Instant>) {
+async fn sleep_until_some(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
         None => std::future::pending().await,
     }
 }
 
-async fn over(deadline: Option<(u64, Instant)>) -> u64 {
+async fn wait_for_deadline(deadline: Option<(u64, Instant)>) -> u64 {
     match deadline {
         Some((secs, time)) => {
             sleep_until(time).await;
@@ -451,6 +450,6 @@ async fn over(deadline: Option<(u64, Instant)>) -> u64 {
 }
 
 /// Waits until the job has ended, or nobody started it in time.
-pub async fn started_or_given_up(job: &Job, patience: Duration) -> bool {
+pub async fn wait_for_start(job: &Job, patience: Duration) -> bool {
     timeout(patience, job.reached(Step::Running)).await.is_ok()
 }

@@ -11,11 +11,11 @@ use rustix::process::{Signal, getppid};
 use crate::{isolation, proc};
 
 /// Rounds of killing: each may meet processes that were forked meanwhile. What outlasts them ends with the init.
-const ROUNDS: usize = 32;
+const KILL_ROUNDS: usize = 32;
 
 /// What is known of a process here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Seen {
+struct ProcessEntry {
     name: proc::Name,
     parent: i32,
     session: i32,
@@ -48,7 +48,7 @@ impl Tree {
         let alive = seen();
         let mut left = signalled.iter().filter(|name| alive.iter().any(|one| one.name == **name));
         let only_leader = left.next().is_some_and(|name| name.pid == self.session) && left.next().is_none();
-        only_leader && proc::ignores(self.session, signal)
+        only_leader && proc::ignores_signal(self.session, signal)
     }
 
     /// Tells the leader that its terminal is gone. An interactive shell ends then, with what it has started since.
@@ -64,7 +64,7 @@ impl Tree {
 
     /// Kills everything of the job and returns when nothing is left, or after some rounds.
     pub fn kill(&self) {
-        for _ in 0..ROUNDS {
+        for _ in 0..KILL_ROUNDS {
             let killed = self.select(&seen()).into_iter().filter(|name| send(*name, Signal::KILL)).count();
             if killed == 0 {
                 return;
@@ -73,8 +73,8 @@ impl Tree {
         }
     }
 
-    fn select(&self, all: &[Seen]) -> Vec<proc::Name> {
-        let is_root = |one: &Seen| one.session == self.session || Some(one.parent) == self.init;
+    fn select(&self, all: &[ProcessEntry]) -> Vec<proc::Name> {
+        let is_root = |one: &ProcessEntry| one.session == self.session || Some(one.parent) == self.init;
         let mut chosen: BTreeSet<i32> =
             all.iter().filter(|one| is_root(one)).map(|one| one.name.pid).collect();
         // Below the runner are also those who came in by SSH: it is no root here, whatever its session.
@@ -108,7 +108,7 @@ fn init() -> Option<i32> {
     (file("self")? == file(&parent.to_string())?).then_some(parent)
 }
 
-fn seen() -> Vec<Seen> {
+fn seen() -> Vec<ProcessEntry> {
     let all = proc::all().unwrap_or_default();
     let alive = all.into_iter().filter(|stat| stat.state == proc::State::Alive);
     alive
@@ -116,7 +116,7 @@ fn seen() -> Vec<Seen> {
             // Not rustix's: it takes no session 0, which the kernel's own threads are in.
             let pid = nix::unistd::Pid::from_raw(stat.name.pid);
             let session = nix::unistd::getsid(Some(pid)).ok()?.as_raw();
-            Some(Seen { name: stat.name, parent: stat.parent, session })
+            Some(ProcessEntry { name: stat.name, parent: stat.parent, session })
         })
         .collect()
 }
@@ -133,8 +133,8 @@ fn send(name: proc::Name, signal: Signal) -> bool {
 mod tests {
     use super::*;
 
-    fn seen(pid: i32, parent: i32, session: i32) -> Seen {
-        Seen { name: proc::Name { pid, start: 1 }, parent, session }
+    fn seen(pid: i32, parent: i32, session: i32) -> ProcessEntry {
+        ProcessEntry { name: proc::Name { pid, start: 1 }, parent, session }
     }
 
     #[test]

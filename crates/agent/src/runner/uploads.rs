@@ -25,12 +25,12 @@ const UPLOAD_BYTES_MAX: u64 = 16 << 30;
 /// Archives of one job.
 const ARCHIVES_MAX: usize = 1024;
 /// The one part an archive comes in.
-const PART: &str = "archive";
+const ARCHIVE_FIELD: &str = "archive";
 
 /// A file that is being written; gone unless it was kept.
-struct Part(PathBuf);
+struct PartialUpload(PathBuf);
 
-impl Drop for Part {
+impl Drop for PartialUpload {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
@@ -38,19 +38,19 @@ impl Drop for Part {
 
 /// `POST /api/upload_code`: the body as it is.
 pub(super) async fn code(State(job): State<Arc<Job>>, body: Body) -> Result<(), Refusal> {
-    may(&job, Call::UploadCode)?;
+    check_allowed(&job, Call::UploadCode)?;
     let chunks = body.into_data_stream().map_err(|_| Refusal::bad_request("the body ended early"));
     let part = receive(&job, chunks).await?;
-    keep(&job, Call::UploadCode, &part, Job::code_name())
+    finish_upload(&job, Call::UploadCode, &part, Job::code_name())
 }
 
 /// `POST /api/upload_archive`: one part whose file name is the archive's id.
 pub(super) async fn archive(State(job): State<Arc<Job>>, mut form: Multipart) -> Result<(), Refusal> {
-    may(&job, Call::UploadArchive)?;
+    check_allowed(&job, Call::UploadArchive)?;
     let Some(field) = form.next_field().await.map_err(|error| broken(&error))? else {
         return Err(Refusal::bad_request("the form is empty"));
     };
-    if field.name() != Some(PART) {
+    if field.name() != Some(ARCHIVE_FIELD) {
         return Err(Refusal::bad_request("the form has another part than `archive`"));
     }
     // An id, and so never a path.
@@ -62,28 +62,31 @@ pub(super) async fn archive(State(job): State<Arc<Job>>, mut form: Multipart) ->
     if form.next_field().await.map_err(|error| broken(&error))?.is_some() {
         return Err(Refusal::bad_request("the form has more than one part"));
     }
-    keep(&job, Call::UploadArchive, &part, &id.to_string())
+    finish_upload(&job, Call::UploadArchive, &part, &id.to_string())
 }
 
-fn may(job: &Job, call: Call) -> Result<(), Refusal> {
+fn check_allowed(job: &Job, call: Call) -> Result<(), Refusal> {
     match job.verdict(call) {
         Verdict::Take(_) | Verdict::Repeat => Ok(()),
         Verdict::Refuse => Err(Refusal::conflict(steps::refusal(job.step()))),
     }
 }
 
-fn keep(job: &Job, call: Call, part: &Part, name: &str) -> Result<(), Refusal> {
-    match job.keep_upload(call, &part.0, name) {
+fn finish_upload(job: &Job, call: Call, part: &PartialUpload, name: &str) -> Result<(), Refusal> {
+    match job.store_upload(call, &part.0, name) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(failed(&error)),
         Err(at) => Err(Refusal::conflict(steps::refusal(at))),
     }
 }
 
-async fn receive(job: &Job, chunks: impl Stream<Item = Result<Bytes, Refusal>>) -> Result<Part, Refusal> {
+async fn receive(
+    job: &Job,
+    chunks: impl Stream<Item = Result<Bytes, Refusal>>,
+) -> Result<PartialUpload, Refusal> {
     let dir = job.uploads();
-    room(&dir).map_err(|error| failed(&error))?;
-    let part = Part(dir.join(format!(".part-{}", Uuid::from_bytes(random()?))));
+    prepare_dir(&dir).map_err(|error| failed(&error))?;
+    let part = PartialUpload(dir.join(format!(".part-{}", Uuid::from_bytes(random_bytes()?))));
     let mut file = tokio::fs::File::create_new(&part.0).await.map_err(|error| failed(&error))?;
     let mut chunks = std::pin::pin!(chunks);
     let mut size = 0;
@@ -101,7 +104,7 @@ async fn receive(job: &Job, chunks: impl Stream<Item = Result<Bytes, Refusal>>) 
 }
 
 /// Makes the directory, or says that it is full.
-fn room(dir: &Path) -> std::io::Result<()> {
+fn prepare_dir(dir: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     if std::fs::read_dir(dir)?.count() > ARCHIVES_MAX {
@@ -110,7 +113,7 @@ fn room(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn random() -> Result<[u8; 16], Refusal> {
+fn random_bytes() -> Result<[u8; 16], Refusal> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|_| Refusal::internal("no random bytes"))?;
     Ok(bytes)

@@ -13,7 +13,7 @@ use windlass_api::agent::runner::User;
 const PASSWD: &str = "etc/passwd";
 const GROUP: &str = "etc/group";
 /// Longer files are not read to their end: nobody keeps this many users in an image.
-const MAX_FILE: u64 = 16 << 20;
+const FILE_BYTES_MAX: u64 = 16 << 20;
 const DEFAULT_SHELL: &str = "/bin/sh";
 
 /// A user as the kernel and the environment see it.
@@ -60,7 +60,7 @@ pub enum UserError {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct PasswdEntry {
     name: String,
     uid: u32,
     gid: u32,
@@ -69,7 +69,7 @@ struct Entry {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Group {
+struct GroupEntry {
     name: String,
     gid: u32,
     members: Vec<String>,
@@ -78,8 +78,8 @@ struct Group {
 /// The users and groups of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Users {
-    entries: Vec<Entry>,
-    groups: Vec<Group>,
+    entries: Vec<PasswdEntry>,
+    groups: Vec<GroupEntry>,
 }
 
 impl Users {
@@ -104,7 +104,7 @@ impl Users {
             Some(User { username: Some(name), .. }) if !name.is_empty() => self.by_name(name)?,
             Some(_) => self.by_uid(own_uid),
         };
-        if let Some(gid) = self.asked_group(asked)? {
+        if let Some(gid) = self.requested_gid(asked)? {
             account.gid = gid;
             if !account.groups.contains(&gid) {
                 account.groups.insert(0, gid);
@@ -119,7 +119,7 @@ impl Users {
     /// A name; a number is taken for a user id where no name is like it.
     fn by_name(&self, name: &str) -> Result<Account, UserError> {
         if let Some(entry) = self.entries.iter().find(|entry| entry.name == name) {
-            return Ok(self.of_entry(entry));
+            return Ok(self.account_from_entry(entry));
         }
         if name == "root" && self.entries.is_empty() {
             return Ok(Account::root());
@@ -130,7 +130,7 @@ impl Users {
     /// A number needs no entry: it is then of group 0 and at home in `/`, as with container engines.
     fn by_uid(&self, uid: u32) -> Account {
         match self.entries.iter().find(|entry| entry.uid == uid) {
-            Some(entry) => self.of_entry(entry),
+            Some(entry) => self.account_from_entry(entry),
             None if uid == 0 => Account::root(),
             None => Account {
                 uid,
@@ -143,7 +143,7 @@ impl Users {
         }
     }
 
-    fn of_entry(&self, entry: &Entry) -> Account {
+    fn account_from_entry(&self, entry: &PasswdEntry) -> Account {
         let mut groups = vec![entry.gid];
         for group in &self.groups {
             if group.members.contains(&entry.name) && !groups.contains(&group.gid) {
@@ -161,7 +161,7 @@ impl Users {
         }
     }
 
-    fn asked_group(&self, asked: Option<&User>) -> Result<Option<u32>, UserError> {
+    fn requested_gid(&self, asked: Option<&User>) -> Result<Option<u32>, UserError> {
         let Some(asked) = asked else { return Ok(None) };
         if asked.gid.is_some() {
             return Ok(asked.gid);
@@ -179,7 +179,10 @@ impl Users {
 
 /// Does file work with the rights of the account, on a thread of its own: a link that the user laid somewhere
 /// leads nowhere the user could not go alone. A runner that is not root has no other rights anyway.
-pub fn acting_as<T: Send>(account: &Account, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+pub fn run_as_account<T: Send>(
+    account: &Account,
+    work: impl FnOnce() -> io::Result<T> + Send,
+) -> io::Result<T> {
     use rustix::{
         process::{Gid, Uid, geteuid},
         thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid},
@@ -205,9 +208,9 @@ pub fn acting_as<T: Send>(account: &Account, work: impl FnOnce() -> io::Result<T
 ///
 /// In a container root makes them, so that a job may ask for a place like `/workflow`. On a bare host nobody gets
 /// more than the account may do.
-pub fn make_dir(path: &Path, account: &Account, in_container: bool) -> io::Result<()> {
+pub fn create_dir_as(path: &Path, account: &Account, in_container: bool) -> io::Result<()> {
     if !in_container {
-        return acting_as(account, || std::fs::create_dir_all(path));
+        return run_as_account(account, || std::fs::create_dir_all(path));
     }
     let missing: Vec<&Path> = path.ancestors().take_while(|dir| !dir.exists()).collect();
     for dir in missing.into_iter().rev() {
@@ -229,11 +232,11 @@ fn read(file: &Path) -> Result<String, UserError> {
         Err(error) => return Err(failed(error)),
     };
     let mut bytes = Vec::new();
-    opened.take(MAX_FILE).read_to_end(&mut bytes).map_err(failed)?;
+    opened.take(FILE_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn entry(line: &str) -> Option<Entry> {
+fn entry(line: &str) -> Option<PasswdEntry> {
     let mut fields = line.split(':');
     let name = fields.next().filter(|name| !name.is_empty() && !name.starts_with('#'))?;
     let _password = fields.next()?;
@@ -242,17 +245,23 @@ fn entry(line: &str) -> Option<Entry> {
     let _gecos = fields.next();
     let home = fields.next().unwrap_or_default();
     let shell = fields.next().unwrap_or_default();
-    Some(Entry { name: name.to_owned(), uid, gid, home: home.to_owned(), shell: shell.trim().to_owned() })
+    Some(PasswdEntry {
+        name: name.to_owned(),
+        uid,
+        gid,
+        home: home.to_owned(),
+        shell: shell.trim().to_owned(),
+    })
 }
 
-fn group_entry(line: &str) -> Option<Group> {
+fn group_entry(line: &str) -> Option<GroupEntry> {
     let mut fields = line.split(':');
     let name = fields.next().filter(|name| !name.is_empty() && !name.starts_with('#'))?;
     let _password = fields.next()?;
     let gid = fields.next()?.parse().ok()?;
     let members = fields.next().unwrap_or_default();
     let members = members.split(',').map(str::trim).filter(|name| !name.is_empty());
-    Some(Group { name: name.to_owned(), gid, members: members.map(str::to_owned).collect() })
+    Some(GroupEntry { name: name.to_owned(), gid, members: members.map(str::to_owned).collect() })
 }
 
 #[cfg(test)]

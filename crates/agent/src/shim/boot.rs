@@ -17,7 +17,7 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_util::sync::CancellationToken;
-use windlass_api::agent::{events::What, shim::ProcessMode};
+use windlass_api::agent::{events::ShimEventKind, shim::ProcessMode};
 
 use super::{
     api::{self, Shim},
@@ -26,10 +26,10 @@ use super::{
     docker::{self, Docker},
     enrolment::Current,
     events::Events,
-    growth::Growth,
+    growth::OutputWatcher,
     mixed::Mixed,
     policy::{Policy, PolicyError},
-    premises::Premises,
+    premises::HostResources,
     process::Process,
     runtime::{Runtime, RuntimeError},
     tasks::{OpenError, Settings, Tasks},
@@ -41,16 +41,16 @@ use crate::{
 };
 
 /// Held for the life of a shim: two on one home would both start its tasks.
-const LOCK: &str = "lock";
+const LOCK_FILE: &str = "lock";
 /// The runtime that tasks of this home were started with.
-const RUNTIME: &str = "runtime";
+const RUNTIME_FILE: &str = "runtime";
 const SOCKET_MODE: u32 = 0o660;
 const HOME_MODE: u32 = 0o750;
 /// A service may come up before the engine does.
-const ENGINE_WAIT: Duration = Duration::from_secs(60);
-const ENGINE_RETRY: Duration = Duration::from_secs(1);
-const ENGINE_ANSWER: Duration = Duration::from_secs(10);
-const HEALTH_EVERY: Duration = Duration::from_secs(30);
+const ENGINE_START_TIMEOUT: Duration = Duration::from_secs(60);
+const ENGINE_RETRY_DELAY: Duration = Duration::from_secs(1);
+const ENGINE_RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What a shim is started with.
 #[derive(Clone, Debug)]
@@ -67,14 +67,14 @@ pub struct Boot {
     pub policy: PathBuf,
     pub compat_tcp: Option<SocketAddr>,
     #[cfg(feature = "testing")]
-    pub simulated: Simulated,
+    pub simulated: SimulationConfig,
     pub write_host_info: bool,
 }
 
 /// What the simulated runtime is started with.
 #[cfg(feature = "testing")]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Simulated {
+pub struct SimulationConfig {
     /// `None`: one host, with its socket at the usual place.
     pub hosts: Option<u32>,
     /// What its tasks do.
@@ -109,33 +109,35 @@ pub enum BootError {
 /// From the first check to the last answer.
 pub async fn run(boot: Boot) -> Result<(), BootError> {
     let stop = stop_on_signals()?;
-    make_home(&boot.home)?;
+    create_home(&boot.home)?;
     let _lock = lock(&boot.home)?;
     let policy = Policy::load(&boot.policy)?;
-    let chosen = choose(&boot)?;
+    let chosen = select_runtime(&boot)?;
     let mut doors = JoinSet::new();
     let mut hosts = Vec::new();
     match chosen {
         #[cfg(feature = "testing")]
-        Chosen::Hollow => {
-            for (home, socket) in hollow_homes(&boot)? {
-                let shim = open_hollow(&home, boot.simulated.plan, policy.clone(), &stop).await?;
+        SelectedRuntime::Simulated => {
+            for (home, socket) in simulated_homes(&boot)? {
+                let shim = start_simulated_host(&home, boot.simulated.plan, policy.clone(), &stop).await?;
                 // There is one port, and it is the first host's.
                 let compat = boot.compat_tcp.filter(|_| hosts.is_empty());
-                open_doors(&mut doors, &shim, &socket, compat).await?;
+                start_listeners(&mut doors, &shim, &socket, compat).await?;
                 hosts.push(shim);
             }
         }
         #[cfg(feature = "testing")]
-        Chosen::Process | Chosen::Docker(_) | Chosen::Any(_) if boot.simulated.hosts.is_some() => {
+        SelectedRuntime::Process | SelectedRuntime::Docker(_) | SelectedRuntime::Any(_)
+            if boot.simulated.hosts.is_some() =>
+        {
             return Err(BootError::ManyHosts);
         }
-        Chosen::Process | Chosen::Docker(_) | Chosen::Any(_) => {
-            let shim = open_real(&boot, &chosen, policy, &stop).await?;
+        SelectedRuntime::Process | SelectedRuntime::Docker(_) | SelectedRuntime::Any(_) => {
+            let shim = start_host(&boot, &chosen, policy, &stop).await?;
             if boot.write_host_info {
                 write_host_info(&shim).await?;
             }
-            open_doors(&mut doors, &shim, &boot.socket, boot.compat_tcp).await?;
+            start_listeners(&mut doors, &shim, &boot.socket, boot.compat_tcp).await?;
             tokio::spawn(watch_health(Arc::clone(&shim)));
             tokio::spawn(disk::watch(Arc::clone(&shim)));
             hosts.push(shim);
@@ -170,7 +172,7 @@ fn stop_on_signals() -> Result<CancellationToken, BootError> {
 }
 
 /// The home, for its owner and group only.
-pub(super) fn make_home(home: &Path) -> Result<(), BootError> {
+pub(super) fn create_home(home: &Path) -> Result<(), BootError> {
     let what = || format!("make {}", home.display());
     fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(home).map_err(failed(what()))?;
     // Plain processes of other users may be on their way to their files: who could pass through still can.
@@ -180,7 +182,7 @@ pub(super) fn make_home(home: &Path) -> Result<(), BootError> {
 
 /// The kernel lets go of it when the process ends, however it ends.
 fn lock(home: &Path) -> Result<fs::File, BootError> {
-    let path = home.join(LOCK);
+    let path = home.join(LOCK_FILE);
     let what = format!("lock {}", path.display());
     let opened = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
     let file = opened.map_err(failed(&what))?;
@@ -199,9 +201,9 @@ fn lock(home: &Path) -> Result<fs::File, BootError> {
     Ok(file)
 }
 
-enum Chosen {
+enum SelectedRuntime {
     #[cfg(feature = "testing")]
-    Hollow,
+    Simulated,
     Process,
     /// By its socket.
     Docker(PathBuf),
@@ -210,29 +212,29 @@ enum Chosen {
 }
 
 /// What was asked for, else what this home's tasks were started with, else what suits the host.
-fn choose(boot: &Boot) -> Result<Chosen, BootError> {
-    let note = boot.home.join(RUNTIME);
+fn select_runtime(boot: &Boot) -> Result<SelectedRuntime, BootError> {
+    let note = boot.home.join(RUNTIME_FILE);
     let noted = fs::read_to_string(&note).unwrap_or_default();
     let socket = || docker_socket(boot.docker_socket.as_deref());
     let usual = || socket().unwrap_or_else(|| PathBuf::from("/run/docker.sock"));
     let chosen = match boot.runtime {
         #[cfg(feature = "testing")]
-        Some(RuntimeName::Hollow) => Chosen::Hollow,
-        Some(RuntimeName::Process) => Chosen::Process,
-        Some(RuntimeName::Docker) => Chosen::Docker(usual()),
-        Some(RuntimeName::Any) => Chosen::Any(usual()),
+        Some(RuntimeName::Hollow) => SelectedRuntime::Simulated,
+        Some(RuntimeName::Process) => SelectedRuntime::Process,
+        Some(RuntimeName::Docker) => SelectedRuntime::Docker(usual()),
+        Some(RuntimeName::Any) => SelectedRuntime::Any(usual()),
         // An engine that is not up yet is still the one that has our containers: a host that runs containers does not become
         // one that has none by itself.
-        None if matches!(noted.as_str(), "docker" | "any") => Chosen::Any(usual()),
+        None if matches!(noted.as_str(), "docker" | "any") => SelectedRuntime::Any(usual()),
         // One that had no engine may have one now.
-        None => socket().map_or(Chosen::Process, Chosen::Any),
+        None => socket().map_or(SelectedRuntime::Process, SelectedRuntime::Any),
     };
     let name = match &chosen {
         #[cfg(feature = "testing")]
-        Chosen::Hollow => "hollow",
-        Chosen::Process => "process",
-        Chosen::Docker(_) => "docker",
-        Chosen::Any(_) => "any",
+        SelectedRuntime::Simulated => "hollow",
+        SelectedRuntime::Process => "process",
+        SelectedRuntime::Docker(_) => "docker",
+        SelectedRuntime::Any(_) => "any",
     };
     // What is there already is not written again: a full disk would leave nothing of it.
     if noted != name {
@@ -255,17 +257,17 @@ fn docker_socket(named: Option<&Path>) -> Option<PathBuf> {
     { usual.into_iter().chain(own) }.find(|path| std::os::unix::net::UnixStream::connect(path).is_ok())
 }
 
-async fn open_real(
+async fn start_host(
     boot: &Boot,
-    chosen: &Chosen,
+    chosen: &SelectedRuntime,
     policy: Policy,
     stop: &CancellationToken,
 ) -> Result<Arc<Shim>, BootError> {
     let engine_socket = match chosen {
-        Chosen::Docker(socket) | Chosen::Any(socket) => Some(socket.clone()),
+        SelectedRuntime::Docker(socket) | SelectedRuntime::Any(socket) => Some(socket.clone()),
         #[cfg(feature = "testing")]
-        Chosen::Hollow => None,
-        Chosen::Process => None,
+        SelectedRuntime::Simulated => None,
+        SelectedRuntime::Process => None,
     };
     let hidden = boot.hidden.iter().cloned().chain([boot.socket.clone()]).chain(engine_socket);
     let rules = policy.processes(boot.processes, hidden.collect());
@@ -282,38 +284,40 @@ async fn open_real(
         Process::new(boot.home.clone()).with_rules(rules.clone()).confined_by(found)
     };
     let (runtime, engine, data): (Arc<dyn Runtime>, _, _) = match chosen {
-        Chosen::Docker(socket) => {
-            let docker = reach(socket, &boot.home).await?;
+        SelectedRuntime::Docker(socket) => {
+            let docker = connect_engine(socket, &boot.home).await?;
             let data = docker.data().await;
             (Arc::new(docker), Some(socket.clone()), data)
         }
-        Chosen::Any(socket) => {
-            let docker = reach(socket, &boot.home).await?;
+        SelectedRuntime::Any(socket) => {
+            let docker = connect_engine(socket, &boot.home).await?;
             let data = docker.data().await;
             (Arc::new(Mixed::new(docker, processes())), Some(socket.clone()), data)
         }
         // A dstack server names an image for every task. Who opens the port for it and asks for processes means that.
-        Chosen::Process if boot.compat_tcp.is_some() && boot.runtime == Some(RuntimeName::Process) => {
+        SelectedRuntime::Process
+            if boot.compat_tcp.is_some() && boot.runtime == Some(RuntimeName::Process) =>
+        {
             (Arc::new(processes().ignoring_images()), None, None)
         }
         #[cfg(feature = "testing")]
-        Chosen::Hollow => (Arc::new(processes()), None, None),
-        Chosen::Process => (Arc::new(processes()), None, None),
+        SelectedRuntime::Simulated => (Arc::new(processes()), None, None),
+        SelectedRuntime::Process => (Arc::new(processes()), None, None),
     };
     let own = [boot.home.clone()].into_iter().chain(boot.hidden.iter().cloned());
-    let policy = policy.keeping(own).guarding(engine);
+    let policy = policy.with_agent_dirs(own).with_sensitive_paths(engine);
     let gpus = gpu::discover().await;
-    let events = Events::new(boot_name());
-    let premises = Premises::new(&boot.home, policy);
+    let events = Events::new(random_boot_id());
+    let premises = HostResources::new(&boot.home, policy);
     let keys = premises.clone();
-    let growth = Growth::new(&boot.home, events.clone(), move |info| keys.narrow_keys(info));
+    let growth = OutputWatcher::new(&boot.home, events.clone(), move |info| keys.narrow_keys(info));
     let mut settings = Settings::on_disk(boot.home.clone(), gpus.gpus.clone());
     settings.compat_tcp = boot.compat_tcp.is_some();
     let host = Arc::new(premises.clone());
     let tasks = Tasks::open(settings, Arc::clone(&runtime), host, Arc::new(growth.clone()))
         .await
         .map_err(|source| BootError::Tasks { home: boot.home.clone(), source })?;
-    growth.take_up(&tasks.infos());
+    growth.watch_existing(&tasks.infos());
     Ok(Arc::new(Shim {
         home: boot.home.clone(),
         tasks,
@@ -331,15 +335,15 @@ async fn open_real(
 }
 
 /// An engine that does not answer yet is given a minute.
-async fn reach(socket: &Path, home: &Path) -> Result<Docker, BootError> {
-    let until = tokio::time::Instant::now() + ENGINE_WAIT;
+async fn connect_engine(socket: &Path, home: &Path) -> Result<Docker, BootError> {
+    let until = tokio::time::Instant::now() + ENGINE_START_TIMEOUT;
     let settings = docker::Settings::new(socket.to_owned(), home.to_owned())
         .map_err(failed("find the agent's own binary"))?;
     loop {
         match Docker::connect(settings.clone()).await {
             Err(RuntimeError::Away { what, .. }) if tokio::time::Instant::now() < until => {
                 tracing::warn!(what, "the container engine does not answer yet");
-                tokio::time::sleep(ENGINE_RETRY).await;
+                tokio::time::sleep(ENGINE_RETRY_DELAY).await;
             }
             reached => return Ok(reached?),
         }
@@ -348,11 +352,11 @@ async fn reach(socket: &Path, home: &Path) -> Result<Docker, BootError> {
 
 /// One simulated host at the home itself, or as many as were asked for below it.
 #[cfg(feature = "testing")]
-fn hollow_homes(boot: &Boot) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
+fn simulated_homes(boot: &Boot) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
     let Some(count) = boot.simulated.hosts else { return Ok(vec![(boot.home.clone(), boot.socket.clone())]) };
     let homes = (1..=count).map(|number| {
         let home = boot.home.join(format!("host-{number:04}"));
-        make_home(&home)?;
+        create_home(&home)?;
         let socket = home.join("shim.sock");
         Ok((home, socket))
     });
@@ -360,17 +364,17 @@ fn hollow_homes(boot: &Boot) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
 }
 
 #[cfg(feature = "testing")]
-async fn open_hollow(
+async fn start_simulated_host(
     home: &Path,
     plan: super::hollow::Plan,
     policy: Policy,
     stop: &CancellationToken,
 ) -> Result<Arc<Shim>, BootError> {
-    let events = Events::new(boot_name());
+    let events = Events::new(random_boot_id());
     let runtime: Arc<dyn Runtime> = Arc::new(super::hollow::Hollow::new(plan, events.clone()));
-    let growth = Growth::new(home, events.clone(), |_| {});
+    let growth = OutputWatcher::new(home, events.clone(), |_| {});
     let settings = Settings::in_memory(home.to_owned(), Vec::new());
-    let host = Arc::new(super::premises::Nowhere { policy });
+    let host = Arc::new(super::premises::NoHostResources { policy });
     let tasks = Tasks::open(settings, Arc::clone(&runtime), host, Arc::new(growth.clone()))
         .await
         .map_err(|source| BootError::Tasks { home: home.to_owned(), source })?;
@@ -385,7 +389,7 @@ async fn open_hollow(
         gpus: gpu::Inventory::default(),
         processes: windlass_api::agent::shim::ProcessesInfo {
             mode: ProcessMode::Own,
-            confined_by: Some(windlass_api::agent::shim::ConfinedBy::Users),
+            confined_by: Some(windlass_api::agent::shim::ConfinementMethod::Users),
             problem: None,
         },
         data: home.to_owned(),
@@ -395,7 +399,7 @@ async fn open_hollow(
 }
 
 /// A name for this start that no other start has.
-fn boot_name() -> String {
+fn random_boot_id() -> String {
     let mut random = [0u8; 8];
     if getrandom::fill(&mut random).is_err() {
         // Early in a boot there may be no entropy; the clock is unique enough for a name.
@@ -404,7 +408,7 @@ fn boot_name() -> String {
     random.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-async fn open_doors(
+async fn start_listeners(
     doors: &mut JoinSet<()>,
     shim: &Arc<Shim>,
     socket: &Path,
@@ -439,10 +443,10 @@ pub(super) async fn engine_problem(shim: &Shim) -> Option<String> {
     if !matches!(shim.runtime.name(), "docker" | "any") {
         return None;
     }
-    match tokio::time::timeout(ENGINE_ANSWER, shim.runtime.found()).await {
+    match tokio::time::timeout(ENGINE_RESPONSE_TIMEOUT, shim.runtime.found()).await {
         Ok(Ok(_)) => None,
         Ok(Err(error)) => Some(error.to_string()),
-        Err(_) => Some(format!("not within {} s", ENGINE_ANSWER.as_secs())),
+        Err(_) => Some(format!("not within {} s", ENGINE_RESPONSE_TIMEOUT.as_secs())),
     }
 }
 
@@ -465,10 +469,10 @@ async fn watch_health(shim: Arc<Shim>) {
             changed
         };
         if changed {
-            shim.events.publish(What::Health { problems });
+            shim.events.publish(ShimEventKind::Health { problems });
         }
         tokio::select! {
-            () = tokio::time::sleep(HEALTH_EVERY) => {}
+            () = tokio::time::sleep(HEALTH_CHECK_INTERVAL) => {}
             () = shim.stop.cancelled() => return,
         }
     }
@@ -489,7 +493,7 @@ mod tests {
             policy: home.join("policy.yml"),
             compat_tcp: None,
             #[cfg(feature = "testing")]
-            simulated: Simulated::default(),
+            simulated: SimulationConfig::default(),
             write_host_info: false,
         }
     }
@@ -497,16 +501,22 @@ mod tests {
     #[test]
     fn a_host_of_containers_stays_one_and_another_becomes_one_when_an_engine_comes() {
         let dir = windlass_testkit::temp_dir("choose").unwrap();
-        let note = dir.path().join(RUNTIME);
+        let note = dir.path().join(RUNTIME_FILE);
         for noted in ["docker", "any"] {
             fs::write(&note, noted).unwrap();
-            let chosen = choose(&boot(dir.path(), None)).unwrap();
-            assert!(matches!(chosen, Chosen::Any(_)), "no engine answers, and {noted} was noted");
+            let chosen = select_runtime(&boot(dir.path(), None)).unwrap();
+            assert!(matches!(chosen, SelectedRuntime::Any(_)), "no engine answers, and {noted} was noted");
         }
         fs::write(&note, "process").unwrap();
-        assert!(matches!(choose(&boot(dir.path(), Some("/engine.sock"))).unwrap(), Chosen::Any(_)));
+        assert!(matches!(
+            select_runtime(&boot(dir.path(), Some("/engine.sock"))).unwrap(),
+            SelectedRuntime::Any(_)
+        ));
         assert_eq!(fs::read_to_string(&note).unwrap(), "any");
         let asked = Boot { runtime: Some(RuntimeName::Process), ..boot(dir.path(), Some("/engine.sock")) };
-        assert!(matches!(choose(&asked).unwrap(), Chosen::Process), "who asks for processes gets them");
+        assert!(
+            matches!(select_runtime(&asked).unwrap(), SelectedRuntime::Process),
+            "who asks for processes gets them"
+        );
     }
 }

@@ -82,7 +82,7 @@ struct Flags {
     hosts: Option<u32>,
     #[cfg(feature = "testing")]
     #[command(flatten)]
-    hollow: super::hollow::PlanFlags,
+    hollow: super::hollow::SimulationFlags,
     /// Begin a session of its own, so that the end of whoever started it, or of their terminal, is not its end
     #[arg(long)]
     own_session: bool,
@@ -185,11 +185,11 @@ pub fn main(args: &Args) -> ExitCode {
 }
 
 fn start(flags: &Flags) -> ExitCode {
-    let Some(home) = flags.home.clone() else { return failed("the shim needs --home") };
+    let Some(home) = flags.home.clone() else { return report_failure("the shim needs --home") };
     if flags.own_session
         && let Err(error) = rustix::process::setsid()
     {
-        return failed(&format!("begin a session: {error}"));
+        return report_failure(&format!("begin a session: {error}"));
     }
     let boot = Boot {
         socket: flags.socket.clone().unwrap_or_else(|| home.join("shim.sock")),
@@ -201,7 +201,7 @@ fn start(flags: &Flags) -> ExitCode {
         policy: flags.policy.clone(),
         compat_tcp: flags.compat_tcp,
         #[cfg(feature = "testing")]
-        simulated: boot::Simulated { hosts: flags.hosts, plan: flags.hollow.into() },
+        simulated: boot::SimulationConfig { hosts: flags.hosts, plan: flags.hollow.into() },
         write_host_info: false,
     };
     run(boot, flags.log)
@@ -218,14 +218,14 @@ pub(super) fn run(boot: Boot, log: LogLevel) -> ExitCode {
     tracing_subscriber::registry().with(lines.with_filter(log.targets())).init();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return failed(&format!("start the runtime: {error}")),
+        Err(error) => return report_failure(&format!("start the runtime: {error}")),
     };
     let ended = runtime.block_on(boot::run(boot));
     // Work that waits for a disk must not hold up the end.
     runtime.shutdown_background();
     match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&chain(&error)),
+        Err(error) => report_failure(&chain(&error)),
     }
 }
 
@@ -235,16 +235,16 @@ fn enrol(args: &Enrol) -> ExitCode {
         credential_sha256: args.credential_sha256.clone(),
         server_keys: args.server_key.clone(),
     };
-    let written = boot::make_home(&args.home)
+    let written = boot::create_home(&args.home)
         .map_err(|error| chain(&error))
         .and_then(|()| enrolment.write(&args.home.join(enrolment::FILE)).map_err(|error| chain(&error)));
     match written {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&error),
+        Err(error) => report_failure(&error),
     }
 }
 
-fn failed(text: &str) -> ExitCode {
+fn report_failure(text: &str) -> ExitCode {
     let _ = writeln!(std::io::stderr(), "error: {text}");
     ExitCode::FAILURE
 }
@@ -256,11 +256,11 @@ mod tests {
     #[test]
     fn flags_of_all_parts_fit_together() {
         #[derive(clap::Parser)]
-        struct Whole {
+        struct TestCli {
             #[command(flatten)]
             _args: Args,
         }
-        <Whole as clap::CommandFactory>::command().debug_assert();
+        <TestCli as clap::CommandFactory>::command().debug_assert();
     }
 
     #[test]

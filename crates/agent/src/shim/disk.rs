@@ -14,7 +14,7 @@ use std::{
 };
 
 use tokio::time::Instant;
-use windlass_api::agent::shim::Terminate;
+use windlass_api::agent::shim::TerminateRequest;
 use windlass_model::job::Detail;
 
 use super::{
@@ -24,20 +24,20 @@ use super::{
 };
 
 /// Between two looks at a task.
-const EVERY: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// No more than this part of the time is spent on looking, however many files there are.
-const PART: u32 = 20;
+const TIME_SHARE_DIVISOR: u32 = 20;
 /// A job gets this long to end by itself; it may write on meanwhile.
 const GRACE_SECS: u64 = 5;
 /// The kernel counts in these, whatever the file system uses.
-const BLOCK: u64 = 512;
+const BLOCK_BYTES: u64 = 512;
 
 /// Looks until the shim goes.
 pub(super) async fn watch(shim: Arc<Shim>) {
     loop {
         let began = Instant::now();
         look(&shim.tasks, &*shim.runtime).await;
-        let pause = EVERY.max(began.elapsed() * PART);
+        let pause = CHECK_INTERVAL.max(began.elapsed() * TIME_SHARE_DIVISOR);
         if shim.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
             return;
         }
@@ -58,9 +58,9 @@ pub(super) async fn look(tasks: &Arc<Tasks>, runtime: &dyn Runtime) {
         if used <= bytes {
             continue;
         }
-        let terminate = Terminate {
+        let terminate = TerminateRequest {
             termination_reason: Detail::DiskLimitExceeded.as_str().to_owned(),
-            termination_message: message(used, bytes),
+            termination_message: limit_message(used, bytes),
             timeout: GRACE_SECS,
         };
         tracing::info!(id = %dir.id, used, limit = bytes, "a task holds more disk than it asked for");
@@ -70,17 +70,17 @@ pub(super) async fn look(tasks: &Arc<Tasks>, runtime: &dyn Runtime) {
     }
 }
 
-fn message(used: u64, limit: u64) -> String {
+fn limit_message(used: u64, limit: u64) -> String {
     format!(
         "disk limit exceeded: the job holds {}, and its `disk` allows {}; hint: ask for more in `resources`, or write to a \
          volume",
-        size(used),
-        size(limit)
+        format_size(used),
+        format_size(limit)
     )
 }
 
 /// As configurations write sizes.
-fn size(bytes: u64) -> String {
+fn format_size(bytes: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
     let bytes = bytes as f64;
     let (mib, gib) = (f64::from(1_u32 << 20), f64::from(1_u32 << 30));
@@ -88,7 +88,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// What a directory takes with all that is in it.
-pub(super) async fn used_below(path: PathBuf) -> Result<u64, RuntimeError> {
+pub(super) async fn disk_usage(path: PathBuf) -> Result<u64, RuntimeError> {
     let failed = |source: io::Error| RuntimeError::Failed {
         what: "measure the disk of a task".to_owned(),
         source: Box::new(source),
@@ -101,7 +101,7 @@ pub(super) async fn used_below(path: PathBuf) -> Result<u64, RuntimeError> {
 /// meanwhile counts for nothing.
 fn measure(root: &Path) -> io::Result<u64> {
     let top = fs::symlink_metadata(root)?;
-    let (device, mut sum) = (top.dev(), top.blocks() * BLOCK);
+    let (device, mut sum) = (top.dev(), top.blocks() * BLOCK_BYTES);
     let mut counted = HashSet::new();
     let mut left = vec![root.to_owned()];
     while let Some(dir) = left.pop() {
@@ -111,7 +111,7 @@ fn measure(root: &Path) -> io::Result<u64> {
             if seen.dev() != device || (seen.nlink() > 1 && !seen.is_dir() && !counted.insert(seen.ino())) {
                 continue;
             }
-            sum += seen.blocks() * BLOCK;
+            sum += seen.blocks() * BLOCK_BYTES;
             if seen.is_dir() {
                 left.push(entry.path());
             }
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn the_message_says_how_much_and_what_to_do() {
-        let said = message(3 << 30, 1 << 30);
+        let said = limit_message(3 << 30, 1 << 30);
         assert!(
             said.starts_with("disk limit exceeded: the job holds 3.0GB, and its `disk` allows 1.0GB"),
             "{said}"

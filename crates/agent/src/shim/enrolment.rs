@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use ring::signature::{ED25519, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 
-use windlass_api::agent::{SIGNED_PREFIX, pass::Pass, shim::Claims};
+use windlass_api::agent::{SIGNED_PREFIX, pass::PortPass, shim::Claims};
 use windlass_model::id::InstanceId;
 
 use crate::http;
@@ -130,12 +130,12 @@ impl Enrolment {
     }
 
     /// The pass that was shown, if one of our servers wrote it for this host. It may have expired.
-    pub fn pass(&self, shown: &str) -> Option<Pass> {
-        let pass = Pass::read(shown, |message, signature| self.is_signature(message, signature))?;
+    pub fn pass(&self, shown: &str) -> Option<PortPass> {
+        let pass = PortPass::decode(shown, |message, signature| self.is_valid_signature(message, signature))?;
         (pass.instance == self.instance_id).then_some(pass)
     }
 
-    fn is_signature(&self, message: &[u8], signature: &[u8]) -> bool {
+    fn is_valid_signature(&self, message: &[u8], signature: &[u8]) -> bool {
         self.server_keys.iter().any(|key| {
             let Ok(key) = BASE64_STANDARD.decode(key) else { return false };
             UnparsedPublicKey::new(&ED25519, key).verify(message, signature).is_ok()
@@ -143,15 +143,15 @@ impl Enrolment {
     }
 
     /// Whether these very bytes were signed by one of our servers.
-    fn is_signed(&self, body: &[u8], signature: &str) -> bool {
+    fn is_signed_by_server(&self, body: &[u8], signature: &str) -> bool {
         let Ok(signature) = BASE64_STANDARD.decode(signature) else { return false };
-        self.is_signature(&[SIGNED_PREFIX, body].concat(), &signature)
+        self.is_valid_signature(&[SIGNED_PREFIX, body].concat(), &signature)
     }
 }
 
 /// Why a specification is not one our server made for this host and this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unsound {
+pub enum SpecError {
     #[error("the task specification is not signed")]
     Unsigned,
     #[error("the signature of the task specification is not by a server of this host")]
@@ -159,16 +159,16 @@ pub enum Unsound {
     #[error("the task specification has no claims")]
     NoClaims,
     #[error("the task specification is for another instance")]
-    ForeignInstance,
+    WrongInstance,
     #[error("the task specification expired {0} s ago; are both clocks right?")]
     Expired(i64),
     #[error("the task specification is for epoch {claimed}, the call for epoch {called}")]
-    OtherEpoch { claimed: i64, called: i64 },
+    EpochMismatch { claimed: i64, called: i64 },
 }
 
 /// What came with a specification, as far as its soundness goes.
 #[derive(Clone, Copy, Debug)]
-pub struct Presented<'a> {
+pub struct PresentedSpec<'a> {
     pub body: &'a [u8],
     pub signature: Option<&'a str>,
     pub claims: Option<Claims>,
@@ -178,20 +178,26 @@ pub struct Presented<'a> {
 
 /// Decides whether a specification holds here and now. The signature comes first: nothing else is worth
 /// telling to a stranger.
-pub fn check(enrolment: &Enrolment, presented: Presented<'_>, now_secs: i64) -> Result<Claims, Unsound> {
-    let signature = presented.signature.ok_or(Unsound::Unsigned)?;
-    if !enrolment.is_signed(presented.body, signature) {
-        return Err(Unsound::WrongSignature);
+pub fn check(
+    enrolment: &Enrolment,
+    presented: PresentedSpec<'_>,
+    now_secs: i64,
+) -> Result<Claims, SpecError> {
+    let signature = presented.signature.ok_or(SpecError::Unsigned)?;
+    if !enrolment.is_signed_by_server(presented.body, signature) {
+        return Err(SpecError::WrongSignature);
     }
-    let claims = presented.claims.ok_or(Unsound::NoClaims)?;
+    let claims = presented.claims.ok_or(SpecError::NoClaims)?;
     if claims.instance_id != enrolment.instance_id {
-        return Err(Unsound::ForeignInstance);
+        return Err(SpecError::WrongInstance);
     }
     if claims.expires_at <= now_secs {
-        return Err(Unsound::Expired(now_secs.saturating_sub(claims.expires_at)));
+        return Err(SpecError::Expired(now_secs.saturating_sub(claims.expires_at)));
     }
     match presented.epoch {
-        Some(called) if called != claims.epoch => Err(Unsound::OtherEpoch { claimed: claims.epoch, called }),
+        Some(called) if called != claims.epoch => {
+            Err(SpecError::EpochMismatch { claimed: claims.epoch, called })
+        }
         Some(_) | None => Ok(claims),
     }
 }
@@ -200,11 +206,11 @@ pub fn check(enrolment: &Enrolment, presented: Presented<'_>, now_secs: i64) -> 
 #[derive(Debug)]
 pub struct Current {
     path: PathBuf,
-    cached: Mutex<Option<(Stamp, Option<Arc<Enrolment>>)>>,
+    cached: Mutex<Option<(FileVersion, Option<Arc<Enrolment>>)>>,
 }
 
 /// Tells one version of a file from another.
-type Stamp = Option<(u64, i64, i64, u64)>;
+type FileVersion = Option<(u64, i64, i64, u64)>;
 
 impl Current {
     pub fn new(home: &Path) -> Self {
@@ -263,7 +269,7 @@ mod tests {
         Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap()
     }
 
-    fn public(seed: u8) -> String {
+    fn public_key(seed: u8) -> String {
         BASE64_STANDARD.encode(key(seed).public_key().as_ref())
     }
 
@@ -271,39 +277,41 @@ mod tests {
         BASE64_STANDARD.encode(key(seed).sign(&[SIGNED_PREFIX, body].concat()).as_ref())
     }
 
-    fn ours() -> InstanceId {
+    fn own_instance() -> InstanceId {
         InstanceId(uuid::Uuid::from_u128(7))
     }
 
     fn enrolment() -> Enrolment {
         Enrolment {
-            instance_id: ours(),
+            instance_id: own_instance(),
             credential_sha256: vec![sha256_hex(b"old"), sha256_hex(b"new")],
-            server_keys: vec![public(1), public(2)],
+            server_keys: vec![public_key(1), public_key(2)],
         }
     }
 
     fn claims() -> Claims {
-        Claims { instance_id: ours(), epoch: 4, expires_at: NOW + 60 }
+        Claims { instance_id: own_instance(), epoch: 4, expires_at: NOW + 60 }
     }
 
     #[track_caller]
-    fn expect(
+    fn check_spec(
         signature: Option<String>,
         claims: Option<Claims>,
         epoch: Option<i64>,
-        want: Result<(), Unsound>,
+        want: Result<(), SpecError>,
     ) {
-        let presented = Presented { body: BODY, signature: signature.as_deref(), claims, epoch };
+        let presented = PresentedSpec { body: BODY, signature: signature.as_deref(), claims, epoch };
         assert_eq!(check(&enrolment(), presented, NOW).map(|_| ()), want);
     }
 
     #[test]
     fn a_pass_holds_if_one_of_our_servers_wrote_it_for_this_host() {
-        let pass = |instance| Pass { instance, tasks: std::collections::BTreeMap::new(), expires_at: NOW };
-        let written =
-            |seed: u8, pass: &Pass| pass.write(|message| key(seed).sign(message).as_ref().to_vec()).unwrap();
-        let mine = pass(ours());
+        let pass =
+            |instance| PortPass { instance, tasks: std::collections::BTreeMap::new(), expires_at: NOW };
+        let written = |seed: u8, pass: &PortPass| {
+            pass.encode(|message| key(seed).sign(message).as_ref().to_vec()).unwrap()
+        };
+        let mine = pass(own_instance());
         assert_eq!(enrolment().pass(&written(1, &mine)), Some(mine.clone()));
         assert_eq!(enrolment().pass(&written(3, &mine)), None, "of a server that is not ours");
         let foreign = pass(InstanceId(uuid::Uuid::from_u128(8)));
@@ -315,27 +323,27 @@ mod tests {
     #[test]
     fn x8_only_a_signed_unexpired_specification_for_this_instance_and_epoch_holds() {
         let good = || Some(sign(1, BODY));
-        expect(good(), Some(claims()), Some(4), Ok(()));
-        expect(Some(sign(2, BODY)), Some(claims()), None, Ok(()));
-        expect(None, Some(claims()), None, Err(Unsound::Unsigned));
-        expect(Some(sign(3, BODY)), Some(claims()), None, Err(Unsound::WrongSignature));
-        expect(Some(sign(1, b"{}")), Some(claims()), None, Err(Unsound::WrongSignature));
-        expect(Some("not base64".to_owned()), Some(claims()), None, Err(Unsound::WrongSignature));
-        expect(Some(String::new()), Some(claims()), None, Err(Unsound::WrongSignature));
-        expect(good(), None, None, Err(Unsound::NoClaims));
+        check_spec(good(), Some(claims()), Some(4), Ok(()));
+        check_spec(Some(sign(2, BODY)), Some(claims()), None, Ok(()));
+        check_spec(None, Some(claims()), None, Err(SpecError::Unsigned));
+        check_spec(Some(sign(3, BODY)), Some(claims()), None, Err(SpecError::WrongSignature));
+        check_spec(Some(sign(1, b"{}")), Some(claims()), None, Err(SpecError::WrongSignature));
+        check_spec(Some("not base64".to_owned()), Some(claims()), None, Err(SpecError::WrongSignature));
+        check_spec(Some(String::new()), Some(claims()), None, Err(SpecError::WrongSignature));
+        check_spec(good(), None, None, Err(SpecError::NoClaims));
         let foreign = Claims { instance_id: InstanceId(uuid::Uuid::from_u128(8)), ..claims() };
-        expect(good(), Some(foreign), None, Err(Unsound::ForeignInstance));
-        expect(good(), Some(Claims { expires_at: NOW, ..claims() }), None, Err(Unsound::Expired(0)));
+        check_spec(good(), Some(foreign), None, Err(SpecError::WrongInstance));
+        check_spec(good(), Some(Claims { expires_at: NOW, ..claims() }), None, Err(SpecError::Expired(0)));
         let ancient = Claims { expires_at: i64::MIN, ..claims() };
-        expect(good(), Some(ancient), None, Err(Unsound::Expired(i64::MAX)));
-        let other = Unsound::OtherEpoch { claimed: 4, called: 5 };
-        expect(good(), Some(claims()), Some(5), Err(other));
+        check_spec(good(), Some(ancient), None, Err(SpecError::Expired(i64::MAX)));
+        let other = SpecError::EpochMismatch { claimed: 4, called: 5 };
+        check_spec(good(), Some(claims()), Some(5), Err(other));
     }
 
     #[test]
     fn x8_a_signature_of_the_bare_body_is_not_one_of_a_specification() {
         let bare = BASE64_STANDARD.encode(key(1).sign(BODY).as_ref());
-        expect(Some(bare), Some(claims()), None, Err(Unsound::WrongSignature));
+        check_spec(Some(bare), Some(claims()), None, Err(SpecError::WrongSignature));
     }
 
     #[test]
@@ -350,9 +358,9 @@ mod tests {
     fn a_single_hash_needs_no_list() {
         let text = format!(
             r#"{{"instance_id":"{}","credential_sha256":"{}","server_keys":["{}"],"more":1}}"#,
-            ours(),
+            own_instance(),
             sha256_hex(b"one"),
-            public(1)
+            public_key(1)
         );
         let read: Enrolment = serde_json::from_str(&text).unwrap();
         assert!(read.check().is_ok() && read.knows("one"));

@@ -9,14 +9,14 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use windlass_api::agent::events::{Event, What};
+use windlass_api::agent::events::{ShimEvent, ShimEventKind};
 
 use crate::clock;
 
 /// Events kept for readers that come back.
-pub const KEPT_MAX: usize = 4096;
+pub const EVENTS_KEPT_MAX: usize = 4096;
 /// A stream that has nothing to tell says at least that it lives.
-pub const ALIVE_EVERY: Duration = Duration::from_secs(10);
+pub const ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Events handed over at once.
 const BATCH_MAX: usize = 256;
 
@@ -37,7 +37,7 @@ struct Shared {
 struct Ring {
     /// Of the last event.
     seq: u64,
-    kept: VecDeque<Event>,
+    kept: VecDeque<ShimEvent>,
 }
 
 impl Events {
@@ -53,12 +53,12 @@ impl Events {
     }
 
     /// Tells everybody. Says the number the event got.
-    pub fn publish(&self, what: What) -> u64 {
+    pub fn publish(&self, what: ShimEventKind) -> u64 {
         let mut ring = self.shared.ring.lock();
         ring.seq += 1;
-        let event = Event { seq: ring.seq, at: clock::now_us(), what };
+        let event = ShimEvent { seq: ring.seq, at: clock::now_us(), kind: what };
         ring.kept.push_back(event);
-        if ring.kept.len() > KEPT_MAX {
+        if ring.kept.len() > EVENTS_KEPT_MAX {
             ring.kept.pop_front();
         }
         // Under the lock: heads are told in order.
@@ -69,25 +69,25 @@ impl Events {
     /// A reader that has seen everything up to `after` of the start `boot`.
     pub fn reader(&self, after: Option<u64>, boot: Option<&str>) -> Reader {
         let seen = after.filter(|_| boot.is_none_or(|boot| boot == self.boot()));
-        Reader { events: self.clone(), head: self.shared.head.subscribe(), seen, alive_every: ALIVE_EVERY }
+        Reader { events: self.clone(), head: self.shared.head.subscribe(), seen, alive_every: ALIVE_INTERVAL }
     }
 
     /// The next events after `seen`, or that there is a gap.
-    fn after(&self, seen: Option<u64>) -> Took {
+    fn after(&self, seen: Option<u64>) -> RingRead {
         let ring = self.shared.ring.lock();
         let oldest = ring.seq - ring.kept.len() as u64 + 1;
         match seen {
             Some(seen) if seen <= ring.seq && seen + 1 >= oldest => {
                 let skip = usize::try_from(seen + 1 - oldest).unwrap_or(usize::MAX);
-                Took::Events(ring.kept.iter().skip(skip).take(BATCH_MAX).cloned().collect())
+                RingRead::Events(ring.kept.iter().skip(skip).take(BATCH_MAX).cloned().collect())
             }
-            Some(_) | None => Took::Gap { head: ring.seq },
+            Some(_) | None => RingRead::Gap { head: ring.seq },
         }
     }
 }
 
-enum Took {
-    Events(Vec<Event>),
+enum RingRead {
+    Events(Vec<ShimEvent>),
     Gap { head: u64 },
 }
 
@@ -95,10 +95,10 @@ enum Took {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
     /// Never empty.
-    Events(Vec<Event>),
+    Events(Vec<ShimEvent>),
     /// The reader cannot go on where it was: it needs `Reset` and the full state, as of `seq`.
     Reset { seq: u64 },
-    /// Nothing for [`ALIVE_EVERY`].
+    /// Nothing for [`ALIVE_INTERVAL`].
     Alive { seq: u64 },
 }
 
@@ -119,15 +119,15 @@ impl Reader {
             // Marked as seen before looking: what comes after the look wakes us.
             let head = *self.head.borrow_and_update();
             match self.events.after(self.seen) {
-                Took::Gap { head } => {
+                RingRead::Gap { head } => {
                     self.seen = Some(head);
                     return Next::Reset { seq: head };
                 }
-                Took::Events(events) if !events.is_empty() => {
+                RingRead::Events(events) if !events.is_empty() => {
                     self.seen = events.last().map(|event| event.seq);
                     return Next::Events(events);
                 }
-                Took::Events(_) => {}
+                RingRead::Events(_) => {}
             }
             if tokio::time::timeout_at(deadline, self.head.changed()).await.is_err() {
                 return Next::Alive { seq: head };
@@ -142,7 +142,7 @@ mod tests {
 
     fn publish(events: &Events, count: u64) {
         for _ in 0..count {
-            events.publish(What::Health { problems: Vec::new() });
+            events.publish(ShimEventKind::Health { problems: Vec::new() });
         }
     }
 
@@ -188,11 +188,11 @@ mod tests {
         publish(&events, 1);
         let mut reader = events.reader(Some(0), Some("b1"));
         assert_eq!(seqs(&mut reader).await, [1]);
-        publish(&events, KEPT_MAX as u64);
+        publish(&events, EVENTS_KEPT_MAX as u64);
         // Exactly the ring's length behind is still no gap.
         assert_eq!(seqs(&mut reader).await.first(), Some(&2));
-        publish(&events, 2 * KEPT_MAX as u64);
-        assert_eq!(reader.next().await, Next::Reset { seq: 1 + 3 * KEPT_MAX as u64 });
+        publish(&events, 2 * EVENTS_KEPT_MAX as u64);
+        assert_eq!(reader.next().await, Next::Reset { seq: 1 + 3 * EVENTS_KEPT_MAX as u64 });
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use windlass_api::agent::{
-    events::What,
+    events::ShimEventKind,
     runner::JobState,
     shim::{TaskInfo, TaskStatus},
 };
@@ -21,21 +21,21 @@ use windlass_model::id::SubmissionId;
 
 use super::{events::Events, tasks::Observer};
 use crate::{
-    confine::Beneath,
+    confine::DirHandle,
     spool::{Stream, Watcher},
     taskdir::{self, TaskDir},
 };
 
 /// Growth within this time is told once.
-const GATHER: Duration = Duration::from_millis(20);
+const BATCH_DELAY: Duration = Duration::from_millis(20);
 /// A wake may be lost, or the kernel may have no watch to give.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A job has a handful of states; a file longer than this is not the runner's work.
 pub const STATES_BYTES_MAX: u64 = 256 * 1024;
 
 /// Cheap to clone; all clones are one.
 #[derive(Clone)]
-pub struct Growth {
+pub struct OutputWatcher {
     shared: Arc<Shared>,
 }
 
@@ -43,17 +43,17 @@ struct Shared {
     home: std::path::PathBuf,
     events: Events,
     watcher: Watcher,
-    watched: Mutex<HashMap<SubmissionId, Watched>>,
+    watched: Mutex<HashMap<SubmissionId, WatchedTask>>,
     on_change: Box<dyn Fn(&TaskInfo) + Send + Sync>,
 }
 
-struct Watched {
+struct WatchedTask {
     /// Cancelled when nothing will be written any more.
     ended: CancellationToken,
-    cursor: Option<Arc<Mutex<Cursor>>>,
+    cursor: Option<Arc<Mutex<FileCursor>>>,
 }
 
-impl Growth {
+impl OutputWatcher {
     /// `on_change` is told of every change of a task, beside the readers of events.
     pub fn new(
         home: &std::path::Path,
@@ -81,13 +81,13 @@ impl Growth {
     }
 
     /// Watches the tasks that were here before this start.
-    pub fn take_up(&self, tasks: &[TaskInfo]) {
+    pub fn watch_existing(&self, tasks: &[TaskInfo]) {
         for info in tasks {
-            self.follow(info);
+            self.on_status(info);
         }
     }
 
-    fn follow(&self, info: &TaskInfo) {
+    fn on_status(&self, info: &TaskInfo) {
         match info.status {
             TaskStatus::Running => self.watch(info.id),
             TaskStatus::Terminated => self.end(info.id),
@@ -102,22 +102,23 @@ impl Growth {
     /// Begins to watch a task whose directory is there.
     fn watch(&self, id: SubmissionId) {
         let mut watched = self.shared.watched.lock();
-        let entry =
-            watched.entry(id).or_insert_with(|| Watched { ended: CancellationToken::new(), cursor: None });
+        let entry = watched
+            .entry(id)
+            .or_insert_with(|| WatchedTask { ended: CancellationToken::new(), cursor: None });
         if entry.cursor.is_some() || entry.ended.is_cancelled() {
             return;
         }
         // A host that is not real has no directories.
-        let Ok(run) = Beneath::open(&TaskDir::new(&self.shared.home, id).run()) else { return };
-        let cursor = Arc::new(Mutex::new(Cursor { id, run, job: 0, runner: 0, states: 0 }));
+        let Ok(run) = DirHandle::open(&TaskDir::new(&self.shared.home, id).run()) else { return };
+        let cursor = Arc::new(Mutex::new(FileCursor { id, run, job: 0, runner: 0, states: 0 }));
         entry.cursor = Some(Arc::clone(&cursor));
         let (events, watcher) = (self.shared.events.clone(), self.shared.watcher.clone());
         let ended = entry.ended.clone();
         tokio::spawn(async move {
             let mut wake = watcher.dir(&cursor.lock().run);
             loop {
-                cursor.lock().look(&events);
-                tokio::time::sleep(GATHER).await;
+                cursor.lock().publish_changes(&events);
+                tokio::time::sleep(BATCH_DELAY).await;
                 let woken = async {
                     match &mut wake {
                         Some(dir) => drop(dir.wake.changed().await),
@@ -126,7 +127,7 @@ impl Growth {
                 };
                 tokio::select! {
                     () = woken => {}
-                    () = tokio::time::sleep(LOOK) => {}
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
                     () = ended.cancelled() => return,
                 }
             }
@@ -136,64 +137,65 @@ impl Growth {
     /// The last look, before anybody is told of the end.
     fn end(&self, id: SubmissionId) {
         let mut watched = self.shared.watched.lock();
-        let entry =
-            watched.entry(id).or_insert_with(|| Watched { ended: CancellationToken::new(), cursor: None });
+        let entry = watched
+            .entry(id)
+            .or_insert_with(|| WatchedTask { ended: CancellationToken::new(), cursor: None });
         if let Some(cursor) = entry.cursor.take() {
-            cursor.lock().look(&self.shared.events);
+            cursor.lock().publish_changes(&self.shared.events);
         }
         entry.ended.cancel();
     }
 }
 
-impl Observer for Growth {
+impl Observer for OutputWatcher {
     fn changed(&self, info: &TaskInfo) {
-        self.follow(info);
+        self.on_status(info);
         (self.shared.on_change)(info);
-        self.shared.events.publish(What::Task { info: info.clone() });
+        self.shared.events.publish(ShimEventKind::Task { info: info.clone() });
     }
 
     fn removed(&self, id: SubmissionId) {
         if let Some(watched) = self.shared.watched.lock().remove(&id) {
             watched.ended.cancel();
         }
-        self.shared.events.publish(What::Gone { id });
+        self.shared.events.publish(ShimEventKind::Gone { id });
     }
 }
 
 /// How far a task's files have been told of.
-struct Cursor {
+struct FileCursor {
     id: SubmissionId,
-    run: Beneath,
+    run: DirHandle,
     job: u64,
     runner: u64,
     states: u64,
 }
 
-impl Cursor {
-    fn look(&mut self, events: &Events) {
+impl FileCursor {
+    fn publish_changes(&mut self, events: &Events) {
         let id = self.id;
         for (stream, told) in [(Stream::Job, &mut self.job), (Stream::Runner, &mut self.runner)] {
-            let end = length(&self.run, stream.log_name());
+            let end = file_length(&self.run, stream.log_name());
             if end > *told {
                 *told = end;
-                events.publish(What::Log { id, stream: stream.as_str().to_owned(), end });
+                events.publish(ShimEventKind::Log { id, stream: stream.as_str().to_owned(), end });
             }
         }
         // A file that cannot be read, or not yet, tells nothing.
         let Ok((states, next)) = states(&self.run, self.states) else { return };
         self.states = next;
         for state in states {
-            events.publish(What::Job { id, state });
+            events.publish(ShimEventKind::Job { id, state });
         }
     }
 }
 
-fn length(run: &Beneath, name: &str) -> u64 {
+fn file_length(run: &DirHandle, name: &str) -> u64 {
     run.file(name).and_then(|file| file.metadata()).map_or(0, |meta| meta.len())
 }
 
 /// The job's states from a place in the file on, and the place after the last whole line.
-pub fn states(run: &Beneath, from: u64) -> io::Result<(Vec<JobState>, u64)> {
+pub fn states(run: &DirHandle, from: u64) -> io::Result<(Vec<JobState>, u64)> {
     let mut file = run.file(taskdir::STATES)?;
     file.seek(SeekFrom::Start(from))?;
     let mut text = Vec::new();
@@ -225,7 +227,7 @@ mod tests {
         let run = TaskDir::new(home.path(), id).run();
         std::fs::create_dir_all(&run).unwrap();
         let events = Events::new("b");
-        let growth = Growth::new(home.path(), events.clone(), |_| {});
+        let growth = OutputWatcher::new(home.path(), events.clone(), |_| {});
         growth.changed(&info(id, "running"));
         assert!(!growth.ended(id).is_cancelled());
         std::fs::write(run.join("job.log"), "hello").unwrap();
@@ -237,14 +239,17 @@ mod tests {
         let Next::Events(told) = reader.next().await else { panic!("events") };
         let told: Vec<&str> = told
             .iter()
-            .map(|event| match &event.what {
-                What::Task { .. } => "task",
-                What::Log { end, .. } => {
+            .map(|event| match &event.kind {
+                ShimEventKind::Task { .. } => "task",
+                ShimEventKind::Log { end, .. } => {
                     assert_eq!(*end, 5);
                     "log"
                 }
-                What::Job { state, .. } => state.state.as_str(),
-                What::Reset { .. } | What::Gone { .. } | What::Health { .. } | What::Alive => "other",
+                ShimEventKind::Job { state, .. } => state.state.as_str(),
+                ShimEventKind::Reset { .. }
+                | ShimEventKind::Gone { .. }
+                | ShimEventKind::Health { .. }
+                | ShimEventKind::Alive => "other",
             })
             .collect();
         assert_eq!(told, ["task", "log", "running", "running", "task"]);

@@ -32,13 +32,13 @@ const MARK: &str = " windlass-task=";
 /// Before it, the ports that the task itself has; none where it may reach any.
 const PORTS: &str = " windlass-ports=";
 const FILE: &str = "authorized_keys";
-const FRESH: &str = ".authorized_keys.windlass";
+const TEMP_FILE: &str = ".authorized_keys.windlass";
 /// Longer files are left alone.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Most keys of one task.
 pub const KEYS_MAX: usize = 64;
 const KEY_BYTES_MAX: usize = 16 * 1024;
-const KINDS: [&str; 7] = [
+const KEY_KINDS: [&str; 7] = [
     "ssh-ed25519",
     "ssh-rsa",
     "ecdsa-sha2-nistp256",
@@ -102,7 +102,7 @@ impl Keys {
         let note = self.notes.join(grant.task.to_string());
         let noted = fs::create_dir_all(&self.notes).and_then(|()| fs::write(&note, grant.user));
         noted.map_err(|source| KeysError::Write { file: note, source })?;
-        self.rewrite(&one_at_a_time, grant.user, Missing::Make, |old| {
+        self.rewrite(&one_at_a_time, grant.user, MissingDir::Create, |old| {
             replace(old, &|id| id == grant.task.to_string(), &ours)
         })
     }
@@ -111,7 +111,7 @@ impl Keys {
     pub fn revoke(&self, task: SubmissionId, user: &str) -> Result<(), KeysError> {
         let goes = |id: &str| id == task.to_string();
         let one_at_a_time = self.writing.lock();
-        match self.rewrite(&one_at_a_time, user, Missing::Leave, |old| replace(old, &goes, "")) {
+        match self.rewrite(&one_at_a_time, user, MissingDir::Ignore, |old| replace(old, &goes, "")) {
             Err(KeysError::User(UserError::NoUser(_))) | Ok(()) => {}
             Err(error) => return Err(error),
         }
@@ -143,7 +143,7 @@ impl Keys {
         &self,
         _one_at_a_time: &MutexGuard<'_, ()>,
         user: &str,
-        missing: Missing,
+        missing: MissingDir,
         change: impl FnOnce(&[u8]) -> Vec<u8>,
     ) -> Result<(), KeysError> {
         let asked = User { username: Some(user.to_owned()), ..User::default() };
@@ -154,16 +154,18 @@ impl Keys {
         let odd = |why| KeysError::Odd { file: file.clone(), why };
 
         let dir = match ssh_dir(&home, &account, missing) {
-            Err(Errno::NOENT) if missing == Missing::Leave => return Ok(()),
+            Err(Errno::NOENT) if missing == MissingDir::Ignore => return Ok(()),
             found => found.map_err(failed)?,
         };
         let Some(dir) = dir else {
             return Err(odd("the home or .ssh is not a directory of the user"));
         };
-        let old = match existing(&dir).map_err(failed)? {
-            Existing::None => Old { bytes: Vec::new(), mode: 0o600, uid: account.uid, gid: account.gid },
-            Existing::File(old) => old,
-            Existing::Odd(why) => return Err(odd(why)),
+        let old = match read_existing(&dir).map_err(failed)? {
+            FileState::None => {
+                ExistingFile { bytes: Vec::new(), mode: 0o600, uid: account.uid, gid: account.gid }
+            }
+            FileState::File(old) => old,
+            FileState::Odd(why) => return Err(odd(why)),
         };
         let new = change(&old.bytes);
         if new == old.bytes {
@@ -171,7 +173,7 @@ impl Keys {
         }
         let written = write(&dir, &old, &new);
         if written.is_err() {
-            let _ = rustix::fs::unlinkat(&dir, FRESH, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&dir, TEMP_FILE, AtFlags::empty());
         }
         written.map_err(|source| KeysError::Write { file: file.clone(), source })
     }
@@ -179,16 +181,16 @@ impl Keys {
 
 /// What to do about a `.ssh` that is not there.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Missing {
-    Make,
-    Leave,
+enum MissingDir {
+    Create,
+    Ignore,
 }
 
 /// The user's `.ssh`. `None` when something else is in its place.
-fn ssh_dir(home: &Path, account: &Account, missing: Missing) -> Result<Option<OwnedFd>, Errno> {
+fn ssh_dir(home: &Path, account: &Account, missing: MissingDir) -> Result<Option<OwnedFd>, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let home = rustix::fs::open(home, flags, Mode::empty())?;
-    if missing == Missing::Make {
+    if missing == MissingDir::Create {
         match rustix::fs::mkdirat(&home, ".ssh", Mode::from_raw_mode(0o700)) {
             Ok(()) => {
                 let made = rustix::fs::openat(&home, ".ssh", flags | OFlags::NOFOLLOW, Mode::empty())?;
@@ -208,52 +210,57 @@ fn ssh_dir(home: &Path, account: &Account, missing: Missing) -> Result<Option<Ow
     Ok((owner == account.uid || owner == 0).then_some(dir))
 }
 
-struct Old {
+struct ExistingFile {
     bytes: Vec<u8>,
     mode: u32,
     uid: u32,
     gid: u32,
 }
 
-enum Existing {
+enum FileState {
     None,
-    File(Old),
+    File(ExistingFile),
     Odd(&'static str),
 }
 
-fn existing(dir: &OwnedFd) -> Result<Existing, Errno> {
+fn read_existing(dir: &OwnedFd) -> Result<FileState, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::openat(dir, FILE, flags, Mode::empty()) {
-        Err(Errno::NOENT) => return Ok(Existing::None),
-        Err(Errno::LOOP) => return Ok(Existing::Odd("it is a link")),
+        Err(Errno::NOENT) => return Ok(FileState::None),
+        Err(Errno::LOOP) => return Ok(FileState::Odd("it is a link")),
         opened => opened?,
     };
     let stat = rustix::fs::fstat(&file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Ok(Existing::Odd("it is not a plain file"));
+        return Ok(FileState::Odd("it is not a plain file"));
     }
     let mut bytes = Vec::new();
     let read = File::from(file).take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
     read.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Ok(Existing::Odd("it is too long"));
+        return Ok(FileState::Odd("it is too long"));
     }
-    Ok(Existing::File(Old { bytes, mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid }))
+    Ok(FileState::File(ExistingFile {
+        bytes,
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+    }))
 }
 
 /// A whole new file in the old one's place, with its owner and mode.
-fn write(dir: &OwnedFd, old: &Old, bytes: &[u8]) -> io::Result<()> {
-    match rustix::fs::unlinkat(dir, FRESH, AtFlags::empty()) {
+fn write(dir: &OwnedFd, old: &ExistingFile, bytes: &[u8]) -> io::Result<()> {
+    match rustix::fs::unlinkat(dir, TEMP_FILE, AtFlags::empty()) {
         Err(Errno::NOENT) => {}
         gone => gone?,
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut file = File::from(rustix::fs::openat(dir, FRESH, flags, Mode::from_raw_mode(0o600))?);
+    let mut file = File::from(rustix::fs::openat(dir, TEMP_FILE, flags, Mode::from_raw_mode(0o600))?);
     file.write_all(bytes)?;
     rustix::fs::fchown(&file, Some(Uid::from_raw(old.uid)), Some(Gid::from_raw(old.gid)))?;
     rustix::fs::fchmod(&file, Mode::from_raw_mode(old.mode))?;
     file.sync_all()?;
-    rustix::fs::renameat(dir, FRESH, dir, FILE)?;
+    rustix::fs::renameat(dir, TEMP_FILE, dir, FILE)?;
     Ok(rustix::fs::fsync(dir)?)
 }
 
@@ -301,7 +308,7 @@ fn parse_key(text: &str) -> Result<(&'static str, &str), &'static str> {
     }
     let mut words = text.split(' ').filter(|word| !word.is_empty());
     let (first, body) = (words.next().ok_or("empty")?, words.next().ok_or("not a public key")?);
-    let kind = *KINDS.iter().find(|kind| **kind == first).ok_or("not of a known kind")?;
+    let kind = *KEY_KINDS.iter().find(|kind| **kind == first).ok_or("not of a known kind")?;
     let blob = BASE64_STANDARD.decode(body).map_err(|_| "not base64")?;
     // The blob names its kind again: a length and the word.
     let named = blob
@@ -322,14 +329,14 @@ fn replace(old: &[u8], goes: &dyn Fn(&str) -> bool, ours: &str) -> Vec<u8> {
         new.push(b'\n');
     }
     new.extend_from_slice(ours.as_bytes());
-    merged(&new)
+    merge_ports(&new)
 }
 
 /// The same lines, those of one key with the ports of all of them.
-fn merged(lines: &[u8]) -> Vec<u8> {
+fn merge_ports(lines: &[u8]) -> Vec<u8> {
     let mut of_key: BTreeMap<&str, Option<BTreeSet<u16>>> = BTreeMap::new();
     let lines: Vec<&[u8]> = lines.split_inclusive(|byte| *byte == b'\n').collect();
-    for own in lines.iter().filter_map(|line| Own::read(line)) {
+    for own in lines.iter().filter_map(|line| TaskLine::read(line)) {
         let all = of_key.entry(own.key).or_insert_with(|| Some(BTreeSet::new()));
         match (all.as_mut(), own.ports) {
             (Some(all), Some(ports)) => all.extend(ports),
@@ -339,7 +346,7 @@ fn merged(lines: &[u8]) -> Vec<u8> {
     }
     let mut new = Vec::new();
     for line in lines {
-        match Own::read(line) {
+        match TaskLine::read(line) {
             Some(own) => {
                 let options = options(of_key.get(own.key).and_then(Option::as_ref));
                 new.extend_from_slice(format!("{options} {}{}\n", own.key, own.tail).as_bytes());
@@ -351,7 +358,7 @@ fn merged(lines: &[u8]) -> Vec<u8> {
 }
 
 /// A line of ours.
-struct Own<'a> {
+struct TaskLine<'a> {
     /// Kind and body.
     key: &'a str,
     /// The ports of its task; none named means any.
@@ -360,7 +367,7 @@ struct Own<'a> {
     tail: &'a str,
 }
 
-impl<'a> Own<'a> {
+impl<'a> TaskLine<'a> {
     fn read(line: &'a [u8]) -> Option<Self> {
         marked(line)?;
         let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
@@ -394,9 +401,9 @@ mod tests {
     const FOREIGN: &[u8] =
         b"# mine\nssh-rsa AAAA me\n\xff\xfe no text\ncommand=\"x\" ssh-rsa B windlass-task=no\nlast";
 
-    struct Scratch(TempDir);
+    struct KeysFixture(TempDir);
 
-    impl Scratch {
+    impl KeysFixture {
         fn new() -> Self {
             let dir = temp_dir("keys").unwrap();
             let root = dir.path();
@@ -439,7 +446,7 @@ mod tests {
 
     #[test]
     fn lines_of_others_stay_byte_for_byte() {
-        let scratch = Scratch::with_file(FOREIGN);
+        let scratch = KeysFixture::with_file(FOREIGN);
         fs::set_permissions(scratch.file(), fs::Permissions::from_mode(0o640)).unwrap();
         let keys = scratch.keys();
         grant(&keys, 1, &[KEY], &[]).unwrap();
@@ -453,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_key_lets_pass_and_nothing_else() {
-        let scratch = Scratch::new();
+        let scratch = KeysFixture::new();
         let keys = scratch.keys();
         grant(&keys, 1, &[KEY], &[32768]).unwrap();
         let body = KEY.split(' ').nth(1).unwrap();
@@ -469,7 +476,7 @@ mod tests {
 
     #[test]
     fn a_repeat_changes_nothing_and_tasks_with_the_same_key_do_not_meet() {
-        let scratch = Scratch::with_file(b"ssh-rsa AAAA me\n");
+        let scratch = KeysFixture::with_file(b"ssh-rsa AAAA me\n");
         let keys = scratch.keys();
         grant(&keys, 1, &[KEY, KEY, RSA], &[1]).unwrap();
         let once = fs::read(scratch.file()).unwrap();
@@ -488,7 +495,7 @@ mod tests {
     /// The host's SSH server goes by the first line that has the key.
     #[test]
     fn every_line_of_a_key_opens_the_ports_of_all_its_tasks() {
-        let scratch = Scratch::new();
+        let scratch = KeysFixture::new();
         let keys = scratch.keys();
         let opened = |key: &str| {
             let text = fs::read_to_string(scratch.file()).unwrap();
@@ -509,7 +516,7 @@ mod tests {
 
     #[test]
     fn g6_what_a_crash_left_is_taken_away_and_lines_of_another_shim_are_not() {
-        let scratch = Scratch::new();
+        let scratch = KeysFixture::new();
         let other = Keys::new(scratch.path(), &scratch.path().join("other"));
         grant(&other, 3, &[KEY], &[]).unwrap();
         let keys = scratch.keys();
@@ -524,7 +531,7 @@ mod tests {
 
     #[test]
     fn what_is_no_plain_public_key_is_refused() {
-        let scratch = Scratch::with_file(b"");
+        let scratch = KeysFixture::with_file(b"");
         let keys = scratch.keys();
         let second_line = format!("{KEY}\nssh-rsa AAAA evil");
         let with_options = format!("command=\"sh\" {KEY}");
@@ -540,7 +547,7 @@ mod tests {
 
     #[test]
     fn links_are_not_followed() {
-        let scratch = Scratch::with_file(b"x");
+        let scratch = KeysFixture::with_file(b"x");
         let elsewhere = scratch.path().join("elsewhere");
         fs::rename(scratch.file(), &elsewhere).unwrap();
         symlink(&elsewhere, scratch.file()).unwrap();
@@ -555,7 +562,7 @@ mod tests {
 
     #[test]
     fn a_task_that_ended_meanwhile_gets_no_keys() {
-        let scratch = Scratch::new();
+        let scratch = KeysFixture::new();
         let grant = Grant { task: task(1), user: "ann", keys: &[KEY.to_owned()], ports: &[] };
         scratch.keys().grant(&grant, || false).unwrap();
         assert!(!scratch.file().exists());
@@ -563,7 +570,7 @@ mod tests {
 
     #[test]
     fn a_user_that_is_not_there_is_an_error_only_for_a_grant() {
-        let scratch = Scratch::new();
+        let scratch = KeysFixture::new();
         let keys = scratch.keys();
         let grant = Grant { task: task(1), user: "bob", keys: &[KEY.to_owned()], ports: &[] };
         assert!(matches!(keys.grant(&grant, || true), Err(KeysError::User(_))));
@@ -604,7 +611,7 @@ mod tests {
                 prop_assert_eq!(others(&gone), others(old));
             }
             if let Ok((kind, body)) = parse_key(&text) {
-                prop_assert!(KINDS.contains(&kind) && !body.contains(|c: char| c.is_control() || c == ' '));
+                prop_assert!(KEY_KINDS.contains(&kind) && !body.contains(|c: char| c.is_control() || c == ' '));
             }
         }
     }

@@ -11,7 +11,9 @@ use windlass_api::agent::shim::{Port, TaskSpec};
 use super::{
     docker::Docker,
     process::Process,
-    runtime::{Done, Exit, Found, Handle, OnProgress, Prepared, RegistryAuth, Runtime, is_plain_process},
+    runtime::{
+        Done, Exit, Found, Handle, Prepared, ProgressCallback, RegistryAuth, Runtime, is_plain_process,
+    },
 };
 use crate::taskdir::TaskDir;
 
@@ -25,11 +27,11 @@ impl Mixed {
         Self { containers, processes }
     }
 
-    fn of_spec(&self, spec: &TaskSpec) -> &dyn Runtime {
+    fn runtime_for_spec(&self, spec: &TaskSpec) -> &dyn Runtime {
         if is_plain_process(spec) { &self.processes } else { &self.containers }
     }
 
-    fn of_handle(&self, handle: &Handle) -> &dyn Runtime {
+    fn runtime_for_handle(&self, handle: &Handle) -> &dyn Runtime {
         if Process::made(handle) { &self.processes } else { &self.containers }
     }
 }
@@ -40,49 +42,49 @@ impl Runtime for Mixed {
     }
 
     fn name_for(&self, spec: &TaskSpec) -> &'static str {
-        self.of_spec(spec).name()
+        self.runtime_for_spec(spec).name()
     }
 
     fn refusal(&self, spec: &TaskSpec) -> Option<String> {
-        self.of_spec(spec).refusal(spec)
+        self.runtime_for_spec(spec).refusal(spec)
     }
 
     fn pull<'a>(
         &'a self,
         task: &'a Prepared,
         auth: Option<&'a RegistryAuth>,
-        progress: OnProgress,
+        progress: ProgressCallback,
     ) -> Done<'a, ()> {
-        self.of_spec(&task.spec).pull(task, auth, progress)
+        self.runtime_for_spec(&task.spec).pull(task, auth, progress)
     }
 
     fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
-        self.of_spec(&task.spec).create(task)
+        self.runtime_for_spec(&task.spec).create(task)
     }
 
     fn start<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Vec<Port>> {
-        self.of_spec(&task.spec).start(task, handle)
+        self.runtime_for_spec(&task.spec).start(task, handle)
     }
 
     fn wait<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Exit> {
-        self.of_spec(&task.spec).wait(task, handle)
+        self.runtime_for_spec(&task.spec).wait(task, handle)
     }
 
     fn goes_away<'a>(&'a self, spec: &'a TaskSpec) -> BoxFuture<'a, bool> {
-        self.of_spec(spec).goes_away(spec)
+        self.runtime_for_spec(spec).goes_away(spec)
     }
 
     fn stop<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()> {
-        self.of_handle(handle).stop(task, handle, grace)
+        self.runtime_for_handle(handle).stop(task, handle, grace)
     }
 
     fn disk_used<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle) -> Done<'a, u64> {
-        self.of_handle(handle).disk_used(task, handle)
+        self.runtime_for_handle(handle).disk_used(task, handle)
     }
 
     fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> Done<'a, ()> {
         if let Some(handle) = handle {
-            return self.of_handle(handle).remove(task, Some(handle));
+            return self.runtime_for_handle(handle).remove(task, Some(handle));
         }
         async move {
             self.processes.remove(task, None).await?;

@@ -70,7 +70,7 @@ pub fn look(spec: &TaskSpec) -> Seen {
 /// Says whether the policy allows the task as things stand now, without changing anything.
 pub fn check(spec: &TaskSpec, policy: &Policy) -> Result<(), MountError> {
     let verdict = policy.decide(spec, &look(spec));
-    if verdict.problems.is_empty() { Ok(()) } else { Err(forbidden(policy, verdict.problems)) }
+    if verdict.problems.is_empty() { Ok(()) } else { Err(forbidden_error(policy, verdict.problems)) }
 }
 
 /// What to bind into the task: instance mounts as the policy allows them, and volumes from where `volume`
@@ -83,7 +83,7 @@ pub fn resolve(
     let seen = look(spec);
     let verdict = policy.decide(spec, &seen);
     if !verdict.problems.is_empty() {
-        return Err(forbidden(policy, verdict.problems));
+        return Err(forbidden_error(policy, verdict.problems));
     }
     let mut binds = Vec::new();
     for (index, (asked, found)) in spec.instance_mounts.iter().zip(&seen.mounts).enumerate() {
@@ -91,7 +91,7 @@ pub fn resolve(
         if verdict.left_out.contains(&index) {
             continue;
         }
-        let made = make(source);
+        let made = create_missing(source);
         if made.is_err() && asked.optional {
             continue;
         }
@@ -105,7 +105,7 @@ pub fn resolve(
     Ok(binds)
 }
 
-fn forbidden(policy: &Policy, problems: Vec<Problem>) -> MountError {
+fn forbidden_error(policy: &Policy, problems: Vec<Problem>) -> MountError {
     let text = policy.render(&problems);
     MountError::Forbidden { problems, text }
 }
@@ -149,7 +149,7 @@ fn follow(asked: &str) -> Result<Source, String> {
 }
 
 /// Makes the missing directories, each below a handle on the one above: a link put in between is not followed.
-fn make(source: &Source) -> io::Result<()> {
+fn create_missing(source: &Source) -> io::Result<()> {
     let depth = source.missing.len();
     let existing = source.real.ancestors().nth(depth).unwrap_or(Path::new("/"));
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -173,12 +173,12 @@ mod tests {
 
     use super::{super::policy::Rules, *};
 
-    struct Scratch {
+    struct TestDir {
         path: PathBuf,
         _dir: TempDir,
     }
 
-    impl Scratch {
+    impl TestDir {
         fn new() -> Self {
             let dir = temp_dir("mounts").unwrap();
             fs::create_dir(dir.path().join("data")).unwrap();
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn missing_directories_are_made_below_an_allowed_path_only() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new();
         let inside = scratch.path.join("data/new/deep");
         assert!(check(&spec(&[(&inside, false)]), &scratch.policy()).is_ok());
         assert!(!inside.exists(), "a look makes nothing");
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn x9_links_are_followed_before_the_policy_is_asked() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new();
         let (link, dangling) = (scratch.path.join("data/link"), scratch.path.join("data/dangling"));
         symlink("/etc", &link).unwrap();
         symlink("/nonexistent-windlass", &dangling).unwrap();
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn x9_a_path_that_leads_upwards_is_refused() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new();
         for path in
             [scratch.path.join("data/../data/x"), scratch.path.join("data/x/../../../etc"), "data".into()]
         {
@@ -258,16 +258,16 @@ mod tests {
 
     #[test]
     fn a_link_put_in_the_way_after_the_look_is_not_followed() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new();
         let inside = scratch.path.join("data/a/b");
         let source = follow(inside.to_str().unwrap()).unwrap();
         symlink("/etc", scratch.path.join("data/a")).unwrap();
-        assert!(make(&source).is_err());
+        assert!(create_missing(&source).is_err());
     }
 
     #[test]
     fn a_volume_mount_needs_its_volume() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new();
         let mut spec = spec(&[]);
         spec.volume_mounts = serde_json::from_str(r#"[{"name":"v","path":"/v"}]"#).unwrap();
         assert!(matches!(sources(&spec, &scratch.policy()), Err(MountError::NoVolume { .. })));

@@ -24,7 +24,7 @@ use super::{
 };
 
 /// Variables of the shim that every task gets: without them, nothing behind a proxy is reached.
-const PASSED_ON: [&str; 8] = [
+const PROXY_VARIABLES: [&str; 8] = [
     "HTTP_PROXY",
     "HTTPS_PROXY",
     "NO_PROXY",
@@ -36,14 +36,14 @@ const PASSED_ON: [&str; 8] = [
 ];
 
 /// Below which `/etc/passwd` and the homes are. Release builds know no such variable.
-fn accounts() -> PathBuf {
+fn accounts_root() -> PathBuf {
     let elsewhere = cfg!(debug_assertions).then(|| std::env::var_os("WINDLASS_DEBUG_ACCOUNTS")).flatten();
     elsewhere.map_or_else(|| PathBuf::from("/"), PathBuf::from)
 }
 
 /// A real host.
 #[derive(Clone, Debug)]
-pub struct Premises {
+pub struct HostResources {
     shared: Arc<Shared>,
 }
 
@@ -54,22 +54,22 @@ struct Shared {
     volumes: Volumes,
     env: Vec<(String, String)>,
     /// Whose keys are in which account now.
-    lent: Mutex<BTreeMap<SubmissionId, Lent>>,
+    lent: Mutex<BTreeMap<SubmissionId, GrantedKeys>>,
 }
 
 #[derive(Clone, Debug)]
-struct Lent {
+struct GrantedKeys {
     user: String,
     keys: Vec<String>,
 }
 
-impl Premises {
+impl HostResources {
     pub fn new(home: &Path, policy: Policy) -> Self {
         let shared = Shared {
             policy,
-            keys: Keys::new(&accounts(), home),
+            keys: Keys::new(&accounts_root(), home),
             volumes: Volumes::new(home),
-            env: PASSED_ON
+            env: PROXY_VARIABLES
                 .iter()
                 .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)))
                 .collect(),
@@ -106,7 +106,7 @@ impl Premises {
         });
     }
 
-    async fn blocking<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Shared) -> Result<T, HostError> + Send + 'static,
     ) -> Result<T, HostError> {
@@ -117,28 +117,28 @@ impl Premises {
 }
 
 impl Shared {
-    fn grant(&self, task: SubmissionId, lent: &Lent, ports: &[u16]) -> Result<(), KeysError> {
+    fn grant(&self, task: SubmissionId, lent: &GrantedKeys, ports: &[u16]) -> Result<(), KeysError> {
         let grant = keys::Grant { task, user: &lent.user, keys: &lent.keys, ports };
         self.keys.grant(&grant, || self.lent.lock().contains_key(&task))
     }
 }
 
-impl Premises {
+impl HostResources {
     /// Lets the keys of a task in, to this port alone.
-    fn lend_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> Done<'a, ()> {
+    fn grant_task_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> Done<'a, ()> {
         let task = spec.id;
-        let lent = Lent { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
+        let lent = GrantedKeys { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
         Box::pin(async move {
             if lent.user.is_empty() || lent.keys.is_empty() {
                 return Ok(());
             }
             self.shared.lent.lock().insert(task, lent.clone());
-            self.blocking(move |shared| shared.grant(task, &lent, &[port]).map_err(from_keys)).await
+            self.run_blocking(move |shared| shared.grant(task, &lent, &[port]).map_err(from_keys)).await
         })
     }
 }
 
-impl Host for Premises {
+impl Host for HostResources {
     fn allow<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
         Box::pin(async move {
             let forbidden = |error: MountError| HostError::Refused {
@@ -154,11 +154,11 @@ impl Host for Premises {
     }
 
     fn add_keys<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
-        self.lend_keys(spec, SSH_PORT)
+        self.grant_task_keys(spec, SSH_PORT)
     }
 
     fn keep_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> Done<'a, ()> {
-        self.lend_keys(spec, port)
+        self.grant_task_keys(spec, port)
     }
 
     fn remove_keys<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
@@ -167,7 +167,7 @@ impl Host for Premises {
             if user.is_empty() || spec.host_ssh_keys.is_empty() {
                 return Ok(());
             }
-            self.blocking(move |shared| {
+            self.run_blocking(move |shared| {
                 shared.lent.lock().remove(&task);
                 shared.keys.revoke(task, &user).map_err(from_keys)
             })
@@ -177,7 +177,7 @@ impl Host for Premises {
 
     fn mount<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, Vec<Bind>> {
         let spec = spec.clone();
-        Box::pin(self.blocking(move |shared| {
+        Box::pin(self.run_blocking(move |shared| {
             let mut places = BTreeMap::new();
             for volume in &spec.volumes {
                 let place = shared.volumes.attach(spec.id, volume).map_err(from_volume)?;
@@ -189,12 +189,12 @@ impl Host for Premises {
 
     fn unmount<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
         let task = spec.id;
-        Box::pin(self.blocking(move |shared| shared.volumes.detach(task).map_err(from_volume)))
+        Box::pin(self.run_blocking(move |shared| shared.volumes.detach(task).map_err(from_volume)))
     }
 
     fn sweep<'a>(&'a self, living: &'a [SubmissionId]) -> Done<'a, ()> {
         let living = living.to_vec();
-        Box::pin(self.blocking(move |shared| {
+        Box::pin(self.run_blocking(move |shared| {
             shared.keys.sweep(&living).map_err(from_keys)?;
             shared.volumes.sweep().map_err(from_volume)
         }))
@@ -242,11 +242,11 @@ fn from_mount(error: MountError) -> HostError {
 
 /// A host that is not real and lends nothing.
 #[derive(Clone, Debug)]
-pub struct Nowhere {
+pub struct NoHostResources {
     pub policy: Policy,
 }
 
-impl Host for Nowhere {
+impl Host for NoHostResources {
     fn grant(&self, spec: &TaskSpec) -> Result<Grant, HostError> {
         Ok(Grant { limits: self.policy.limits(spec), env: Vec::new() })
     }

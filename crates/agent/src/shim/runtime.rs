@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use windlass_api::agent::shim::{Port, PullProgress, TaskSpec};
-use windlass_model::{id::SubmissionId, plan::runs_in::NO_IMAGE};
+use windlass_model::{id::SubmissionId, plan::runs_in::PLAIN_PROCESS_IMAGE};
 
 use super::disk;
 use crate::{host::gpu::Gpu, taskdir::TaskDir};
@@ -125,7 +125,7 @@ pub enum RuntimeError {
 
 pub type Done<'a, T> = BoxFuture<'a, Result<T, RuntimeError>>;
 /// Called with each step of a pull.
-pub type OnProgress = Arc<dyn Fn(PullProgress) + Send + Sync>;
+pub type ProgressCallback = Arc<dyn Fn(PullProgress) + Send + Sync>;
 
 #[derive(Clone)]
 pub struct RegistryAuth {
@@ -152,7 +152,7 @@ pub trait Runtime: Send + Sync + 'static {
         &'a self,
         task: &'a Prepared,
         auth: Option<&'a RegistryAuth>,
-        progress: OnProgress,
+        progress: ProgressCallback,
     ) -> Done<'a, ()>;
 
     /// Makes the container but does not start it. One made before for this task is found again.
@@ -175,7 +175,7 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// What the task holds of the disk, in bytes: its directory, and what it wrote where only it can.
     fn disk_used<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle) -> Done<'a, u64> {
-        Box::pin(disk::used_below(task.root().to_owned()))
+        Box::pin(disk::disk_usage(task.root().to_owned()))
     }
 
     /// Takes away everything the runtime made for the task, found by its mark when there is no handle.
@@ -185,7 +185,7 @@ pub trait Runtime: Send + Sync + 'static {
     fn found(&self) -> Done<'_, Vec<Found>>;
 
     /// Answers a call to the task's runner where the runtime plays the runner itself; `None`: there is a real
-    /// one, forward the call. The path is the runner's own (`/api/run`, `/api/logs`), or [`JOB_RECORD`].
+    /// one, forward the call. The path is the runner's own (`/api/run`, `/api/logs`), or [`JOB_RECORD_PATH`].
     fn play(&self, _task: SubmissionId, _call: Request<Bytes>) -> Option<BoxFuture<'_, Response<Body>>> {
         None
     }
@@ -193,8 +193,8 @@ pub trait Runtime: Send + Sync + 'static {
 
 /// Whether the task names no image to run in.
 pub fn is_plain_process(spec: &TaskSpec) -> bool {
-    spec.image_name == NO_IMAGE
+    spec.image_name == PLAIN_PROCESS_IMAGE
 }
 
 /// What `GET /api/tasks/ID/job` is for a runtime that plays the runner: answered with a `JobRecord`.
-pub const JOB_RECORD: &str = "/job";
+pub const JOB_RECORD_PATH: &str = "/job";

@@ -71,7 +71,7 @@ pub fn main() -> ExitCode {
         policy: PathBuf::from(policy::DEFAULT_FILE),
         compat_tcp: Some((Ipv4Addr::LOCALHOST, args.shim_http_port).into()),
         #[cfg(feature = "testing")]
-        simulated: super::boot::Simulated::default(),
+        simulated: super::boot::SimulationConfig::default(),
         write_host_info: !matches!(args.service.as_str(), "" | "0" | "false"),
     };
     cli::run(boot, log_level(args.shim_log_level))

@@ -23,7 +23,7 @@ pub const LOCAL: &str = "local";
 const BY_ID: &str = "/dev/disk/by-id";
 const FILE_SYSTEM: &str = "ext4";
 /// What `blkid` exits with when a disk bears no mark at all.
-const BLKID_NOTHING: i32 = 2;
+const BLKID_EXIT_EMPTY: i32 = 2;
 
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -77,7 +77,7 @@ impl Volumes {
         let mut wanted = self.wanted.lock();
         let cannot_make = |error| failed(format!("make {}", place.display()))(error);
         if volume.backend == LOCAL {
-            make_shared(&self.root, &place).map_err(cannot_make)?;
+            create_shared_dir(&self.root, &place).map_err(cannot_make)?;
         } else {
             fs::create_dir_all(&place).map_err(cannot_make)?;
             mount(volume, &place)?;
@@ -111,7 +111,7 @@ impl Volumes {
     /// After a restart, when every living task has said what it wants: unmounts the rest.
     pub fn sweep(&self) -> Result<(), VolumeError> {
         let wanted = self.wanted.lock();
-        let mounted = mounts().map_err(failed("read the mounts".to_owned()))?;
+        let mounted = read_mounts().map_err(failed("read the mounts".to_owned()))?;
         let root = fs::canonicalize(&self.root).unwrap_or_else(|_| self.root.clone());
         for mount in mounted.iter().filter(|mount| mount.at.starts_with(&root)) {
             let kept = wanted.keys().any(|place| fs::canonicalize(place).is_ok_and(|real| real == mount.at));
@@ -124,7 +124,7 @@ impl Volumes {
 }
 
 /// Tasks of any user may write there; who has no task with it does not get that far.
-fn make_shared(root: &Path, place: &Path) -> io::Result<()> {
+fn create_shared_dir(root: &Path, place: &Path) -> io::Result<()> {
     if place.is_dir() {
         return Ok(());
     }
@@ -140,7 +140,7 @@ fn failed(what: String) -> impl FnOnce(io::Error) -> VolumeError {
 
 fn mount(volume: &Volume, place: &Path) -> Result<(), VolumeError> {
     let name = || volume.name.clone();
-    let mounted = mounts().map_err(failed("read the mounts".to_owned()))?;
+    let mounted = read_mounts().map_err(failed("read the mounts".to_owned()))?;
     let real = fs::canonicalize(place).map_err(failed(format!("find {}", place.display())))?;
     let device = find_device(volume)?;
     let meta = fs::metadata(&device).map_err(failed(format!("look at {}", device.display())))?;
@@ -154,13 +154,13 @@ fn mount(volume: &Volume, place: &Path) -> Result<(), VolumeError> {
     if let Some(other) = mounted.iter().find(|mount| mount.device == number || mount.at == real) {
         return Err(VolumeError::InUse { name: name(), device, at: other.at.clone() });
     }
-    let kind = match file_system(&device)? {
-        Content::FileSystem(kind) => kind,
-        Content::Nothing if volume.init_fs => {
-            run("mkfs.ext4", Command::new("mkfs.ext4").arg("-q").arg("--").arg(&device))?;
+    let kind = match probe_content(&device)? {
+        DiskContent::FileSystem(kind) => kind,
+        DiskContent::Empty if volume.init_fs => {
+            run_program("mkfs.ext4", Command::new("mkfs.ext4").arg("-q").arg("--").arg(&device))?;
             FILE_SYSTEM.to_owned()
         }
-        Content::Nothing | Content::Unknown => {
+        DiskContent::Empty | DiskContent::Unknown => {
             return Err(VolumeError::NoFileSystem { name: name(), device });
         }
     };
@@ -171,7 +171,7 @@ fn mount(volume: &Volume, place: &Path) -> Result<(), VolumeError> {
 
 /// Unmounts unless nothing is mounted there; then the directory goes as well, if it is empty and was a mount.
 fn unmount(place: &Path) -> Result<(), VolumeError> {
-    let mounted = mounts().map_err(failed("read the mounts".to_owned()))?;
+    let mounted = read_mounts().map_err(failed("read the mounts".to_owned()))?;
     let Ok(real) = fs::canonicalize(place) else { return Ok(()) };
     if !mounted.iter().any(|mount| mount.at == real) {
         return Ok(());
@@ -219,36 +219,36 @@ fn by_id<'a>(names: &'a [String], volume_id: &str, device_name: Option<&str>) ->
     found.map(String::as_str)
 }
 
-enum Content {
+enum DiskContent {
     FileSystem(String),
     /// Nothing at all: safe to write to.
-    Nothing,
+    Empty,
     /// Something, but no file system: a partition table, a part of an array.
     Unknown,
 }
 
-fn file_system(device: &Path) -> Result<Content, VolumeError> {
+fn probe_content(device: &Path) -> Result<DiskContent, VolumeError> {
     let mut command = Command::new("blkid");
     command.args(["-p", "-o", "export"]).arg("--").arg(device);
     let output = command.output().map_err(failed("run blkid".to_owned()))?;
-    if output.status.code() == Some(BLKID_NOTHING) {
-        return Ok(Content::Nothing);
+    if output.status.code() == Some(BLKID_EXIT_EMPTY) {
+        return Ok(DiskContent::Empty);
     }
-    let output = succeeded("blkid", output)?;
+    let output = check_success("blkid", output)?;
     let text = String::from_utf8_lossy(&output.stdout);
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     Ok(match (value("USAGE"), value("TYPE")) {
-        (Some("filesystem") | None, Some(kind)) => Content::FileSystem(kind.to_owned()),
-        (_, _) => Content::Unknown,
+        (Some("filesystem") | None, Some(kind)) => DiskContent::FileSystem(kind.to_owned()),
+        (_, _) => DiskContent::Unknown,
     })
 }
 
-fn run(program: &'static str, command: &mut Command) -> Result<Output, VolumeError> {
+fn run_program(program: &'static str, command: &mut Command) -> Result<Output, VolumeError> {
     let output = command.output().map_err(failed(format!("run {program}")))?;
-    succeeded(program, output)
+    check_success(program, output)
 }
 
-fn succeeded(program: &'static str, output: Output) -> Result<Output, VolumeError> {
+fn check_success(program: &'static str, output: Output) -> Result<Output, VolumeError> {
     if output.status.success() {
         return Ok(output);
     }
@@ -258,22 +258,22 @@ fn succeeded(program: &'static str, output: Output) -> Result<Output, VolumeErro
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Mounted {
+struct MountEntry {
     device: (u32, u32),
     at: PathBuf,
 }
 
-fn mounts() -> io::Result<Vec<Mounted>> {
+fn read_mounts() -> io::Result<Vec<MountEntry>> {
     Ok(parse_mounts(&fs::read_to_string("/proc/self/mountinfo")?))
 }
 
 /// Lines of `mountinfo`: `36 35 98:0 /root /where options…`, with odd characters in octal.
-fn parse_mounts(text: &str) -> Vec<Mounted> {
+fn parse_mounts(text: &str) -> Vec<MountEntry> {
     let parse = |line: &str| {
         let mut words = line.split(' ').skip(2);
         let (major, minor) = words.next()?.split_once(':')?;
         let at = unescape(words.nth(1)?);
-        Some(Mounted { device: (major.parse().ok()?, minor.parse().ok()?), at })
+        Some(MountEntry { device: (major.parse().ok()?, minor.parse().ok()?), at })
     };
     text.lines().filter_map(parse).collect()
 }
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn mount_points_are_read_with_their_odd_characters() {
         let text = "36 35 98:0 / /mnt/a\\040b rw,noatime master:1 - ext3 /dev/root rw\nbroken\n";
-        assert_eq!(parse_mounts(text), [Mounted { device: (98, 0), at: "/mnt/a b".into() }]);
+        assert_eq!(parse_mounts(text), [MountEntry { device: (98, 0), at: "/mnt/a b".into() }]);
     }
 
     #[test]

@@ -15,11 +15,11 @@ use tokio_util::sync::CancellationToken;
 use super::{CHUNK, Position, Reader, Watcher, Writer, inotify::DirWatch};
 
 /// How long a follower trusts that it would be woken.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The same where nothing can wake it.
-const LOOK_UNWATCHED: Duration = Duration::from_millis(100);
+const POLL_INTERVAL_UNWATCHED: Duration = Duration::from_millis(100);
 /// A follower that got a little waits this long for more to come, or small writes would cost it a read each.
-const GATHER: Duration = Duration::from_millis(5);
+const BATCH_DELAY: Duration = Duration::from_millis(5);
 /// Reads of one source that may wait for the disk together: each takes a thread.
 const READS_MAX: usize = 4;
 
@@ -27,13 +27,13 @@ const READS_MAX: usize = 4;
 #[derive(Clone, Debug)]
 pub struct Source {
     reader: Reader,
-    growth: Growth,
+    growth: GrowthSignal,
     reads: Arc<Semaphore>,
 }
 
 /// How growth is learned of.
 #[derive(Clone, Debug)]
-enum Growth {
+enum GrowthSignal {
     /// The writer is in this process.
     Here(watch::Receiver<Position>),
     /// The writer is elsewhere, and `ended` says when it is dead.
@@ -42,16 +42,16 @@ enum Growth {
 
 impl Source {
     pub fn here(writer: &Writer, reader: Reader) -> Self {
-        Self::new(reader, Growth::Here(writer.watch()))
+        Self::new(reader, GrowthSignal::Here(writer.watch()))
     }
 
     /// A stream that another process writes. Once `ended` is cancelled the stream counts as complete, with or
     /// without the writer's own mark.
     pub fn there(reader: Reader, watcher: Watcher, ended: CancellationToken) -> Self {
-        Self::new(reader, Growth::There { watcher, ended })
+        Self::new(reader, GrowthSignal::There { watcher, ended })
     }
 
-    fn new(reader: Reader, growth: Growth) -> Self {
+    fn new(reader: Reader, growth: GrowthSignal) -> Self {
         Self { reader, growth, reads: Arc::new(Semaphore::new(READS_MAX)) }
     }
 
@@ -61,11 +61,11 @@ impl Source {
 
     pub async fn position(&self) -> io::Result<Position> {
         match &self.growth {
-            Growth::Here(position) => Ok(*position.borrow()),
-            Growth::There { ended, .. } => {
+            GrowthSignal::Here(position) => Ok(*position.borrow()),
+            GrowthSignal::There { ended, .. } => {
                 // Asked first: what a dead writer left is all there will be.
                 let ended = ended.is_cancelled();
-                let mut position = self.blocking(Reader::position).await?;
+                let mut position = self.run_blocking(Reader::position).await?;
                 position.complete |= ended;
                 Ok(position)
             }
@@ -74,7 +74,7 @@ impl Source {
 
     /// Up to `max` bytes from `offset` on, and none at the end.
     pub async fn read(&self, offset: u64, max: usize) -> io::Result<Bytes> {
-        Ok(self.blocking(move |reader| reader.read(offset, max)).await?.into())
+        Ok(self.run_blocking(move |reader| reader.read(offset, max)).await?.into())
     }
 
     /// Waits until there are bytes after `offset`, the stream is complete, or `patience` is over.
@@ -91,11 +91,11 @@ impl Source {
     }
 
     /// Waits for the end of the stream and says where it is. A reader that fails counts as the end.
-    pub async fn completed(&self) -> u64 {
+    pub async fn wait_complete(&self) -> u64 {
         let mut waiter = self.waiter();
         loop {
             match self.position().await {
-                Ok(Position { complete: false, .. }) => waiter.wait(Instant::now() + LOOK).await,
+                Ok(Position { complete: false, .. }) => waiter.wait(Instant::now() + POLL_INTERVAL).await,
                 Ok(Position { end, .. }) => return end,
                 Err(_) => return 0,
             }
@@ -107,7 +107,7 @@ impl Source {
     }
 
     /// Runs something of the reader where it may wait for the disk.
-    pub(super) async fn blocking<T: Send + 'static>(
+    pub(super) async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Reader) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
@@ -122,12 +122,12 @@ impl Source {
 
     fn waiter(&self) -> Waiter {
         match &self.growth {
-            Growth::Here(position) => {
+            GrowthSignal::Here(position) => {
                 let mut position = position.clone();
                 position.mark_unchanged();
                 Waiter::Here(position)
             }
-            Growth::There { watcher, ended } => {
+            GrowthSignal::There { watcher, ended } => {
                 Waiter::There { dir: watcher.dir(self.reader.dir()), ended: ended.clone() }
             }
         }
@@ -148,11 +148,11 @@ impl Waiter {
             Waiter::Here(position) => {
                 // A writer that is gone wakes nobody: then the deadline does.
                 if let Ok(Err(_)) = timeout_at(deadline, position.changed()).await {
-                    sleep_until(deadline.min(Instant::now() + LOOK)).await;
+                    sleep_until(deadline.min(Instant::now() + POLL_INTERVAL)).await;
                 }
             }
             Waiter::There { dir, ended } => {
-                let look = if dir.is_some() { LOOK } else { LOOK_UNWATCHED };
+                let look = if dir.is_some() { POLL_INTERVAL } else { POLL_INTERVAL_UNWATCHED };
                 let look = deadline.min(Instant::now() + look);
                 let changed = async {
                     match dir {
@@ -201,14 +201,14 @@ impl Follow {
                 if !bytes.is_empty() {
                     self.offset += bytes.len() as u64;
                     let little = bytes.len() < CHUNK && !position.complete;
-                    self.gather = little.then(|| Instant::now() + GATHER);
+                    self.gather = little.then(|| Instant::now() + BATCH_DELAY);
                     return Ok(Some(bytes));
                 }
             }
             if position.complete {
                 return Ok(None);
             }
-            self.waiter.wait(Instant::now() + LOOK).await;
+            self.waiter.wait(Instant::now() + POLL_INTERVAL).await;
         }
     }
 }

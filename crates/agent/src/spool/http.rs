@@ -13,16 +13,16 @@ use axum::{
 use futures_util::stream;
 use serde::Deserialize;
 
-use windlass_api::agent::{LOG_COMPLETE, LOG_END, runner::JobState};
+use windlass_api::agent::{LOG_COMPLETE_HEADER, LOG_END_HEADER, runner::JobState};
 
 use super::{CHUNK, Readers, Source, Spool, Stream, pull, tail};
 
 /// What is read when nobody says how much.
-const LIMIT: u64 = 1024 * 1024;
+const LIMIT_DEFAULT: u64 = 1024 * 1024;
 const LIMIT_MAX: u64 = 64 * 1024 * 1024;
 const WAIT_MS_MAX: u64 = 60_000;
 /// What a WebSocket may say to us: nothing but control frames.
-const HEARD_MAX: usize = 4096;
+const MESSAGE_BYTES_MAX: usize = 4096;
 
 /// `?stream=job&offset=N&limit=M&wait_ms=W`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -43,22 +43,22 @@ pub fn routes(spool: Arc<Spool>) -> Router {
         .route("/api/logs", get(logs))
         .route("/api/logs/read", post(logs_read))
         .with_state(Arc::clone(&spool))
-        .merge(tail_route(&spool))
+        .merge(job_tail_router(&spool))
 }
 
 /// `/logs_ws` alone, for somebody who may follow the job's output and nothing else.
-pub fn tail_route(spool: &Spool) -> Router {
-    tail_of(spool.source(Stream::Job).clone(), Arc::clone(spool.readers()))
+pub fn job_tail_router(spool: &Spool) -> Router {
+    tail_router(spool.source(Stream::Job).clone(), Arc::clone(spool.readers()))
 }
 
 /// The same for output that is read without the runner that wrote it.
-pub fn tail_of(source: Source, readers: Arc<Readers>) -> Router {
-    Router::new().route("/logs_ws", get(logs_ws)).with_state(Tailed { source, readers })
+pub fn tail_router(source: Source, readers: Arc<Readers>) -> Router {
+    Router::new().route("/logs_ws", get(logs_ws)).with_state(TailState { source, readers })
 }
 
 /// What a tailer reads, and where it is counted.
 #[derive(Clone)]
-struct Tailed {
+struct TailState {
     source: Source,
     readers: Arc<Readers>,
 }
@@ -70,14 +70,17 @@ pub async fn read(source: &Source, query: &Read) -> Response {
         Ok(position) => position,
         Err(error) => return failed(&error),
     };
-    let limit = query.limit.unwrap_or(LIMIT).min(LIMIT_MAX);
+    let limit = query.limit.unwrap_or(LIMIT_DEFAULT).min(LIMIT_MAX);
     let size = position.end.saturating_sub(query.offset).min(limit);
-    let mut response = Body::from_stream(range(source.clone(), query.offset, size)).into_response();
+    let mut response = Body::from_stream(read_range(source.clone(), query.offset, size)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(size));
-    headers.insert(LOG_END, HeaderValue::from(position.end));
-    headers.insert(LOG_COMPLETE, HeaderValue::from_static(if position.complete { "true" } else { "false" }));
+    headers.insert(LOG_END_HEADER, HeaderValue::from(position.end));
+    headers.insert(
+        LOG_COMPLETE_HEADER,
+        HeaderValue::from_static(if position.complete { "true" } else { "false" }),
+    );
     response
 }
 
@@ -91,7 +94,7 @@ pub async fn pull(
     no_connections_secs: i64,
     states: impl FnOnce() -> Vec<JobState>,
 ) -> Response {
-    let answer = match pull::plan(spool, after, pull::BOUNDS, states).await {
+    let answer = match pull::plan(spool, after, pull::PULL_BOUNDS, states).await {
         Ok(plan) => pull::body(spool, plan, no_connections_secs),
         Err(error) => Err(error),
     };
@@ -107,7 +110,7 @@ async fn logs(State(spool): State<Arc<Spool>>, Query(query): Query<Read>) -> Res
 
 async fn logs_read(State(spool): State<Arc<Spool>>, Query(query): Query<Read>) -> StatusCode {
     match query.stream {
-        Stream::Job => spool.readers().read_to(query.offset),
+        Stream::Job => spool.readers().mark_read(query.offset),
         // Nobody waits for these to be read.
         Stream::Runner => {}
     }
@@ -116,17 +119,17 @@ async fn logs_read(State(spool): State<Arc<Spool>>, Query(query): Query<Read>) -
 
 /// `?start_time=RFC3339` or `?offset=N`; neither is from the start.
 #[derive(Debug, Deserialize)]
-struct Tail {
+struct TailQuery {
     start_time: Option<String>,
     offset: Option<u64>,
 }
 
 async fn logs_ws(
-    State(Tailed { source, readers }): State<Tailed>,
-    Query(query): Query<Tail>,
+    State(TailState { source, readers }): State<TailState>,
+    Query(query): Query<TailQuery>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
-    let offset = match start(&source, &query).await {
+    let offset = match start_offset(&source, &query).await {
         Ok(offset) => offset,
         Err(refused) => return refused,
     };
@@ -135,12 +138,12 @@ async fn logs_ws(
     };
     let follow = source.follow(offset);
     upgrade
-        .max_message_size(HEARD_MAX)
+        .max_message_size(MESSAGE_BYTES_MAX)
         .write_buffer_size(0)
         .on_upgrade(move |socket| tail::tail(socket, follow, place))
 }
 
-async fn start(source: &Source, query: &Tail) -> Result<u64, Response> {
+async fn start_offset(source: &Source, query: &TailQuery) -> Result<u64, Response> {
     let since = match (query.offset, query.start_time.as_deref()) {
         (Some(offset), _) => return Ok(offset),
         (None, None | Some("")) => return Ok(0),
@@ -150,11 +153,11 @@ async fn start(source: &Source, query: &Tail) -> Result<u64, Response> {
         .parse()
         .map_err(|error| (StatusCode::BAD_REQUEST, format!("start_time: {error}")).into_response())?;
     let since = since.as_millisecond();
-    source.blocking(move |reader| reader.offset_at(since)).await.map_err(|error| failed(&error))
+    source.run_blocking(move |reader| reader.offset_at(since)).await.map_err(|error| failed(&error))
 }
 
 /// Exactly `size` bytes from `offset` on. A file that shrank meanwhile breaks the answer off.
-fn range(
+fn read_range(
     source: Source,
     offset: u64,
     size: u64,

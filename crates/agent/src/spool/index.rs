@@ -11,7 +11,7 @@ pub(super) const SCAN_MAX: u64 = 1 << 18;
 pub(super) const CHUNK_RECORDS: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum IndexRecordKind {
     /// Bytes from `offset` up to the next record's came at `time`.
     Event,
     /// The stream ended at `offset`.
@@ -19,24 +19,24 @@ pub(super) enum Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct IndexRecord {
     pub(super) offset: u64,
     /// Milliseconds since 1970.
     pub(super) time: i64,
     /// CRC-32 of the bytes of the event before, where the writer knows it.
     pub(super) before: Option<u32>,
-    pub(super) kind: Kind,
+    pub(super) kind: IndexRecordKind,
 }
 
-impl Record {
+impl IndexRecord {
     pub(super) fn encode(&self) -> [u8; SIZE] {
         let mut out = [0; SIZE];
         out[0..8].copy_from_slice(&self.offset.to_le_bytes());
         out[8..16].copy_from_slice(&self.time.to_le_bytes());
         out[16..20].copy_from_slice(&self.before.unwrap_or_default().to_le_bytes());
         out[20] = match self.kind {
-            Kind::Event => 1,
-            Kind::Complete => 2,
+            IndexRecordKind::Event => 1,
+            IndexRecordKind::Complete => 2,
         };
         out[21] = u8::from(self.before.is_some());
         let crc = crc32fast::hash(&out[..24]);
@@ -51,8 +51,8 @@ impl Record {
             return None;
         }
         let kind = match bytes[20] {
-            1 => Kind::Event,
-            2 => Kind::Complete,
+            1 => IndexRecordKind::Event,
+            2 => IndexRecordKind::Complete,
             _ => return None,
         };
         let before = u32::from_le_bytes(bytes[16..20].try_into().ok()?);
@@ -74,21 +74,21 @@ mod tests {
     proptest! {
         #[test]
         fn a_record_comes_back_as_it_went(offset: u64, time: i64, before: Option<u32>, complete: bool) {
-            let kind = if complete { Kind::Complete } else { Kind::Event };
-            let record = Record { offset, time, before, kind };
-            prop_assert_eq!(Record::decode(&record.encode()), Some(record));
+            let kind = if complete { IndexRecordKind::Complete } else { IndexRecordKind::Event };
+            let record = IndexRecord { offset, time, before, kind };
+            prop_assert_eq!(IndexRecord::decode(&record.encode()), Some(record));
         }
 
         #[test]
         fn f35_a_flipped_bit_is_noticed(offset: u64, time: i64, bit in 0..SIZE * 8) {
-            let mut bytes = Record { offset, time, before: Some(7), kind: Kind::Event }.encode();
+            let mut bytes = IndexRecord { offset, time, before: Some(7), kind: IndexRecordKind::Event }.encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            prop_assert_eq!(Record::decode(&bytes), None);
+            prop_assert_eq!(IndexRecord::decode(&bytes), None);
         }
     }
 
     #[test]
     fn zeros_are_no_record() {
-        assert_eq!(Record::decode(&[0; SIZE]), None);
+        assert_eq!(IndexRecord::decode(&[0; SIZE]), None);
     }
 }

@@ -20,29 +20,29 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::confine::Beneath;
+use crate::confine::DirHandle;
 use rustix::fd::AsFd;
 
 /// Between two batches of events.
-const BATCH: Duration = Duration::from_millis(5);
+const BATCH_DELAY: Duration = Duration::from_millis(5);
 
 /// Watches directories. Made once and cloned.
 #[derive(Clone, Debug, Default)]
 pub struct Watcher {
-    hub: Arc<Mutex<Option<Arc<Hub>>>>,
+    hub: Arc<Mutex<Option<Arc<InotifyHub>>>>,
 }
 
 #[derive(Debug)]
-struct Hub {
+struct InotifyHub {
     fd: Arc<AsyncFd<OwnedFd>>,
-    dirs: Arc<Dirs>,
+    dirs: Arc<WatchedDirs>,
     task: JoinHandle<()>,
 }
 
-type Dirs = Mutex<HashMap<i32, Dir>>;
+type WatchedDirs = Mutex<HashMap<i32, WatchedDir>>;
 
 #[derive(Debug)]
-struct Dir {
+struct WatchedDir {
     wake: watch::Sender<u64>,
     watchers: usize,
 }
@@ -51,13 +51,13 @@ struct Dir {
 #[derive(Debug)]
 pub(crate) struct DirWatch {
     pub(crate) wake: watch::Receiver<u64>,
-    hub: Arc<Hub>,
+    hub: Arc<InotifyHub>,
     id: i32,
 }
 
 impl Watcher {
     /// Nothing where the kernel has no more watches to give.
-    pub(crate) fn dir(&self, dir: &Beneath) -> Option<DirWatch> {
+    pub(crate) fn dir(&self, dir: &DirHandle) -> Option<DirWatch> {
         let hub = self.hub().inspect_err(|error| tracing::debug!(%error, "no inotify: polling")).ok()?;
         let path = format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd());
         let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
@@ -66,23 +66,23 @@ impl Watcher {
         let id = inotify::add_watch(hub.fd.get_ref(), path, flags)
             .inspect_err(|error| tracing::debug!(%error, "no watch: polling"))
             .ok()?;
-        let known = dirs.entry(id).or_insert_with(|| Dir { wake: watch::Sender::new(0), watchers: 0 });
+        let known = dirs.entry(id).or_insert_with(|| WatchedDir { wake: watch::Sender::new(0), watchers: 0 });
         known.watchers += 1;
         let wake = known.wake.subscribe();
         drop(dirs);
         Some(DirWatch { wake, hub, id })
     }
 
-    fn hub(&self) -> io::Result<Arc<Hub>> {
+    fn hub(&self) -> io::Result<Arc<InotifyHub>> {
         let mut hub = self.hub.lock();
         if let Some(hub) = &*hub {
             return Ok(Arc::clone(hub));
         }
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let fd = Arc::new(readable(fd)?);
-        let dirs = Arc::new(Dirs::default());
-        let task = tokio::spawn(pump(Arc::clone(&fd), Arc::clone(&dirs)));
-        let made = Arc::new(Hub { fd, dirs, task });
+        let dirs = Arc::new(WatchedDirs::default());
+        let task = tokio::spawn(dispatch_events(Arc::clone(&fd), Arc::clone(&dirs)));
+        let made = Arc::new(InotifyHub { fd, dirs, task });
         *hub = Some(Arc::clone(&made));
         Ok(made)
     }
@@ -101,7 +101,7 @@ impl Drop for DirWatch {
     }
 }
 
-impl Drop for Hub {
+impl Drop for InotifyHub {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -113,19 +113,19 @@ fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
 }
 
-async fn pump(fd: Arc<AsyncFd<OwnedFd>>, dirs: Arc<Dirs>) {
+async fn dispatch_events(fd: Arc<AsyncFd<OwnedFd>>, dirs: Arc<WatchedDirs>) {
     loop {
         let Ok(mut ready) = fd.readable().await else { return };
-        if drain(fd.get_ref(), &dirs) {
+        if dispatch_batch(fd.get_ref(), &dirs) {
             ready.clear_ready();
         }
         drop(ready);
-        tokio::time::sleep(BATCH).await;
+        tokio::time::sleep(BATCH_DELAY).await;
     }
 }
 
 /// Takes one buffer of events and wakes whom they concern; says whether that was all.
-fn drain(fd: &OwnedFd, dirs: &Dirs) -> bool {
+fn dispatch_batch(fd: &OwnedFd, dirs: &WatchedDirs) -> bool {
     let mut buffer = [std::mem::MaybeUninit::uninit(); 8192];
     let mut events = inotify::Reader::new(fd, &mut buffer);
     let mut seen: Vec<i32> = Vec::new();
@@ -148,7 +148,7 @@ fn drain(fd: &OwnedFd, dirs: &Dirs) -> bool {
         }
     }
     let dirs = dirs.lock();
-    let wake = |dir: &Dir| dir.wake.send_modify(|count| *count = count.wrapping_add(1));
+    let wake = |dir: &WatchedDir| dir.wake.send_modify(|count| *count = count.wrapping_add(1));
     if lost {
         dirs.values().for_each(wake);
     } else {

@@ -6,7 +6,7 @@
 //! ([`read::Reader`]), any number of them, each from disk, so a slow reader delays nobody and costs no memory.
 //!
 //! Offsets are the cursor of our own server and of tailers. A dstack server has only milliseconds; for its
-//! sake times grow strictly over output and states ([`stamp::Stamps`]) and an event is shown once nothing can
+//! sake times grow strictly over output and states ([`stamp::Timestamps`]) and an event is shown once nothing can
 //! be added to it.
 
 pub mod follow;
@@ -26,7 +26,7 @@ pub use follow::{Follow, Source};
 pub use inotify::Watcher;
 pub use read::Reader;
 pub use readers::Readers;
-pub use stamp::{Issued, Stamps};
+pub use stamp::{IssuedTimestamp, Timestamps};
 pub use windlass_model::terminal_codes as strip;
 pub use write::Writer;
 
@@ -34,7 +34,7 @@ use std::{path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use crate::confine::Beneath;
+use crate::confine::DirHandle;
 
 /// Most bytes of one event: a dstack server gets an event whole, because its cursor cannot point into one.
 pub const EVENT_MAX: u64 = 256 * 1024;
@@ -88,7 +88,7 @@ pub struct Position {
 /// The runner's own hold on both streams: it writes them and answers from them.
 #[derive(Debug)]
 pub struct Spool {
-    stamps: Arc<Stamps>,
+    stamps: Arc<Timestamps>,
     job: (Writer, Source),
     runner: (Writer, Source),
     readers: Arc<Readers>,
@@ -96,8 +96,8 @@ pub struct Spool {
 
 impl Spool {
     /// Opens the spool in a task's `run` directory, made anew or cut back to what is sound.
-    pub fn open(run: &Path, stamps: Arc<Stamps>) -> Result<Arc<Self>, write::Error> {
-        let dir = Beneath::open(run).map_err(|source| write::Error::Open { name: "run", source })?;
+    pub fn open(run: &Path, stamps: Arc<Timestamps>) -> Result<Arc<Self>, write::Error> {
+        let dir = DirHandle::open(run).map_err(|source| write::Error::Open { name: "run", source })?;
         let dir = Arc::new(dir);
         let stream = |stream| -> Result<(Writer, Source), write::Error> {
             let writer = Writer::open(&dir, stream, Arc::clone(&stamps))?;
@@ -122,7 +122,7 @@ impl Spool {
         }
     }
 
-    pub fn stamps(&self) -> &Arc<Stamps> {
+    pub fn stamps(&self) -> &Arc<Timestamps> {
         &self.stamps
     }
 
@@ -132,7 +132,7 @@ impl Spool {
 
     /// Waits until the server has everything of the complete job output and the last tailer has gone.
     pub async fn all_read(&self) {
-        let end = self.source(Stream::Job).completed().await;
+        let end = self.source(Stream::Job).wait_complete().await;
         self.readers.all_read(end).await;
     }
 }

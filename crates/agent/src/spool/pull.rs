@@ -14,24 +14,24 @@ use windlass_api::agent::runner::JobState;
 use super::{
     CHUNK, EVENT_MAX, Reader, Source, Spool, Stream,
     read::{Event, Events, Wanted},
-    strip::{self, Stripper},
+    strip::{self, CodeStripper},
 };
 
 /// How much one answer holds of each stream.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(super) struct PullBounds {
     pub(super) bytes: u64,
     pub(super) events: usize,
 }
 
-pub(super) const BOUNDS: Bounds = Bounds { bytes: 8 * 1024 * 1024, events: 8 * 1024 };
+pub(super) const PULL_BOUNDS: PullBounds = PullBounds { bytes: 8 * 1024 * 1024, events: 8 * 1024 };
 
 /// What is served of an event that no writer of ours would have made so large.
-const SPOILED_EVENT_MAX: u64 = 4 * EVENT_MAX;
+const DAMAGED_EVENT_MAX: u64 = 4 * EVENT_MAX;
 
 /// What one answer holds.
 #[derive(Debug, PartialEq)]
-pub(super) struct Plan {
+pub(super) struct PullPlan {
     pub(super) states: Vec<JobState>,
     pub(super) job: Vec<Event>,
     pub(super) runner: Vec<Event>,
@@ -44,19 +44,19 @@ pub(super) struct Plan {
 pub(super) async fn plan(
     spool: &Spool,
     after: i64,
-    bounds: Bounds,
+    bounds: PullBounds,
     states: impl FnOnce() -> Vec<JobState>,
-) -> io::Result<Plan> {
+) -> io::Result<PullPlan> {
     let complete = spool.writer(Stream::Job).position().complete;
-    seal(spool).await?;
+    close_events(spool).await?;
     let upto = spool.stamps().horizon();
     let mut states = states();
     let ended = states.iter().any(|state| matches!(state.state.as_str(), "done" | "failed" | "terminated"));
     let later = states.iter().any(|state| state.timestamp > upto);
     states.retain(|state| state.timestamp > after && state.timestamp <= upto);
     let wanted = Wanted { after, upto, bytes_max: bounds.bytes, events_max: bounds.events };
-    let job = spool.source(Stream::Job).blocking(move |reader| reader.events(wanted)).await?;
-    let runner = spool.source(Stream::Runner).blocking(move |reader| reader.events(wanted)).await?;
+    let job = spool.source(Stream::Job).run_blocking(move |reader| reader.events(wanted)).await?;
+    let runner = spool.source(Stream::Runner).run_blocking(move |reader| reader.events(wanted)).await?;
     let later = later || job.later;
     let mut plan = merge(after, states, job, runner);
     plan.has_more |= later || !(complete && ended);
@@ -64,15 +64,15 @@ pub(super) async fn plan(
 }
 
 /// Sealing waits for a write that is under way, and that may wait for the disk.
-async fn seal(spool: &Spool) -> io::Result<()> {
+async fn close_events(spool: &Spool) -> io::Result<()> {
     let writers = [spool.writer(Stream::Job).clone(), spool.writer(Stream::Runner).clone()];
-    tokio::task::spawn_blocking(move || writers.iter().for_each(super::Writer::seal))
+    tokio::task::spawn_blocking(move || writers.iter().for_each(super::Writer::close_event))
         .await
         .map_err(io::Error::other)
 }
 
 /// Where one list was cut, nothing later may be told: the cursor would skip what is missing.
-fn merge(after: i64, mut states: Vec<JobState>, mut job: Events, mut runner: Events) -> Plan {
+fn merge(after: i64, mut states: Vec<JobState>, mut job: Events, mut runner: Events) -> PullPlan {
     let cut = |list: &Events| list.events.last().filter(|_| list.more).map(|last| last.time);
     let cut = [cut(&job), cut(&runner)].into_iter().flatten().min();
     if let Some(cut) = cut {
@@ -86,11 +86,11 @@ fn merge(after: i64, mut states: Vec<JobState>, mut job: Events, mut runner: Eve
         runner.events.last().map(|event| event.time),
     ];
     let last_updated = last.into_iter().flatten().max().unwrap_or(after);
-    Plan { states, job: job.events, runner: runner.events, last_updated, has_more: cut.is_some() }
+    PullPlan { states, job: job.events, runner: runner.events, last_updated, has_more: cut.is_some() }
 }
 
 /// The plan as JSON. The end is told to `spool`'s readers when the last answer has gone.
-pub(super) fn body(spool: &Arc<Spool>, plan: Plan, no_connections_secs: i64) -> io::Result<Body> {
+pub(super) fn body(spool: &Arc<Spool>, plan: PullPlan, no_connections_secs: i64) -> io::Result<Body> {
     let states = serde_json::to_string(&plan.states)?;
     let head = format!("{{\"job_states\":{states},\"job_logs\":[");
     let tail = format!(
@@ -99,43 +99,43 @@ pub(super) fn body(spool: &Arc<Spool>, plan: Plan, no_connections_secs: i64) -> 
     );
     let last = (!plan.has_more).then(|| Arc::clone(spool));
     let parts = vec![
-        Part::Last(tail, last),
-        Part::Events(Writing::new(spool.source(Stream::Runner), plan.runner, false)),
-        Part::Text("],\"runner_logs\":[".to_owned()),
-        Part::Events(Writing::new(spool.source(Stream::Job), plan.job, true)),
-        Part::Text(head),
+        BodyPart::Last(tail, last),
+        BodyPart::Events(EventWriter::new(spool.source(Stream::Runner), plan.runner, false)),
+        BodyPart::Text("],\"runner_logs\":[".to_owned()),
+        BodyPart::Events(EventWriter::new(spool.source(Stream::Job), plan.job, true)),
+        BodyPart::Text(head),
     ];
     Ok(Body::from_stream(stream::try_unfold(parts, write_next)))
 }
 
 /// A piece of the answer, the last one first.
-enum Part {
+enum BodyPart {
     Text(String),
-    Events(Writing),
+    Events(EventWriter),
     Last(String, Option<Arc<Spool>>),
 }
 
-async fn write_next(mut parts: Vec<Part>) -> io::Result<Option<(Bytes, Vec<Part>)>> {
+async fn write_next(mut parts: Vec<BodyPart>) -> io::Result<Option<(Bytes, Vec<BodyPart>)>> {
     loop {
         match parts.pop() {
             None => return Ok(None),
-            Some(Part::Text(text)) => return Ok(Some((text.into(), parts))),
-            Some(Part::Last(text, spool)) => {
+            Some(BodyPart::Text(text)) => return Ok(Some((text.into(), parts))),
+            Some(BodyPart::Last(text, spool)) => {
                 if let Some(spool) = spool {
-                    spool.readers().pulled_all();
+                    spool.readers().mark_pulled();
                 }
                 return Ok(Some((text.into(), parts)));
             }
-            Some(Part::Events(writing)) if writing.is_done() => {}
-            Some(Part::Events(writing)) => {
+            Some(BodyPart::Events(writing)) if writing.is_done() => {}
+            Some(BodyPart::Events(writing)) => {
                 let source = writing.source.clone();
                 let step = move |reader: &Reader| {
                     let mut writing = writing;
-                    let bytes = writing.chunk(reader)?;
+                    let bytes = writing.next_chunk(reader)?;
                     Ok((bytes, writing))
                 };
-                let (bytes, writing) = source.blocking(step).await?;
-                parts.push(Part::Events(writing));
+                let (bytes, writing) = source.run_blocking(step).await?;
+                parts.push(BodyPart::Events(writing));
                 if !bytes.is_empty() {
                     return Ok(Some((bytes.into(), parts)));
                 }
@@ -145,18 +145,18 @@ async fn write_next(mut parts: Vec<Part>) -> io::Result<Option<(Bytes, Vec<Part>
 }
 
 /// Events that become elements of a JSON list.
-struct Writing {
+struct EventWriter {
     source: Source,
     events: std::vec::IntoIter<Event>,
-    strip: Option<Stripper>,
+    strip: Option<CodeStripper>,
     /// Where the stripper stands.
     at: Option<u64>,
     first: bool,
 }
 
-impl Writing {
+impl EventWriter {
     fn new(source: &Source, events: Vec<Event>, strip: bool) -> Self {
-        let strip = strip.then(Stripper::default);
+        let strip = strip.then(CodeStripper::default);
         Self { source: source.clone(), events: events.into_iter(), strip, at: None, first: true }
     }
 
@@ -165,7 +165,7 @@ impl Writing {
     }
 
     /// The next events, until there is a chunk's worth.
-    fn chunk(&mut self, reader: &Reader) -> io::Result<Vec<u8>> {
+    fn next_chunk(&mut self, reader: &Reader) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
         while out.len() < CHUNK
             && let Some(event) = self.events.next()
@@ -184,13 +184,13 @@ impl Writing {
     }
 
     fn message(&mut self, reader: &Reader, event: Event) -> io::Result<Vec<u8>> {
-        let size = usize::try_from(event.size().min(SPOILED_EVENT_MAX)).unwrap_or(0);
+        let size = usize::try_from(event.size().min(DAMAGED_EVENT_MAX)).unwrap_or(0);
         let mut bytes = reader.read(event.start, size)?;
         if let Some(strip) = &mut self.strip {
             if self.at != Some(event.start) {
                 let from = event.start.saturating_sub(strip::CODE_MAX as u64);
                 let before = usize::try_from(event.start - from).unwrap_or(0);
-                *strip = Stripper::after(&reader.read(from, before)?);
+                *strip = CodeStripper::after(&reader.read(from, before)?);
             }
             self.at = Some(event.start + bytes.len() as u64);
             strip.strip(&mut bytes);
@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    fn times(plan: &Plan) -> (Vec<i64>, Vec<i64>, Vec<i64>) {
+    fn times(plan: &PullPlan) -> (Vec<i64>, Vec<i64>, Vec<i64>) {
         (
             plan.states.iter().map(|state| state.timestamp).collect(),
             plan.job.iter().map(|event| event.time).collect(),

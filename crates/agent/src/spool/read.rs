@@ -1,6 +1,6 @@
 //! Reading a stream, from any process.
 //!
-//! The directory may belong to a hostile job. So files are opened through [`Beneath`], every number read is
+//! The directory may belong to a hostile job. So files are opened through [`DirHandle`], every number read is
 //! doubted, and no call takes more memory or time than its arguments and the file's real length allow. A file
 //! that is not there yet is an empty stream.
 
@@ -13,14 +13,14 @@ use std::{
 
 use super::{
     CHUNK, EVENT_MAX, Position, Stream,
-    index::{self, Kind, Record},
+    index::{self, IndexRecord, IndexRecordKind},
 };
-use crate::confine::Beneath;
+use crate::confine::DirHandle;
 
 /// Most bytes one `read` gives.
 pub const READ_MAX: usize = 1024 * 1024;
 /// How far a search looks past spoiled records before it gives that place up.
-const SPOILED_MAX: u64 = 64;
+const DAMAGED_RECORDS_MAX: u64 = 64;
 
 /// One stream of a task. Clones share the handles.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub struct Reader {
 
 #[derive(Debug)]
 struct Shared {
-    dir: Arc<Beneath>,
+    dir: Arc<DirHandle>,
     stream: Stream,
     log: OnceLock<File>,
     index: OnceLock<File>,
@@ -78,7 +78,7 @@ pub struct Damage {
 }
 
 impl Reader {
-    pub fn new(dir: Arc<Beneath>, stream: Stream) -> Self {
+    pub fn new(dir: Arc<DirHandle>, stream: Stream) -> Self {
         Self { shared: Arc::new(Shared { dir, stream, log: OnceLock::new(), index: OnceLock::new() }) }
     }
 
@@ -87,7 +87,7 @@ impl Reader {
     }
 
     /// The directory it reads in.
-    pub fn dir(&self) -> &Arc<Beneath> {
+    pub fn dir(&self) -> &Arc<DirHandle> {
         &self.shared.dir
     }
 
@@ -108,7 +108,7 @@ impl Reader {
     pub fn is_complete(&self) -> io::Result<bool> {
         let index = self.index()?;
         let last = index.records.checked_sub(1).map_or(Ok(None), |last| index.record(last))?;
-        Ok(last.is_some_and(|record| record.kind == Kind::Complete))
+        Ok(last.is_some_and(|record| record.kind == IndexRecordKind::Complete))
     }
 
     /// How far the stream has come. Once it is complete, its end is final.
@@ -122,11 +122,11 @@ impl Reader {
     pub fn offset_at(&self, time_ms: i64) -> io::Result<u64> {
         let end = self.end()?;
         let index = self.index()?;
-        let found = index.first_at(time_ms)?;
+        let found = index.first_record_at(time_ms)?;
         if found == 0 {
             return Ok(0);
         }
-        for at in found..index.records.min(found.saturating_add(SPOILED_MAX)) {
+        for at in found..index.records.min(found.saturating_add(DAMAGED_RECORDS_MAX)) {
             if let Some(record) = index.record(at)? {
                 return Ok(record.offset.min(end));
             }
@@ -142,7 +142,7 @@ impl Reader {
         let mut found = Events::default();
         let (mut bytes, mut open) = (0, None::<Event>);
         let mut at = match wanted.after.checked_add(1) {
-            Some(from) => index.first_at(from)?,
+            Some(from) => index.first_record_at(from)?,
             None => return Ok(found),
         };
         let from_start = at == 0;
@@ -156,8 +156,8 @@ impl Reader {
                         return Ok(found);
                     }
                 }
-                if record.time > wanted.upto || record.kind == Kind::Complete {
-                    found.later = record.kind == Kind::Event;
+                if record.time > wanted.upto || record.kind == IndexRecordKind::Complete {
+                    found.later = record.kind == IndexRecordKind::Event;
                     return Ok(found);
                 }
                 // Bytes before the first record have no other place to go.
@@ -281,27 +281,29 @@ struct Index<'a> {
 }
 
 impl Index<'_> {
-    fn record(&self, at: u64) -> io::Result<Option<Record>> {
-        let Some(file) = self.file else { return Ok(Some(made_up(at))) };
+    fn record(&self, at: u64) -> io::Result<Option<IndexRecord>> {
+        let Some(file) = self.file else { return Ok(Some(synthetic_record(at))) };
         let bytes = read_at(file, at * index::SIZE as u64, index::SIZE)?;
-        Ok(bytes.first_chunk().and_then(Record::decode))
+        Ok(bytes.first_chunk().and_then(IndexRecord::decode))
     }
 
     /// Up to [`index::CHUNK_RECORDS`] records.
-    fn chunk(&self, at: u64) -> io::Result<Vec<Option<Record>>> {
+    fn chunk(&self, at: u64) -> io::Result<Vec<Option<IndexRecord>>> {
         let count = (self.records - at).min(index::CHUNK_RECORDS);
-        let Some(file) = self.file else { return Ok((at..at + count).map(|at| Some(made_up(at))).collect()) };
+        let Some(file) = self.file else {
+            return Ok((at..at + count).map(|at| Some(synthetic_record(at))).collect());
+        };
         let size = usize::try_from(count).unwrap_or(0) * index::SIZE;
         let bytes = read_at(file, at * index::SIZE as u64, size)?;
-        Ok(bytes.as_chunks().0.iter().map(Record::decode).collect())
+        Ok(bytes.as_chunks().0.iter().map(IndexRecord::decode).collect())
     }
 
     /// The first record at `time` or later. In an index that is not in order it is some record.
-    fn first_at(&self, time: i64) -> io::Result<u64> {
+    fn first_record_at(&self, time: i64) -> io::Result<u64> {
         let (mut low, mut high) = (0, self.records);
         while low < high {
             let middle = low + (high - low) / 2;
-            let earlier = match self.sound(middle, high)? {
+            let earlier = match self.next_valid(middle, high)? {
                 Some(record) => record.time < time,
                 None => false,
             };
@@ -314,8 +316,8 @@ impl Index<'_> {
         Ok(low)
     }
 
-    fn sound(&self, from: u64, to: u64) -> io::Result<Option<Record>> {
-        for at in from..to.min(from.saturating_add(SPOILED_MAX)) {
+    fn next_valid(&self, from: u64, to: u64) -> io::Result<Option<IndexRecord>> {
+        for at in from..to.min(from.saturating_add(DAMAGED_RECORDS_MAX)) {
             if let Some(record) = self.record(at)? {
                 return Ok(Some(record));
             }
@@ -324,7 +326,7 @@ impl Index<'_> {
     }
 }
 
-fn made_up(at: u64) -> Record {
+fn synthetic_record(at: u64) -> IndexRecord {
     let time = i64::try_from(at).unwrap_or(i64::MAX - 1) + 1;
-    Record { offset: at.saturating_mul(EVENT_MAX), time, before: None, kind: Kind::Event }
+    IndexRecord { offset: at.saturating_mul(EVENT_MAX), time, before: None, kind: IndexRecordKind::Event }
 }

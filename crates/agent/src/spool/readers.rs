@@ -9,11 +9,11 @@ pub const TAILERS_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
 pub struct Readers {
-    state: watch::Sender<State>,
+    state: watch::Sender<ReadProgress>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct State {
+struct ReadProgress {
     /// Everything of the job's output before this is kept elsewhere.
     read: u64,
     /// A dstack server took the last answer there is.
@@ -25,7 +25,7 @@ struct State {
 
 impl Readers {
     /// The server keeps everything before `offset` now. It never takes that back.
-    pub fn read_to(&self, offset: u64) {
+    pub fn mark_read(&self, offset: u64) {
         self.state.send_if_modified(|state| {
             let further = offset > state.read;
             state.read = state.read.max(offset);
@@ -34,7 +34,7 @@ impl Readers {
     }
 
     /// The last answer of a pull was sent.
-    pub fn pulled_all(&self) {
+    pub fn mark_pulled(&self) {
         self.state.send_modify(|state| state.pulled = true);
     }
 
@@ -43,18 +43,18 @@ impl Readers {
     }
 
     /// Counts a tailer in until the guard is dropped; nothing when there are too many.
-    pub fn tailer(self: &Arc<Self>) -> Option<Tailer> {
+    pub fn tailer(self: &Arc<Self>) -> Option<TailerGuard> {
         let counted = self.state.send_if_modified(|state| {
             let room = state.tailers < TAILERS_MAX;
             state.tailers += usize::from(room);
             room
         });
-        counted.then(|| Tailer(Arc::clone(self)))
+        counted.then(|| TailerGuard(Arc::clone(self)))
     }
 
     /// Waits until the server has everything before `end` and no tailer is left.
     pub async fn all_read(&self, end: u64) {
-        let done = |state: &State| (state.read >= end || state.pulled) && state.tailers == 0;
+        let done = |state: &ReadProgress| (state.read >= end || state.pulled) && state.tailers == 0;
         // It cannot fail: the sender is our own.
         let _ = self.state.subscribe().wait_for(done).await;
     }
@@ -67,16 +67,16 @@ impl Readers {
 }
 
 #[derive(Debug)]
-pub struct Tailer(Arc<Readers>);
+pub struct TailerGuard(Arc<Readers>);
 
-impl Tailer {
+impl TailerGuard {
     /// This one was sent everything.
-    pub fn sent_all(&self) {
+    pub fn mark_complete(&self) {
         self.0.state.send_modify(|state| state.tailed = true);
     }
 }
 
-impl Drop for Tailer {
+impl Drop for TailerGuard {
     fn drop(&mut self) {
         self.0.state.send_modify(|state| state.tailers -= 1);
     }
@@ -94,8 +94,8 @@ mod tests {
         let done = || readers.all_read(10).now_or_never().is_some();
         assert!(!done());
         let tailer = readers.tailer().unwrap();
-        readers.read_to(10);
-        readers.read_to(4);
+        readers.mark_read(10);
+        readers.mark_read(4);
         assert!(!done(), "a tailer is still there");
         drop(tailer);
         assert!(done());
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn o7_the_last_pull_counts_as_read() {
         let readers = Readers::default();
-        readers.pulled_all();
+        readers.mark_pulled();
         assert!(readers.all_read(u64::MAX).now_or_never().is_some());
     }
 
@@ -115,7 +115,7 @@ mod tests {
         drop(readers.tailer().unwrap());
         assert!(!done(), "it left before the end");
         let tailer = readers.tailer().unwrap();
-        tailer.sent_all();
+        tailer.mark_complete();
         assert!(!done(), "it is still there");
         drop(tailer);
         assert!(done());
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn tailers_are_bounded() {
         let readers = Arc::new(Readers::default());
-        let held: Vec<Tailer> = (0..TAILERS_MAX).map(|_| readers.tailer().unwrap()).collect();
+        let held: Vec<TailerGuard> = (0..TAILERS_MAX).map(|_| readers.tailer().unwrap()).collect();
         assert!(readers.tailer().is_none());
         drop(held);
         assert_eq!(readers.tailers(), 0);

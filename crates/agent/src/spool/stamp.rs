@@ -1,7 +1,7 @@
 //! Times that grow strictly, shared by a job's output and its states.
 //!
 //! A dstack server asks for what came after a millisecond. So no two events share one, none is published with
-//! a time that was passed already, and a reader goes no further than the [`Stamps::horizon`]: the last time
+//! a time that was passed already, and a reader goes no further than the [`Timestamps::horizon`]: the last time
 //! before which everything is published.
 
 use std::{
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use crate::clock;
 
 #[derive(Debug)]
-pub struct Stamps {
+pub struct Timestamps {
     clock: Clock,
     inner: Mutex<Inner>,
 }
@@ -39,7 +39,7 @@ enum Clock {
     Manual(AtomicI64),
 }
 
-impl Stamps {
+impl Timestamps {
     pub fn new() -> Arc<Self> {
         Self::with(Clock::Steady { base_ms: clock::now_ms(), since: Instant::now() })
     }
@@ -75,14 +75,14 @@ impl Stamps {
         inner.last = inner.last.max(floor);
     }
 
-    /// The next time. What it is given to counts as published when the [`Issued`] is dropped.
-    pub fn issue(self: &Arc<Self>) -> Issued {
+    /// The next time. What it is given to counts as published when the [`IssuedTimestamp`] is dropped.
+    pub fn issue(self: &Arc<Self>) -> IssuedTimestamp {
         let now = self.now_ms();
         let mut inner = self.inner.lock();
         let at = now.max(inner.last.saturating_add(1));
         inner.last = at;
         inner.pending.push(at);
-        Issued { at, stamps: Arc::clone(self) }
+        IssuedTimestamp { at, stamps: Arc::clone(self) }
     }
 
     /// The latest time issued.
@@ -99,19 +99,19 @@ impl Stamps {
 
 /// A time that was given out. Drop it once what carries it can be found by readers.
 #[derive(Debug)]
-pub struct Issued {
+pub struct IssuedTimestamp {
     at: i64,
-    stamps: Arc<Stamps>,
+    stamps: Arc<Timestamps>,
 }
 
-impl Issued {
+impl IssuedTimestamp {
     /// Milliseconds since 1970.
     pub fn at(&self) -> i64 {
         self.at
     }
 }
 
-impl Drop for Issued {
+impl Drop for IssuedTimestamp {
     fn drop(&mut self) {
         let mut inner = self.stamps.inner.lock();
         if let Some(found) = inner.pending.iter().position(|at| *at == self.at) {
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn stamps_grow_within_one_millisecond_and_never_repeat() {
-        let stamps = Stamps::manual(100);
+        let stamps = Timestamps::manual(100);
         let given: Vec<i64> = (0..3).map(|_| stamps.issue().at()).collect();
         assert_eq!(given, [100, 101, 102]);
         stamps.advance(50);
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn the_horizon_stays_before_what_is_not_published() {
-        let stamps = Stamps::manual(100);
+        let stamps = Timestamps::manual(100);
         let first = stamps.issue();
         let second = stamps.issue();
         assert_eq!(stamps.horizon(), 99);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_steady_clock_moves_by_itself() {
-        let stamps = Stamps::new();
+        let stamps = Timestamps::new();
         let before = stamps.now_ms();
         stamps.advance(1_000_000);
         assert!(stamps.now_ms() >= before && stamps.now_ms() < before + 900_000);

@@ -15,33 +15,33 @@ use futures_util::{
 };
 use tokio::time::{Instant, interval_at, timeout};
 
-use super::{Follow, readers::Tailer};
+use super::{Follow, readers::TailerGuard};
 
 /// Between two pings to a tailer that nothing is sent to.
-const PING: Duration = Duration::from_secs(15);
+const PING_INTERVAL: Duration = Duration::from_secs(15);
 /// How long the other side may take nothing at all.
-const STALLED: Duration = Duration::from_secs(600);
+const SEND_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long the other side may take to say goodbye.
-const GOODBYE: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-enum End {
+enum TailEnd {
     /// Every byte was sent.
     Complete,
     /// The other side left.
-    Left,
+    ClientLeft,
     Failed(io::Error),
 }
 
 /// Sends everything from the follower's offset on, says goodbye and lets go of the tailer's place.
-pub(super) async fn tail(socket: WebSocket, mut follow: Follow, place: Tailer) {
+pub(super) async fn tail(socket: WebSocket, mut follow: Follow, place: TailerGuard) {
     let (mut sink, mut heard) = socket.split();
     let (code, reason) = match send_all(&mut sink, &mut heard, &mut follow).await {
-        End::Left => return,
-        End::Complete => {
-            place.sent_all();
+        TailEnd::ClientLeft => return,
+        TailEnd::Complete => {
+            place.mark_complete();
             (close_code::NORMAL, "")
         }
-        End::Failed(error) => {
+        TailEnd::Failed(error) => {
             tracing::warn!(%error, "read output for a tailer");
             (close_code::ERROR, "output cannot be read")
         }
@@ -53,37 +53,37 @@ pub(super) async fn tail(socket: WebSocket, mut follow: Follow, place: Tailer) {
         }
     };
     // The socket is closed either way.
-    let _ = timeout(GOODBYE, goodbye).await;
+    let _ = timeout(CLOSE_TIMEOUT, goodbye).await;
 }
 
 async fn send_all(
     sink: &mut SplitSink<WebSocket, Message>,
     heard: &mut SplitStream<WebSocket>,
     follow: &mut Follow,
-) -> End {
-    let mut ping = interval_at(Instant::now() + PING, PING);
+) -> TailEnd {
+    let mut ping = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
     loop {
         let message = tokio::select! {
             chunk = follow.next() => match chunk {
                 Ok(Some(bytes)) => Message::Binary(bytes),
-                Ok(None) => return End::Complete,
-                Err(error) => return End::Failed(error),
+                Ok(None) => return TailEnd::Complete,
+                Err(error) => return TailEnd::Failed(error),
             },
             _ = ping.tick() => Message::Ping(Bytes::new()),
-            () = left(heard) => return End::Left,
+            () = wait_closed(heard) => return TailEnd::ClientLeft,
         };
         let sent = tokio::select! {
-            sent = timeout(STALLED, sink.send(message)) => matches!(sent, Ok(Ok(()))),
-            () = left(heard) => false,
+            sent = timeout(SEND_TIMEOUT, sink.send(message)) => matches!(sent, Ok(Ok(()))),
+            () = wait_closed(heard) => false,
         };
         if !sent {
-            return End::Left;
+            return TailEnd::ClientLeft;
         }
     }
 }
 
 /// Returns when the other side closes or is gone. What else it says does not matter.
-async fn left(heard: &mut SplitStream<WebSocket>) {
+async fn wait_closed(heard: &mut SplitStream<WebSocket>) {
     loop {
         match heard.next().await {
             Some(Ok(Message::Close(_)) | Err(_)) | None => return,

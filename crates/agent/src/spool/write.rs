@@ -10,10 +10,10 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
 use tokio::sync::watch;
 
 use super::{
-    EVENT_MAX, EVENT_MS, Issued, Position, Stamps, Stream,
-    index::{self, Kind, Record},
+    EVENT_MAX, EVENT_MS, IssuedTimestamp, Position, Stream, Timestamps,
+    index::{self, IndexRecord, IndexRecordKind},
 };
-use crate::confine::Beneath;
+use crate::confine::DirHandle;
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -53,13 +53,13 @@ pub struct Writer {
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
-    stamps: Arc<Stamps>,
+    state: Mutex<WriterState>,
+    stamps: Arc<Timestamps>,
     position: watch::Sender<Position>,
 }
 
 #[derive(Debug)]
-struct State {
+struct WriterState {
     log: File,
     index: File,
     end: u64,
@@ -74,14 +74,14 @@ struct State {
 /// The event that bytes are added to.
 #[derive(Debug)]
 struct Open {
-    issued: Issued,
+    issued: IssuedTimestamp,
     start: u64,
     crc: crc32fast::Hasher,
 }
 
 impl Writer {
     /// Opens or makes a stream. What a crash left torn is cut, and a lost index is made again, coarsely.
-    pub fn open(dir: &Beneath, stream: Stream, stamps: Arc<Stamps>) -> Result<Self, Error> {
+    pub fn open(dir: &DirHandle, stream: Stream, stamps: Arc<Timestamps>) -> Result<Self, Error> {
         let file = |name| plain_file(dir, name).map_err(|source| Error::Open { name, source });
         let (log, index) = (file(stream.log_name())?, file(stream.index_name())?);
         let state = recover(log, index, &stamps)
@@ -130,7 +130,7 @@ impl Writer {
     }
 
     /// Closes the event that is open, so that everything written until now can be shown.
-    pub(super) fn seal(&self) {
+    pub(super) fn close_event(&self) {
         self.shared.state.lock().close();
     }
 }
@@ -146,13 +146,13 @@ impl io::Write for Writer {
     }
 }
 
-impl State {
-    fn append(&mut self, bytes: &[u8], stamps: &Arc<Stamps>) -> Result<(), Error> {
+impl WriterState {
+    fn append(&mut self, bytes: &[u8], stamps: &Arc<Timestamps>) -> Result<(), Error> {
         if self.complete {
             return Err(Error::Complete);
         }
         let now = stamps.now_ms();
-        let allowed = self.quota.as_mut().map_or(bytes.len(), |quota| quota.allow(now, bytes.len()));
+        let allowed = self.quota.as_mut().map_or(bytes.len(), |quota| quota.allowed_bytes(now, bytes.len()));
         let mut kept = 0;
         while kept < allowed {
             let wrote = self.append_part(&bytes[kept..allowed], now, stamps);
@@ -172,7 +172,7 @@ impl State {
     }
 
     /// Writes what fits in one event, and says how much that was.
-    fn append_part(&mut self, bytes: &[u8], now: i64, stamps: &Arc<Stamps>) -> io::Result<usize> {
+    fn append_part(&mut self, bytes: &[u8], now: i64, stamps: &Arc<Timestamps>) -> io::Result<usize> {
         let fits = self.open.as_ref().is_some_and(|open| {
             now < open.issued.at().saturating_add(EVENT_MS)
                 && open.issued.at() == stamps.last()
@@ -181,7 +181,7 @@ impl State {
         if !fits {
             self.close();
             let issued = stamps.issue();
-            self.record(issued.at(), Kind::Event)?;
+            self.record(issued.at(), IndexRecordKind::Event)?;
             self.open = Some(Open { issued, start: self.end, crc: crc32fast::Hasher::new() });
         }
         let Some(open) = &mut self.open else { return Ok(0) };
@@ -206,19 +206,19 @@ impl State {
     }
 
     /// At a place of our own, not "at the end": a record that was half written is overwritten by the next.
-    fn record(&mut self, time: i64, kind: Kind) -> io::Result<()> {
-        let record = Record { offset: self.end, time, before: self.before, kind };
+    fn record(&mut self, time: i64, kind: IndexRecordKind) -> io::Result<()> {
+        let record = IndexRecord { offset: self.end, time, before: self.before, kind };
         self.index.write_all_at(&record.encode(), self.records * index::SIZE as u64)?;
         self.records += 1;
         self.before = None;
         Ok(())
     }
 
-    fn finish(&mut self, stamps: &Arc<Stamps>) -> Result<(), Error> {
+    fn finish(&mut self, stamps: &Arc<Timestamps>) -> Result<(), Error> {
         self.close();
         let marked = self.log.sync_data().and_then(|()| {
             let issued = stamps.issue();
-            self.record(issued.at(), Kind::Complete)?;
+            self.record(issued.at(), IndexRecordKind::Complete)?;
             self.index.sync_data()
         });
         marked.map_err(|source| failed(source, 0))
@@ -247,7 +247,7 @@ impl Quota {
         Self { per_hour, since: now, used: 0, exceeded: false }
     }
 
-    fn allow(&mut self, now: i64, wanted: usize) -> usize {
+    fn allowed_bytes(&mut self, now: i64, wanted: usize) -> usize {
         if self.exceeded {
             return 0;
         }
@@ -260,7 +260,7 @@ impl Quota {
     }
 }
 
-fn plain_file(dir: &Beneath, name: &str) -> io::Result<File> {
+fn plain_file(dir: &DirHandle, name: &str) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?;
     if FileType::from_raw_mode(fstat(&fd)?.st_mode) != FileType::RegularFile {
@@ -270,7 +270,7 @@ fn plain_file(dir: &Beneath, name: &str) -> io::Result<File> {
 }
 
 /// Cuts the index back to its last sound record and gives bytes without one coarse records.
-fn recover(log: File, index: File, stamps: &Arc<Stamps>) -> io::Result<State> {
+fn recover(log: File, index: File, stamps: &Arc<Timestamps>) -> io::Result<WriterState> {
     let end = log.metadata()?.len();
     let mut records = index.metadata()?.len() / index::SIZE as u64;
     let sound = records.saturating_sub(index::SCAN_MAX);
@@ -278,7 +278,7 @@ fn recover(log: File, index: File, stamps: &Arc<Stamps>) -> io::Result<State> {
     while records > sound {
         let mut bytes = [0; index::SIZE];
         index.read_exact_at(&mut bytes, (records - 1) * index::SIZE as u64)?;
-        last = Record::decode(&bytes).filter(|record| record.offset <= end);
+        last = IndexRecord::decode(&bytes).filter(|record| record.offset <= end);
         if last.is_some() {
             break;
         }
@@ -291,25 +291,26 @@ fn recover(log: File, index: File, stamps: &Arc<Stamps>) -> io::Result<State> {
     if let Some(last) = last {
         stamps.raise(last.time);
     }
-    let complete = last.is_some_and(|record| record.kind == Kind::Complete);
-    let mut state = State { log, index, end: 0, records, open: None, before: None, quota: None, complete };
+    let complete = last.is_some_and(|record| record.kind == IndexRecordKind::Complete);
+    let mut state =
+        WriterState { log, index, end: 0, records, open: None, before: None, quota: None, complete };
     let covered = match last {
         Some(last) => last.offset.saturating_add(EVENT_MAX),
         None => 0,
     };
     if !complete {
-        state.cover(covered, end, stamps)?;
+        state.index_uncovered(covered, end, stamps)?;
     }
     state.end = end;
     Ok(state)
 }
 
-impl State {
-    fn cover(&mut self, from: u64, end: u64, stamps: &Arc<Stamps>) -> io::Result<()> {
+impl WriterState {
+    fn index_uncovered(&mut self, from: u64, end: u64, stamps: &Arc<Timestamps>) -> io::Result<()> {
         let mut offset = from;
         while offset < end {
             self.end = offset;
-            self.record(stamps.issue().at(), Kind::Event)?;
+            self.record(stamps.issue().at(), IndexRecordKind::Event)?;
             offset += EVENT_MAX;
         }
         Ok(())

@@ -11,7 +11,7 @@ use windlass_agent::proc;
 use windlass_api::agent::{
     SSH_PORT,
     runner::{JobRecord, Metrics},
-    shim::{ConfinedBy, HostInfo, ProcessMode, ProcessesInfo, TaskStatus},
+    shim::{ConfinementMethod, HostInfo, ProcessMode, ProcessesInfo, TaskStatus},
 };
 use windlass_model::id::SubmissionId;
 use windlass_testkit::wait::{eventually_async, eventually_ok_async};
@@ -45,24 +45,24 @@ async fn start(shim: &Shim, change: impl FnOnce(&mut Value)) -> SubmissionId {
 }
 
 /// The job's end and what it printed.
-async fn ended(shim: &Shim, id: SubmissionId) -> (JobRecord, String) {
+async fn wait_ended(shim: &Shim, id: SubmissionId) -> (JobRecord, String) {
     let record = eventually_ok_async("the job ends", async || {
         let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
         let is_over = record.states.last().is_some_and(|last| last.state != "running");
         if record.log_complete && is_over { Ok(record) } else { Err(format!("{record:?}\n{}", shim.log())) }
     })
     .await;
-    (record, printed(shim, id).await)
+    (record, job_output(shim, id).await)
 }
 
-async fn printed(shim: &Shim, id: SubmissionId) -> String {
+async fn job_output(shim: &Shim, id: SubmissionId) -> String {
     let path = format!("/api/tasks/{id}/logs?stream=job&offset=0&limit=1000000");
     shim.client().get(&path).await.expect(200).text().to_owned()
 }
 
 async fn run(shim: &Shim, id: SubmissionId, job: &Value) -> String {
     shim.play(id, job).await;
-    let (record, text) = ended(shim, id).await;
+    let (record, text) = wait_ended(shim, id).await;
     assert_eq!(record.states.last().unwrap().exit_status, Some(0), "{record:?}\n{text}");
     text
 }
@@ -70,7 +70,7 @@ async fn run(shim: &Shim, id: SubmissionId, job: &Value) -> String {
 /// Waits for a line of a job that goes on.
 async fn line(shim: &Shim, id: SubmissionId, begin: &str) -> String {
     eventually_ok_async(&format!("a line `{begin}`"), async || {
-        let text = printed(shim, id).await;
+        let text = job_output(shim, id).await;
         let found = text.lines().find_map(|line| line.strip_prefix(begin)).map(|rest| rest.trim().to_owned());
         found.filter(|_| text.ends_with('\n')).ok_or_else(|| format!("{text}\n{}", shim.log()))
     })
@@ -159,9 +159,9 @@ fn value<'a>(text: &'a str, name: &str) -> &'a str {
 
 /// A directory with a secret that everybody may read, as a server's data might lie there. Not in `/tmp`, which is covered
 /// as a whole.
-struct Data(PathBuf);
+struct SecretDir(PathBuf);
 
-impl Data {
+impl SecretDir {
     fn new(name: &str) -> Self {
         let data = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         fs::create_dir_all(data.join("keys")).unwrap();
@@ -170,7 +170,7 @@ impl Data {
     }
 }
 
-impl Drop for Data {
+impl Drop for SecretDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -194,7 +194,7 @@ async fn victim(shim: &Shim) -> (SubmissionId, i32) {
 }
 
 /// What [`ATTEMPTS`] wants to know.
-fn told(shim: &Shim, data: &Path, victim: (SubmissionId, i32), mounted: &Path) -> Value {
+fn attempt_env(shim: &Shim, data: &Path, victim: (SubmissionId, i32), mounted: &Path) -> Value {
     json!({
         "AGENT_HOME": shim.home(), "DATA": data, "VICTIM": victim.0.to_string(), "VICTIM_PID": victim.1.to_string(),
         "MOUNTED": mounted,
@@ -204,7 +204,7 @@ fn told(shim: &Shim, data: &Path, victim: (SubmissionId, i32), mounted: &Path) -
 #[tokio::test]
 async fn a_confined_job_finds_no_way_out() {
     let outside = temp_dir("outside").unwrap();
-    let data = Data::new("users");
+    let data = SecretDir::new("users");
     let shared = outside.path().join("shared");
     fs::create_dir(&shared).unwrap();
     fs::copy("/usr/bin/id", shared.join("id")).unwrap();
@@ -213,7 +213,11 @@ async fn a_confined_job_finds_no_way_out() {
     let setup = Setup::confined().policy(&format!("mounts: [{}]\n", shared.display()));
     let shim = Shim::start(setup.arg("--hide").arg(data.0.to_str().unwrap()));
     let info = processes(&shim).await;
-    assert_eq!((info.mode, info.confined_by), (ProcessMode::Confined, Some(ConfinedBy::Users)), "{info:?}");
+    assert_eq!(
+        (info.mode, info.confined_by),
+        (ProcessMode::Confined, Some(ConfinementMethod::Users)),
+        "{info:?}"
+    );
     let victim = victim(&shim).await;
     let id = start(&shim, |spec| {
         spec["instance_mounts"] = json!([{"instance_path": shared, "path": mounted}]);
@@ -221,7 +225,7 @@ async fn a_confined_job_finds_no_way_out() {
     })
     .await;
     let mut job = job(ATTEMPTS);
-    job["job_spec"]["env"] = told(&shim, &data.0, victim, mounted);
+    job["job_spec"]["env"] = attempt_env(&shim, &data.0, victim, mounted);
     let text = run(&shim, id, &job).await;
     check_attempts(&text);
     let user = recorded(&shim, id)["user"].as_u64().unwrap().to_string();
@@ -246,15 +250,15 @@ async fn a_confined_job_finds_no_way_out() {
 /// The same, where the agent is not root: the job keeps its user.
 #[tokio::test]
 async fn a_job_of_an_agent_without_root_finds_no_way_out() {
-    let data = Data::new("namespaces");
+    let data = SecretDir::new("namespaces");
     let shim = Shim::start(Setup::confined().user(NOBODY).arg("--hide").arg(data.0.to_str().unwrap()));
     let info = processes(&shim).await;
-    assert_eq!(info.confined_by, Some(ConfinedBy::Namespaces), "{info:?}");
+    assert_eq!(info.confined_by, Some(ConfinementMethod::Namespaces), "{info:?}");
     assert!(info.problem.unwrap().contains("metadata"), "what is missing is said");
     let victim = victim(&shim).await;
     let id = start(&shim, |_| {}).await;
     let mut job = job(ATTEMPTS);
-    job["job_spec"]["env"] = told(&shim, &data.0, victim, Path::new("/usr/bin"));
+    job["job_spec"]["env"] = attempt_env(&shim, &data.0, victim, Path::new("/usr/bin"));
     let text = run(&shim, id, &job).await;
     let text = text
         // Of its own task it may see more: what is in there belongs to its user.
@@ -275,7 +279,7 @@ async fn two_tasks_have_two_users_which_survive_the_shim() {
     let users = (user(&shim, first), user(&shim, second));
     assert_ne!(users.0, users.1);
     shim.kill();
-    shim.start_again();
+    shim.restart();
     for id in [first, second] {
         shim.wait_for(id, TaskStatus::Running).await;
     }
@@ -332,7 +336,7 @@ async fn stop_kill_memory_and_metrics_work_for_confined_tasks() {
     assert!(used.memory_usage_bytes > 0 && used.cpu_usage_micro > 0, "{used:?}");
     let done = shim.terminate(id, 1, 20).await;
     assert_eq!(done.exit_status, Some(7), "{done:?}");
-    assert!(printed(&shim, id).await.ends_with("bye\n"));
+    assert!(job_output(&shim, id).await.ends_with("bye\n"));
     // Killed; what forked away ends too.
     let id = start(&shim, |_| {}).await;
     shim.play(id, &job("trap '' INT TERM; (setsid sleep 1000 &); echo up; while :; do sleep 1000; done"))
@@ -360,7 +364,7 @@ async fn stop_kill_memory_and_metrics_work_for_confined_tasks() {
     // Out of memory.
     let id = start(&shim, |spec| spec["memory"] = json!(64 << 20)).await;
     shim.play(id, &job("tail /dev/zero; exit $?")).await;
-    let (record, text) = ended(&shim, id).await;
+    let (record, text) = wait_ended(&shim, id).await;
     let last = record.states.last().unwrap();
     assert_eq!(last.exit_status, Some(137), "{record:?} {text}");
     assert!(format!("{last:?}").contains("oom"), "{last:?}");
@@ -458,7 +462,7 @@ async fn code_and_files_of_a_confined_job_are_brought_and_belong_to_its_user() {
     let code = calls.call(axum::http::Method::POST, &path("upload_code"), archive.stdout.into()).await;
     code.expect(200);
     calls.post(&path("run"), &json!({})).await.expect(200);
-    let (record, text) = ended(&shim, id).await;
+    let (record, text) = wait_ended(&shim, id).await;
     let user = recorded(&shim, id)["user"].as_u64().unwrap();
     assert_eq!(text, format!("brought\n{user}\n"), "{record:?}");
 }

@@ -22,7 +22,7 @@ use crate::support::{
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    fn at(path: &Path) -> Self {
+    fn mount(path: &Path) -> Self {
         mount("tmpfs", path, "tmpfs", MountFlags::empty(), c"size=8m").unwrap();
         Self(path.to_owned())
     }
@@ -46,18 +46,18 @@ impl Drop for SmallDisk {
 }
 
 /// The shim goes before its disk.
-struct Host {
+struct FullDiskHost {
     shim: Shim,
     disk: SmallDisk,
 }
 
-impl Host {
+impl FullDiskHost {
     fn new() -> Self {
         let mut shim = Shim::start(Setup::process());
         shim.stop();
-        let disk = SmallDisk::at(&shim.home());
+        let disk = SmallDisk::mount(&shim.home());
         shim.enrol(&shim.home(), &[CREDENTIAL]);
-        shim.start_again();
+        shim.restart();
         Self { shim, disk }
     }
 
@@ -77,12 +77,12 @@ impl Host {
 
 #[tokio::test]
 async fn f11_a_task_that_filled_the_disk_is_ended_and_removed_also_by_a_new_shim() {
-    let mut host = Host::new();
+    let mut host = FullDiskHost::new();
     let id = host.shim.submit(&host.shim.spec("greedy"), 1).await;
     host.shim.wait_for(id, TaskStatus::Running).await;
     host.fill(&host.shim.home().join("tasks").join(id.to_string()).join("scratch/filling")).await;
     host.shim.kill();
-    host.shim.start_again();
+    host.shim.restart();
     let shim = &host.shim;
     shim.wait_for(id, TaskStatus::Running).await;
     let client = shim.client().epoch(1);
@@ -107,7 +107,7 @@ async fn f11_a_task_that_filled_the_disk_is_ended_and_removed_also_by_a_new_shim
 /// The one thing that has to be written down then is why it ended.
 #[tokio::test]
 async fn f11_o2_a_job_that_fills_the_disk_with_its_output_is_told_as_such() {
-    let host = Host::new();
+    let host = FullDiskHost::new();
     let shim = &host.shim;
     let id = shim.submit(&shim.spec("wordy"), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;

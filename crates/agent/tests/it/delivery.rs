@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 use serde_json::json;
 use windlass_agent::shim::journal::Kind;
 use windlass_api::agent::{
-    EPOCH_SEEN,
+    EPOCH_SEEN_HEADER,
     shim::{TaskInfo, TaskStatus},
 };
 
@@ -15,7 +15,7 @@ use crate::support::{
     sweep::{assert_clean, count},
 };
 
-const AT_ONCE: usize = 16;
+const CONCURRENT_CALLS: usize = 16;
 
 fn statuses(replies: &[Reply]) -> Vec<StatusCode> {
     let mut statuses: Vec<_> = replies.iter().map(|reply| reply.status).collect();
@@ -24,13 +24,13 @@ fn statuses(replies: &[Reply]) -> Vec<StatusCode> {
 }
 
 /// Submits, ends and removes one task, each sixteen times at once and once more.
-async fn sixteen_of_everything(setup: Setup) {
+async fn check_concurrent_calls(setup: Setup) {
     let shim = Shim::start(setup);
     let home = shim.home();
     let mut spec = shim.spec("many");
     // The ports of the host are everybody's.
     spec["network_mode"] = json!("bridge");
-    let replies = join_all((0..AT_ONCE).map(|_| shim.try_submit(&spec, 1))).await;
+    let replies = join_all((0..CONCURRENT_CALLS).map(|_| shim.try_submit(&spec, 1))).await;
     assert_eq!(statuses(&replies), [200], "{replies:?}");
     let id = shim.submit(&spec, 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
@@ -39,12 +39,12 @@ async fn sixteen_of_everything(setup: Setup) {
 
     let client = shim.client().epoch(1);
     let (remove, nothing) = (format!("/api/tasks/{id}/remove"), json!({}));
-    let early = join_all((0..AT_ONCE).map(|_| client.post(&remove, &nothing))).await;
+    let early = join_all((0..CONCURRENT_CALLS).map(|_| client.post(&remove, &nothing))).await;
     assert_eq!(statuses(&early), [409], "{early:?}");
 
     let terminate = format!("/api/tasks/{id}/terminate");
     let bodies: Vec<_> =
-        (0..AT_ONCE).map(|n| json!({"termination_reason": "terminated_by_user", "termination_message": n.to_string(), "timeout": 0})).collect();
+        (0..CONCURRENT_CALLS).map(|n| json!({"termination_reason": "terminated_by_user", "termination_message": n.to_string(), "timeout": 0})).collect();
     let replies = join_all(bodies.iter().map(|body| client.post(&terminate, body))).await;
     assert_eq!(statuses(&replies), [200], "{replies:?}");
     let ended = shim.wait_for(id, TaskStatus::Terminated).await;
@@ -55,7 +55,7 @@ async fn sixteen_of_everything(setup: Setup) {
     assert_eq!(count(&home, id, |kind| matches!(kind, Kind::Terminated { .. })), 1);
     assert_eq!(count(&home, id, |kind| matches!(kind, Kind::ContainerExited { .. })), 1);
 
-    let replies = join_all((0..AT_ONCE).map(|_| client.post(&remove, &nothing))).await;
+    let replies = join_all((0..CONCURRENT_CALLS).map(|_| client.post(&remove, &nothing))).await;
     assert_eq!(statuses(&replies), [200], "{replies:?}");
     assert_eq!(client.post(&remove, &json!({})).await.status, 200);
     assert_eq!(count(&home, id, |kind| *kind == Kind::Removed), 1);
@@ -66,12 +66,12 @@ async fn sixteen_of_everything(setup: Setup) {
 
 #[tokio::test]
 async fn a2_f20_docker_sixteen_of_every_call_are_one() {
-    sixteen_of_everything(Setup::docker()).await;
+    check_concurrent_calls(Setup::docker()).await;
 }
 
 #[tokio::test]
 async fn a2_f20_process_sixteen_of_every_call_are_one() {
-    sixteen_of_everything(Setup::process()).await;
+    check_concurrent_calls(Setup::process()).await;
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn l2_f2_a_server_that_lost_its_lock_changes_nothing() {
     ];
     for reply in &late {
         assert_eq!(reply.status, 412, "{reply:?}");
-        assert_eq!(reply.headers[EPOCH_SEEN], "5");
+        assert_eq!(reply.headers[EPOCH_SEEN_HEADER], "5");
     }
     assert_eq!(shim.info(id).await.status, TaskStatus::Running);
     let refused = |kind: &Kind| matches!(kind, Kind::RefusedEpoch { .. });
@@ -97,7 +97,7 @@ async fn l2_f2_a_server_that_lost_its_lock_changes_nothing() {
     newer.get(&format!("/api/tasks/{id}/runner/api/healthcheck")).await;
     newer.post(&format!("/api/tasks/{id}/runner/api/stop"), &json!({})).await.expect(200);
     shim.kill();
-    shim.start_again();
+    shim.restart();
     let late =
         shim.client().epoch(5).post(&format!("/api/tasks/{id}/terminate"), &json!({"timeout": 0})).await;
     assert_eq!(late.status, 412, "{late:?}");
@@ -116,7 +116,7 @@ async fn r7_an_id_buried_before_it_came_never_starts() {
     shim.remove(id, 3).await;
     assert_eq!(shim.try_submit(&spec, 3).await.status, 410);
     shim.kill();
-    shim.start_again();
+    shim.restart();
     assert_eq!(shim.try_submit(&spec, 4).await.status, 410);
     assert_clean(&shim.home(), &[id]).await;
 }

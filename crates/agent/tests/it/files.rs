@@ -8,7 +8,7 @@ use std::{
 
 use windlass_agent::runner::{files, unpack::child::ChildError};
 
-use crate::repo::Ground;
+use crate::repo::RepoFixture;
 
 fn archive(path: &Path, entries: &[(&str, &str)]) -> PathBuf {
     let mut builder = tar::Builder::new(fs::File::create(path).unwrap());
@@ -24,7 +24,7 @@ fn archive(path: &Path, entries: &[(&str, &str)]) -> PathBuf {
 
 #[tokio::test]
 async fn the_first_component_takes_the_last_name_of_the_path() {
-    let ground = Ground::new("files");
+    let ground = RepoFixture::new("files");
     let tree = archive(&ground.at("tree.tar"), &[("conf/a", "A"), ("conf/deep/b", "B")]);
     let file = archive(&ground.at("file.tar"), &[("x.json", "{}")]);
     files::place(&ground.site, &tree, "~/new/etc").await.unwrap();
@@ -46,7 +46,7 @@ async fn the_first_component_takes_the_last_name_of_the_path() {
 
 #[tokio::test]
 async fn what_was_there_goes_only_when_the_new_is_whole() {
-    let ground = Ground::new("files-old");
+    let ground = RepoFixture::new("files-old");
     fs::create_dir_all(ground.at("work/conf/old")).unwrap();
     fs::write(ground.at("work/conf/old/file"), "old").unwrap();
     let cut = archive(&ground.at("cut.tar"), &[("conf/a", "A"), ("conf/b", "B")]);
@@ -71,7 +71,7 @@ async fn what_was_there_goes_only_when_the_new_is_whole() {
 
 #[tokio::test]
 async fn a_path_that_is_none_is_refused() {
-    let ground = Ground::new("files-bad");
+    let ground = RepoFixture::new("files-bad");
     let file = archive(&ground.at("file.tar"), &[("x", "x")]);
     for path in ["/", "", "/..", "a\0b"] {
         let error = files::place(&ground.site, &file, path).await.unwrap_err();

@@ -8,13 +8,13 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use windlass_agent::{
     digest::sha256_hex,
-    shim::enrolment::{self, Enrolment, Presented, Unsound},
+    shim::enrolment::{self, Enrolment, PresentedSpec, SpecError},
 };
 use windlass_api::agent::{
     SIGNED_PREFIX,
-    events::Event,
-    runner::{JobRecord, JobState, LogEvent, Metrics, Pull, Submit},
-    shim::{Claims, HostInfo, InstanceHealth, TaskInfo, TaskList, TaskSpec, Terminate},
+    events::ShimEvent,
+    runner::{JobRecord, JobState, LogEvent, Metrics, PullResponse, SubmitBody},
+    shim::{Claims, HostInfo, InstanceHealth, TaskInfo, TaskList, TaskSpec, TerminateRequest},
 };
 use windlass_model::id::InstanceId;
 
@@ -144,9 +144,9 @@ fn whatever_an_agent_answers_is_read_or_refused() {
         reads::<JobRecord>(&bytes);
         reads::<JobState>(&bytes);
         reads::<LogEvent>(&bytes);
-        reads::<Pull>(&bytes);
+        reads::<PullResponse>(&bytes);
         reads::<Metrics>(&bytes);
-        reads::<Event>(&bytes);
+        reads::<ShimEvent>(&bytes);
         Ok(())
     });
     ran.unwrap_or_else(|problem| panic!("{problem}"));
@@ -156,8 +156,8 @@ fn whatever_an_agent_answers_is_read_or_refused() {
 fn whatever_is_sent_to_an_agent_is_read_or_refused() {
     let ran = runner().run(&bytes(), |bytes| {
         reads::<TaskSpec>(&bytes);
-        reads::<Submit>(&bytes);
-        reads::<Terminate>(&bytes);
+        reads::<SubmitBody>(&bytes);
+        reads::<TerminateRequest>(&bytes);
         reads::<Claims>(&bytes);
         Ok(())
     });
@@ -174,7 +174,8 @@ fn x8_a_specification_that_was_touched_anywhere_is_refused() {
     };
     let claims = Claims { instance_id: enrolment.instance_id, epoch: 1, expires_at: 100 };
     let holds = |body: &[u8], signature: &str| {
-        let presented = Presented { body, signature: Some(signature), claims: Some(claims), epoch: Some(1) };
+        let presented =
+            PresentedSpec { body, signature: Some(signature), claims: Some(claims), epoch: Some(1) };
         enrolment::check(&enrolment, presented, 0).map(drop)
     };
     let inputs = (bytes(), any::<prop::sample::Index>(), 1u8.., any::<bool>());
@@ -189,7 +190,7 @@ fn x8_a_specification_that_was_touched_anywhere_is_refused() {
             bent[at.index(64)] ^= bit;
         }
         let refused = holds(&touched, &BASE64_STANDARD.encode(&bent));
-        prop_assert_eq!(refused, Err(Unsound::WrongSignature));
+        prop_assert_eq!(refused, Err(SpecError::WrongSignature));
         Ok(())
     });
     ran.unwrap_or_else(|problem| panic!("{problem}"));

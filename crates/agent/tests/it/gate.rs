@@ -6,8 +6,8 @@ use axum::{body::Body, http::Method};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use windlass_api::agent::{
-    EPOCH_SEEN, SIGNATURE,
-    events::{Event, What},
+    EPOCH_SEEN_HEADER, SIGNATURE_HEADER,
+    events::{ShimEvent, ShimEventKind},
     shim::{TaskList, TaskStatus},
 };
 use windlass_model::id::SubmissionId;
@@ -20,7 +20,7 @@ use crate::support::{
     temp_dir,
 };
 
-fn id_of(spec: &Value) -> SubmissionId {
+fn task_id(spec: &Value) -> SubmissionId {
     serde_json::from_value(spec["id"].clone()).unwrap()
 }
 
@@ -29,19 +29,19 @@ async fn submit_raw(client: &Client, body: &[u8]) -> Reply {
 }
 
 /// Reads events line by line until one is wanted.
-struct Lines {
+struct EventLines {
     body: hyper::body::Incoming,
     text: Vec<u8>,
 }
 
-impl Lines {
+impl EventLines {
     async fn open(client: &Client, query: &str) -> Self {
         let response = client.open(Method::GET, &format!("/api/events{query}"), Body::empty()).await;
         assert_eq!(response.status(), 200);
         Self { body: response.into_body(), text: Vec::new() }
     }
 
-    async fn next(&mut self) -> Event {
+    async fn next(&mut self) -> ShimEvent {
         loop {
             if let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.text.drain(..=end).collect();
@@ -53,12 +53,12 @@ impl Lines {
     }
 
     /// The first that is wanted; those before it are passed over.
-    async fn until(&mut self, wanted: impl Fn(&What) -> bool) -> Event {
+    async fn until(&mut self, wanted: impl Fn(&ShimEventKind) -> bool) -> ShimEvent {
         let begun = Instant::now();
         let mut passed = Vec::new();
         while begun.elapsed() < WITHIN {
             let event = self.next().await;
-            if wanted(&event.what) {
+            if wanted(&event.kind) {
                 return event;
             }
             passed.push(event);
@@ -67,8 +67,8 @@ impl Lines {
     }
 }
 
-fn is_task(what: &What, wanted: SubmissionId, status: TaskStatus) -> bool {
-    matches!(what, What::Task { info } if info.id == wanted && info.status == status)
+fn is_task(what: &ShimEventKind, wanted: SubmissionId, status: TaskStatus) -> bool {
+    matches!(what, ShimEventKind::Task { info } if info.id == wanted && info.status == status)
 }
 
 #[tokio::test]
@@ -123,16 +123,16 @@ async fn x8_a_specification_must_be_signed_for_this_host_and_hour() {
     };
     let client = shim.client().epoch(1);
     refuse(&client, &body, "not signed").await;
-    let other = client.clone().header(SIGNATURE, &sign(b"something else"));
+    let other = client.clone().header(SIGNATURE_HEADER, &sign(b"something else"));
     refuse(&other, &body, "not by a server of this host").await;
-    let good = client.clone().header(SIGNATURE, &sign(&body));
+    let good = client.clone().header(SIGNATURE_HEADER, &sign(&body));
     let changed = [&body[..], b" "].concat();
     refuse(&good, &changed, "not by a server of this host").await;
-    let later = shim.client().epoch(2).header(SIGNATURE, &sign(&body));
+    let later = shim.client().epoch(2).header(SIGNATURE_HEADER, &sign(&body));
     refuse(&later, &body, "for epoch 1, the call for epoch 2").await;
     let sign_and_refuse = async |spec: &Value, why: &str| {
         let body = serde_json::to_vec(spec).unwrap();
-        refuse(&client.clone().header(SIGNATURE, &sign(&body)), &body, why).await;
+        refuse(&client.clone().header(SIGNATURE_HEADER, &sign(&body)), &body, why).await;
     };
     spec["claims"]["instance_id"] = json!(random_uuid());
     sign_and_refuse(&spec, "another instance").await;
@@ -153,10 +153,10 @@ async fn l2_a_call_of_an_older_epoch_has_no_effect() {
     let id = shim.submit(&spec, 5).await;
     shim.submit(&spec, 5).await;
     let older = shim.try_submit(&spec, 4).await.expect(412);
-    assert_eq!(older.headers[EPOCH_SEEN], "5");
+    assert_eq!(older.headers[EPOCH_SEEN_HEADER], "5");
     for path in [format!("/api/tasks/{id}/terminate"), format!("/api/tasks/{id}/runner/api/run")] {
         let reply = shim.client().epoch(4).post(&path, &json!({})).await.expect(412);
-        assert_eq!(reply.headers[EPOCH_SEEN], "5");
+        assert_eq!(reply.headers[EPOCH_SEEN_HEADER], "5");
     }
     shim.client().epoch(4).post(&format!("/api/tasks/{id}/remove"), &json!({})).await.expect(412);
     assert_ne!(shim.info(id).await.status, TaskStatus::Terminated);
@@ -206,12 +206,12 @@ async fn f_a_second_shim_on_the_same_home_names_the_first() {
 #[tokio::test]
 async fn a_shim_that_is_asked_to_stop_exits_well_and_at_once_even_with_a_reader() {
     let mut shim = Shim::start(Setup::hollow());
-    let mut lines = Lines::open(&shim.client(), "").await;
-    lines.until(|what| matches!(what, What::Health { .. })).await;
+    let mut lines = EventLines::open(&shim.client(), "").await;
+    lines.until(|what| matches!(what, ShimEventKind::Health { .. })).await;
     let begun = Instant::now();
     assert_eq!(shim.stop(), Some(0));
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-    shim.start_again();
+    shim.restart();
     shim.client().post("/api/shutdown", &json!({"force": false})).await.expect(200);
     assert_eq!(shim.wait_for_exit(), Some(0));
 }
@@ -220,24 +220,26 @@ async fn a_shim_that_is_asked_to_stop_exits_well_and_at_once_even_with_a_reader(
 async fn the_event_stream_goes_on_where_a_reader_stopped() {
     let mut shim = Shim::start(Setup::hollow());
     let spec = shim.spec("t");
-    let id = id_of(&spec);
-    let mut lines = Lines::open(&shim.client(), "").await;
-    let What::Reset { boot } = lines.next().await.what else { panic!("a new reader is told everything") };
+    let id = task_id(&spec);
+    let mut lines = EventLines::open(&shim.client(), "").await;
+    let ShimEventKind::Reset { boot } = lines.next().await.kind else {
+        panic!("a new reader is told everything")
+    };
     shim.submit(&spec, 1).await;
     let running = lines.until(|what| is_task(what, id, TaskStatus::Running)).await;
     drop(lines);
     shim.terminate(id, 1, 0).await;
     shim.remove(id, 1).await;
-    let mut lines = Lines::open(&shim.client(), &format!("?after={}&boot={boot}", running.seq)).await;
+    let mut lines = EventLines::open(&shim.client(), &format!("?after={}&boot={boot}", running.seq)).await;
     let first = lines.next().await;
     assert_eq!(first.seq, running.seq + 1);
-    assert!(is_task(&first.what, id, TaskStatus::Terminated), "{first:?}");
-    lines.until(|what| *what == What::Gone { id }).await;
+    assert!(is_task(&first.kind, id, TaskStatus::Terminated), "{first:?}");
+    lines.until(|what| *what == ShimEventKind::Gone { id }).await;
     // Another start numbers anew: the same place means nothing to it.
     shim.kill();
-    shim.start_again();
-    let mut lines = Lines::open(&shim.client(), &format!("?after={}&boot={boot}", running.seq)).await;
-    assert!(matches!(lines.next().await.what, What::Reset { boot: other } if other != boot));
+    shim.restart();
+    let mut lines = EventLines::open(&shim.client(), &format!("?after={}&boot={boot}", running.seq)).await;
+    assert!(matches!(lines.next().await.kind, ShimEventKind::Reset { boot: other } if other != boot));
 }
 
 #[tokio::test]
@@ -245,10 +247,10 @@ async fn a_reader_that_starts_late_is_told_of_every_task() {
     let shim = Shim::start(Setup::hollow());
     let (one, two) = (shim.submit(&shim.spec("a"), 1).await, shim.submit(&shim.spec("b"), 1).await);
     shim.wait_for(one, TaskStatus::Running).await;
-    let mut lines = Lines::open(&shim.client(), "").await;
-    assert!(matches!(lines.next().await.what, What::Reset { .. }));
+    let mut lines = EventLines::open(&shim.client(), "").await;
+    assert!(matches!(lines.next().await.kind, ShimEventKind::Reset { .. }));
     let mut told = Vec::new();
-    while let What::Task { info } = lines.next().await.what {
+    while let ShimEventKind::Task { info } = lines.next().await.kind {
         told.push(info.id);
     }
     assert!(told.contains(&one) && told.contains(&two), "{told:?}");
@@ -257,8 +259,8 @@ async fn a_reader_that_starts_late_is_told_of_every_task() {
 #[tokio::test]
 async fn x7_a_stream_ends_when_its_credential_is_taken_back() {
     let shim = Shim::start(Setup::hollow());
-    let mut lines = Lines::open(&shim.client(), "").await;
-    lines.until(|what| matches!(what, What::Health { .. })).await;
+    let mut lines = EventLines::open(&shim.client(), "").await;
+    lines.until(|what| matches!(what, ShimEventKind::Health { .. })).await;
     shim.enrol(&shim.home(), &["another"]);
     let ended = tokio::time::timeout(Duration::from_secs(5), lines.body.frame()).await;
     assert!(matches!(ended, Ok(None)), "{ended:?}");
@@ -278,7 +280,7 @@ async fn in_the_place_of_dstacks_shim_it_is_told_everything_by_variables() {
     command.env("DSTACK_SHIM_HTTP_PORT", address.port().to_string()).env("DSTACK_SHIM_LOG_LEVEL", "5");
     // No engine: plain processes.
     command.env("DOCKER_HOST", "").stderr(std::process::Stdio::null());
-    let mut child = Killed(command.spawn().unwrap());
+    let mut child = KillOnDrop(command.spawn().unwrap());
     let until = Instant::now() + WITHIN;
     while tokio::net::TcpStream::connect(address).await.is_err() {
         assert!(Instant::now() < until && child.0.try_wait().unwrap().is_none(), "it does not come up");
@@ -293,9 +295,9 @@ async fn in_the_place_of_dstacks_shim_it_is_told_everything_by_variables() {
 }
 
 /// A process that does not outlive the test.
-struct Killed(std::process::Child);
+struct KillOnDrop(std::process::Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -333,7 +335,7 @@ async fn a_dstack_server_needs_no_credential_and_gets_no_more_than_its_calls() {
     spec.as_object_mut().unwrap().remove("claims");
     compat.post("/api/tasks", &spec).await.expect(200);
     compat.post("/api/tasks", &spec).await.expect(200);
-    let path = format!("/api/tasks/{}", id_of(&spec));
+    let path = format!("/api/tasks/{}", task_id(&spec));
     let info: Value = compat.get(&path).await.json();
     assert_eq!(info["termination_reason"], "");
     for path in ["/api/events".to_owned(), format!("{path}/logs"), format!("{path}/runner/api/healthcheck")] {

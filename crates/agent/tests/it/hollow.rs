@@ -12,24 +12,24 @@ use windlass_agent::{
     shim::{
         events::{Events, Next},
         hollow::{Hollow, Plan},
-        runtime::{Exit, FoundState, Handle, JOB_RECORD, Limits, Prepared, Runtime},
+        runtime::{Exit, FoundState, Handle, JOB_RECORD_PATH, Limits, Prepared, Runtime},
     },
     taskdir::TaskDir,
 };
 use windlass_api::agent::{
-    LOG_COMPLETE, LOG_END,
-    events::What,
-    runner::{JobRecord, JobStarted, Pull},
+    LOG_COMPLETE_HEADER, LOG_END_HEADER,
+    events::ShimEventKind,
+    runner::{JobRecord, JobStarted, PullResponse},
 };
 use windlass_model::id::SubmissionId;
 
-struct Host {
+struct SimulatedHost {
     runtime: Arc<Hollow>,
     events: Events,
     task: Prepared,
 }
 
-impl Host {
+impl SimulatedHost {
     fn new(plan: Plan, image: &str) -> Self {
         let events = Events::new("boot");
         let id = SubmissionId(uuid::Uuid::new_v4());
@@ -64,7 +64,7 @@ impl Host {
         (parts.status, parts.headers, axum::body::to_bytes(body, usize::MAX).await.unwrap())
     }
 
-    async fn ask<T: DeserializeOwned>(&self, method: &str, uri: &str) -> T {
+    async fn call_json<T: DeserializeOwned>(&self, method: &str, uri: &str) -> T {
         let (status, _, body) = self.call(method, uri, "").await;
         assert_eq!(status, StatusCode::OK);
         serde_json::from_slice(&body).unwrap()
@@ -80,14 +80,14 @@ impl Host {
         let mut states = Vec::new();
         while states.len() < count {
             if let Next::Events(events) = reader.next().await {
-                states.extend(events.into_iter().filter_map(|event| match event.what {
-                    What::Job { state, .. } => Some(state.state),
-                    What::Reset { .. }
-                    | What::Task { .. }
-                    | What::Gone { .. }
-                    | What::Log { .. }
-                    | What::Health { .. }
-                    | What::Alive => None,
+                states.extend(events.into_iter().filter_map(|event| match event.kind {
+                    ShimEventKind::Job { state, .. } => Some(state.state),
+                    ShimEventKind::Reset { .. }
+                    | ShimEventKind::Task { .. }
+                    | ShimEventKind::Gone { .. }
+                    | ShimEventKind::Log { .. }
+                    | ShimEventKind::Health { .. }
+                    | ShimEventKind::Alive => None,
                 }));
             }
         }
@@ -97,42 +97,43 @@ impl Host {
 
 #[tokio::test]
 async fn a_hollow_job_does_what_its_environment_says() {
-    let host = Host::new(Plan::default(), "hollow");
+    let host = SimulatedHost::new(Plan::default(), "hollow");
     let handle = host.start().await;
     let waiting = host.waiting(&handle);
     let env = serde_json::json!({ "HOLLOW_RUN_MS": "30", "HOLLOW_EXIT": "9", "HOLLOW_LOG_LINES": "4" });
     assert_eq!(host.submit(&env).await, StatusCode::OK);
-    let started: JobStarted = host.ask("POST", "/api/run").await;
+    let started: JobStarted = host.call_json("POST", "/api/run").await;
     assert_eq!(started.username, "root");
     assert_eq!(host.submit(&env).await, StatusCode::CONFLICT);
-    let _: JobStarted = host.ask("POST", "/api/run").await;
+    let _: JobStarted = host.call_json("POST", "/api/run").await;
 
     assert_eq!(host.job_states(2).await, ["running", "failed"]);
-    let record: JobRecord = host.ask("GET", JOB_RECORD).await;
+    let record: JobRecord = host.call_json("GET", JOB_RECORD_PATH).await;
     assert_eq!(record.states.last().unwrap().exit_status, Some(9));
     assert!(record.log_complete);
     let (_, headers, output) = host.call("GET", "/api/logs?stream=job&offset=0", "").await;
     assert_eq!(output.len() as u64, record.log_end);
-    assert_eq!(headers[LOG_END], record.log_end.to_string().as_str());
-    assert_eq!(headers[LOG_COMPLETE], "true");
+    assert_eq!(headers[LOG_END_HEADER], record.log_end.to_string().as_str());
+    assert_eq!(headers[LOG_COMPLETE_HEADER], "true");
     assert_eq!(output.iter().filter(|&&byte| byte == b'\n').count(), 4);
 
     assert!(!waiting.is_finished(), "the output may still be read");
-    let mut pulled: Pull = host.ask("GET", "/api/pull?timestamp=0").await;
+    let mut pulled: PullResponse = host.call_json("GET", "/api/pull?timestamp=0").await;
     assert_eq!(pulled.job_states.pop().unwrap().state, "failed");
     assert!(!pulled.has_more);
     assert_eq!(waiting.await.unwrap().code, Some(9));
-    let again: Pull = host.ask("GET", &format!("/api/pull?timestamp={}", pulled.last_updated)).await;
+    let again: PullResponse =
+        host.call_json("GET", &format!("/api/pull?timestamp={}", pulled.last_updated)).await;
     assert_eq!((again.job_states, again.job_logs), (Vec::new(), Vec::new()));
 }
 
 #[tokio::test]
 async fn a_hollow_task_ends_when_it_is_stopped_and_is_forgotten_when_removed() {
     let plan = Plan { run: Duration::from_secs(3600), ..Plan::default() };
-    let host = Host::new(plan, "hollow");
+    let host = SimulatedHost::new(plan, "hollow");
     let handle = host.start().await;
     let waiting = host.waiting(&handle);
-    let _: JobStarted = host.ask("POST", "/api/run").await;
+    let _: JobStarted = host.call_json("POST", "/api/run").await;
     assert_eq!(host.runtime.found().await.unwrap()[0].state, FoundState::Running);
     host.runtime.stop(&host.task.dir, &handle, Duration::ZERO).await.unwrap();
     assert_eq!(waiting.await.unwrap().code, Some(143));
@@ -146,10 +147,10 @@ async fn a_hollow_task_ends_when_it_is_stopped_and_is_forgotten_when_removed() {
 #[tokio::test]
 async fn the_images_tag_says_how_long_a_pull_takes() {
     let begun = std::time::Instant::now();
-    Host::new(Plan::default(), "hollow:pull-300").start().await;
+    SimulatedHost::new(Plan::default(), "hollow:pull-300").start().await;
     assert!(begun.elapsed() >= Duration::from_millis(300));
     let slow = Plan { pull: Duration::from_secs(3600), ..Plan::default() };
-    let host = Host::new(slow, "registry:5000/hollow");
+    let host = SimulatedHost::new(slow, "registry:5000/hollow");
     let pulling = tokio::time::timeout(Duration::from_millis(50), host.start());
     assert!(pulling.await.is_err(), "a port is no tag");
 }
@@ -157,14 +158,14 @@ async fn the_images_tag_says_how_long_a_pull_takes() {
 #[tokio::test]
 async fn a_reader_of_hollow_output_waits_for_more() {
     let plan = Plan { run: Duration::from_millis(300), log_lines: 1, ..Plan::default() };
-    let host = Host::new(plan, "hollow");
+    let host = SimulatedHost::new(plan, "hollow");
     host.start().await;
     let (_, headers, output) = host.call("GET", "/api/logs?offset=0&wait_ms=10", "").await;
-    assert_eq!((output.len(), &headers[LOG_COMPLETE]), (0, &"false".parse().unwrap()));
-    let _: JobStarted = host.ask("POST", "/api/run").await;
+    assert_eq!((output.len(), &headers[LOG_COMPLETE_HEADER]), (0, &"false".parse().unwrap()));
+    let _: JobStarted = host.call_json("POST", "/api/run").await;
     let (_, _, output) = host.call("GET", "/api/logs?offset=0&wait_ms=20000", "").await;
     assert!(!output.is_empty());
     let rest = format!("/api/logs?offset={}&wait_ms=20000", output.len());
     let (_, headers, rest) = host.call("GET", &rest, "").await;
-    assert_eq!((rest.len(), &headers[LOG_COMPLETE]), (0, &"true".parse().unwrap()));
+    assert_eq!((rest.len(), &headers[LOG_COMPLETE_HEADER]), (0, &"true".parse().unwrap()));
 }

@@ -5,12 +5,12 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 use crate::support::{self, temp_dir};
 
 /// Puts a program into `dir` that answers as the vendor's would.
-fn tool(dir: &Path, name: &str, script: &str) {
+fn write_tool(dir: &Path, name: &str, script: &str) {
     fs::write(dir.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-fn host(path: &Path) -> serde_json::Value {
+fn host_report(path: &Path) -> serde_json::Value {
     let mut command = Command::new(support::agent());
     command.arg("host").env("PATH", format!("{}:/usr/bin:/bin", path.display()));
     let output = command.output().unwrap();
@@ -27,8 +27,8 @@ fn a_machine_with_gpus_tells_them_as_the_driver_does() {
             echo '0, GPU-0a, Tesla V100-SXM2-16GB, 16160, 418.87.00, 00000000:00:1E.0'
             echo '1, GPU-1b, Tesla V100-SXM2-16GB, 16160, 418.87.00, 00000000:00:1F.0';;
         esac"#;
-    tool(scratch.path(), "nvidia-smi", script);
-    let told = host(scratch.path());
+    write_tool(scratch.path(), "nvidia-smi", script);
+    let told = host_report(scratch.path());
     assert_eq!(told["host"]["gpu_vendor"], "nvidia");
     assert_eq!(told["host"]["gpu_name"], "Tesla V100-SXM2-16GB");
     assert_eq!(told["host"]["gpu_count"], 2);
@@ -41,12 +41,12 @@ fn a_machine_with_gpus_tells_them_as_the_driver_does() {
 #[test]
 fn a_driver_that_is_not_there_is_a_problem_and_not_the_end() {
     let scratch = temp_dir("host-broken").unwrap();
-    tool(
+    write_tool(
         scratch.path(),
         "nvidia-smi",
         "echo \"NVIDIA-SMI has failed because it couldn't communicate\"; exit 9",
     );
-    let told = host(scratch.path());
+    let told = host_report(scratch.path());
     assert_eq!(told["host"]["gpu_vendor"], "none");
     let problem = told["problems"][0].as_str().unwrap();
     assert!(problem.contains("exit status: 9") && problem.contains("couldn't communicate"), "{problem}");

@@ -28,28 +28,28 @@ use tokio_tungstenite::{WebSocketStream, client_async, tungstenite::Message};
 use tokio_util::sync::CancellationToken;
 
 use windlass_agent::{
-    confine::Beneath,
-    spool::{Reader, Source, Spool, Stamps, Stream, Watcher, Writer, http},
+    confine::DirHandle,
+    spool::{Reader, Source, Spool, Stream, Timestamps, Watcher, Writer, http},
 };
-use windlass_api::agent::{LOG_COMPLETE, LOG_END, runner::Pull};
+use windlass_api::agent::{LOG_COMPLETE_HEADER, LOG_END_HEADER, runner::PullResponse};
 use windlass_testkit::rng::Rng;
 use windlass_testkit::wait::WITHIN;
 
 use crate::support::{TempDir, temp_dir};
 
 /// A spool behind the runner's handlers.
-struct Served {
+struct SpoolServer {
     spool: Arc<Spool>,
     address: SocketAddr,
     dir: TempDir,
 }
 
 #[derive(Deserialize)]
-struct After {
+struct PullQuery {
     timestamp: i64,
 }
 
-async fn pull(State(spool): State<Arc<Spool>>, Query(after): Query<After>) -> Response {
+async fn pull(State(spool): State<Arc<Spool>>, Query(after): Query<PullQuery>) -> Response {
     http::pull(&spool, after.timestamp, 0, || {
         let ended = spool.writer(Stream::Job).position().complete;
         let state = serde_json::json!({"state": "done", "timestamp": 1, "exit_status": 0});
@@ -58,10 +58,10 @@ async fn pull(State(spool): State<Arc<Spool>>, Query(after): Query<After>) -> Re
     .await
 }
 
-impl Served {
+impl SpoolServer {
     async fn new(name: &str) -> Self {
         let dir = temp_dir(name).unwrap();
-        let spool = Spool::open(dir.path(), Stamps::new()).unwrap();
+        let spool = Spool::open(dir.path(), Timestamps::new()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let pull = Router::new().route("/api/pull", get(pull)).with_state(Arc::clone(&spool));
@@ -123,7 +123,7 @@ async fn whole(mut socket: WebSocketStream<TcpStream>, between: Duration) -> (Ve
 
 const WRITES: usize = 25_000;
 /// How far apart a job makes 5,000 writes a second.
-const APART: Duration = Duration::from_micros(200);
+const WRITE_INTERVAL: Duration = Duration::from_micros(200);
 
 /// A job that writes in its own thread, often, and then ends. Gives the hash of it all.
 fn job(writer: Writer, half: oneshot::Sender<()>) -> std::thread::JoinHandle<String> {
@@ -140,7 +140,9 @@ fn job(writer: Writer, half: oneshot::Sender<()>) -> std::thread::JoinHandle<Str
                 half.take().unwrap().send(()).unwrap();
             }
             // The rate is the load; nothing depends on it being met.
-            std::thread::sleep((start + APART * write as u32).saturating_duration_since(Instant::now()));
+            std::thread::sleep(
+                (start + WRITE_INTERVAL * write as u32).saturating_duration_since(Instant::now()),
+            );
         }
         writer.finish().unwrap();
         hex::encode(hash.finalize())
@@ -148,7 +150,7 @@ fn job(writer: Writer, half: oneshot::Sender<()>) -> std::thread::JoinHandle<Str
 }
 
 /// Reads by offset, with long polls, until the end.
-async fn by_offset(served: &Served) -> String {
+async fn by_offset(served: &SpoolServer) -> String {
     let (mut hash, mut offset) = (Sha256::new(), 0);
     loop {
         let path = format!("/api/logs?stream=job&offset={offset}&limit=100000&wait_ms=20000");
@@ -156,19 +158,21 @@ async fn by_offset(served: &Served) -> String {
         assert_eq!(status, 200);
         hash.update(&body);
         offset += body.len() as u64;
-        if header(&headers, LOG_COMPLETE) == "true" && header(&headers, LOG_END) == offset.to_string() {
+        if header(&headers, LOG_COMPLETE_HEADER) == "true"
+            && header(&headers, LOG_END_HEADER) == offset.to_string()
+        {
             return hex::encode(hash.finalize());
         }
     }
 }
 
 /// Pulls by time, as a dstack server would.
-async fn by_time(served: &Served) -> usize {
+async fn by_time(served: &SpoolServer) -> usize {
     let (mut cursor, mut got) = (0, 0);
     loop {
         let (status, _, body) = served.call("GET", &format!("/api/pull?timestamp={cursor}")).await;
         assert_eq!(status, 200);
-        let pull: Pull = serde_json::from_slice(&body).unwrap();
+        let pull: PullResponse = serde_json::from_slice(&body).unwrap();
         for event in &pull.job_logs {
             assert!(event.timestamp > cursor && event.timestamp <= pull.last_updated);
             got += STANDARD.decode(&event.message).unwrap().len();
@@ -183,7 +187,7 @@ async fn by_time(served: &Served) -> usize {
 
 #[tokio::test]
 async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
-    let served = Served::new("tailers").await;
+    let served = SpoolServer::new("tailers").await;
     let (half, at_half) = oneshot::channel();
     let small = TcpSocket::new_v4().unwrap();
     small.set_recv_buffer_size(4096).unwrap();
@@ -241,7 +245,7 @@ async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
 
 #[tokio::test]
 async fn o7_the_spool_says_when_the_server_and_the_tailers_are_done() {
-    let served = Served::new("read").await;
+    let served = SpoolServer::new("read").await;
     served.writer().append(b"twelve bytes").unwrap();
     let mut tailer = served.tail("").await;
     assert_eq!(tailer.next().await.unwrap().unwrap().into_data(), "twelve bytes");
@@ -257,7 +261,7 @@ async fn o7_the_spool_says_when_the_server_and_the_tailers_are_done() {
 
 #[tokio::test]
 async fn a_tail_starts_at_an_offset_or_a_time() {
-    let served = Served::new("start").await;
+    let served = SpoolServer::new("start").await;
     let writer = served.writer();
     writer.append(b"old ").unwrap();
     let stamps = served.spool.stamps();
@@ -286,31 +290,31 @@ async fn a_tail_starts_at_an_offset_or_a_time() {
 
 #[tokio::test]
 async fn reads_by_offset_say_where_the_end_is_and_wait_no_longer_than_asked() {
-    let served = Served::new("offset").await;
+    let served = SpoolServer::new("offset").await;
     let (status, headers, body) = served.call("GET", "/api/logs?stream=job&offset=0&wait_ms=1").await;
     assert_eq!((status, body.len()), (200, 0));
     assert_eq!(
-        (header(&headers, LOG_END), header(&headers, LOG_COMPLETE)),
+        (header(&headers, LOG_END_HEADER), header(&headers, LOG_COMPLETE_HEADER)),
         ("0".to_owned(), "false".to_owned())
     );
     served.writer().append(&[0, 159, 146, 150, 255, 10]).unwrap();
     let (_, headers, body) = served.call("GET", "/api/logs?stream=job&offset=1&limit=3").await;
     assert_eq!(body.as_ref(), [159, 146, 150]);
-    assert_eq!(header(&headers, LOG_END), "6");
+    assert_eq!(header(&headers, LOG_END_HEADER), "6");
     served.writer().finish().unwrap();
     let (_, headers, body) =
         served.call("GET", "/api/logs?stream=job&offset=18446744073709551615&wait_ms=60000").await;
     assert_eq!(body.len(), 0);
     assert_eq!(
-        (header(&headers, LOG_END), header(&headers, LOG_COMPLETE)),
+        (header(&headers, LOG_END_HEADER), header(&headers, LOG_COMPLETE_HEADER)),
         ("6".to_owned(), "true".to_owned())
     );
 }
 
 #[tokio::test]
 async fn o4_readers_in_another_process_follow_by_the_files_alone() {
-    let served = Served::new("there").await;
-    let dir = Arc::new(Beneath::open(served.dir.path()).unwrap());
+    let served = SpoolServer::new("there").await;
+    let dir = Arc::new(DirHandle::open(served.dir.path()).unwrap());
     let (watcher, ended) = (Watcher::default(), CancellationToken::new());
     let there = || Source::there(Reader::new(Arc::clone(&dir), Stream::Job), watcher.clone(), ended.clone());
     let followers = join_all((0..20).map(|_| async {
@@ -329,9 +333,9 @@ async fn o4_readers_in_another_process_follow_by_the_files_alone() {
 
 #[tokio::test]
 async fn o3_a_writer_that_died_leaves_a_stream_that_ends() {
-    let served = Served::new("dead").await;
+    let served = SpoolServer::new("dead").await;
     served.writer().append(b"last words").unwrap();
-    let dir = Arc::new(Beneath::open(served.dir.path()).unwrap());
+    let dir = Arc::new(DirHandle::open(served.dir.path()).unwrap());
     let ended = CancellationToken::new();
     let source = Source::there(Reader::new(dir, Stream::Job), Watcher::default(), ended.clone());
     let mut follow = source.follow(0);
@@ -339,5 +343,5 @@ async fn o3_a_writer_that_died_leaves_a_stream_that_ends() {
     let (rest, ()) = tokio::join!(timeout(WITHIN, follow.next()), async { ended.cancel() });
     assert_eq!(rest.unwrap().unwrap(), None);
     let answer = http::read(&source, &http::Read::default()).await;
-    assert_eq!(answer.headers()[LOG_COMPLETE], "true");
+    assert_eq!(answer.headers()[LOG_COMPLETE_HEADER], "true");
 }

@@ -12,7 +12,7 @@ use windlass_testkit::wait::eventually_ok_async;
 use crate::support::shim::{Setup, Shim};
 
 const NOBODY: u32 = 65534;
-const SOMEBODY: u32 = 65533;
+const OTHER_USER: u32 = 65533;
 
 const TRY_ALL: &str = r#"
 here=$PWD; cd /
@@ -34,7 +34,7 @@ async fn a_job_of_another_user_has_its_directory_and_sees_nothing_else_of_the_ta
     shim.wait_for(id, TaskStatus::Running).await;
     // A shim that starts again must not close the way.
     shim.kill();
-    shim.start_again();
+    shim.restart();
     shim.wait_for(id, TaskStatus::Running).await;
     let job = json!({
         "run": {"id": "0", "run_spec": {"run_name": "passage"}},
@@ -62,5 +62,5 @@ async fn a_job_of_another_user_has_its_directory_and_sees_nothing_else_of_the_ta
         cat.status().unwrap().success()
     };
     assert!(reads(NOBODY));
-    assert!(!reads(SOMEBODY), "other users of the host have no business there");
+    assert!(!reads(OTHER_USER), "other users of the host have no business there");
 }

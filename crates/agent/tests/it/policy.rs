@@ -15,7 +15,7 @@ use crate::support::{
 
 /// Submits a change of the plainest specification through both doors; both must refuse it, and say all of why. A dstack
 /// server is told by the end of the task: it would repeat for ever what is refused.
-async fn refused(shim: &Shim, change: impl Fn(&mut Value), why: &[&str]) {
+async fn check_refused(shim: &Shim, change: impl Fn(&mut Value), why: &[&str]) {
     let mut spec = shim.spec("t");
     change(&mut spec);
     let signed = shim.try_submit(&spec, 1).await.expect(403);
@@ -52,26 +52,27 @@ async fn x9_what_the_policy_forbids_is_refused_through_both_doors() {
         move |spec: &mut Value| spec["instance_mounts"] = mounts.clone()
     };
     let file = shim.scratch().join("policy.yml").display().to_string();
-    refused(&shim, |spec| spec["privileged"] = json!(true), &["privileged", "privileged: true", &file]).await;
-    refused(&shim, mount("/etc"), &["mount /etc", "add `/etc` to `mounts`"]).await;
-    refused(&shim, mount("/"), &["mount /"]).await;
-    refused(&shim, mount(&below("link")), &["/etc"]).await;
-    refused(&shim, mount(&below("link/ssl")), &["/etc/ssl"]).await;
-    refused(&shim, mount(&below("a/../../x")), &["leads upwards"]).await;
-    refused(&shim, mount("/var/tmp"), &["below no allowed path"]).await;
-    refused(&shim, mount(shim.home().to_str().unwrap()), &["mount"]).await;
-    refused(&shim, |spec| spec["pids"] = json!(101), &["at most 100"]).await;
+    check_refused(&shim, |spec| spec["privileged"] = json!(true), &["privileged", "privileged: true", &file])
+        .await;
+    check_refused(&shim, mount("/etc"), &["mount /etc", "add `/etc` to `mounts`"]).await;
+    check_refused(&shim, mount("/"), &["mount /"]).await;
+    check_refused(&shim, mount(&below("link")), &["/etc"]).await;
+    check_refused(&shim, mount(&below("link/ssl")), &["/etc/ssl"]).await;
+    check_refused(&shim, mount(&below("a/../../x")), &["leads upwards"]).await;
+    check_refused(&shim, mount("/var/tmp"), &["below no allowed path"]).await;
+    check_refused(&shim, mount(shim.home().to_str().unwrap()), &["mount"]).await;
+    check_refused(&shim, |spec| spec["pids"] = json!(101), &["at most 100"]).await;
     let keys = |spec: &mut Value| {
         spec["host_ssh_user"] = json!("root");
         spec["host_ssh_keys"] = json!(["ssh-ed25519 AAAA"]);
     };
-    refused(&shim, keys, &["host_ssh_keys for root"]).await;
+    check_refused(&shim, keys, &["host_ssh_keys for root"]).await;
     // All that is wrong is told at once.
     let both = |spec: &mut Value| {
         spec["privileged"] = json!(true);
         spec["instance_mounts"] = json!([{"instance_path": "/proc", "path": "/windlass/run"}]);
     };
-    refused(&shim, both, &["privileged", "mount /proc", "mount at /windlass/run"]).await;
+    check_refused(&shim, both, &["privileged", "mount /proc", "mount at /windlass/run"]).await;
     let list: TaskList = shim.client().get("/api/tasks").await.json();
     assert_eq!(list.tasks, []);
     assert!(!data.path().join("a").exists(), "a refusal makes nothing");
@@ -118,7 +119,7 @@ fn a_policy_that_others_could_write_or_that_does_not_read_keeps_the_shim_down() 
     assert!(said.contains("did you mean `mounts`?") && said.contains("policy.yml:1:1"), "{said}");
 }
 
-fn text_of(file: &std::path::Path) -> String {
+fn read_text(file: &std::path::Path) -> String {
     String::from_utf8_lossy(&fs::read(file).unwrap()).into_owned()
 }
 
@@ -153,15 +154,15 @@ async fn g6_keys_are_lent_for_a_tasks_life_and_lines_of_others_stay_as_they_are(
     // Once the task's own port is known, nothing else can be reached.
     let port = info.ports.unwrap()[0].host;
     eventually_ok_async("the key opens the task's port", async || {
-        let text = text_of(&file);
+        let text = read_text(&file);
         if text.contains(&format!("permitopen=\"localhost:{port}\"")) { Ok(()) } else { Err(text) }
     })
     .await;
     // A crash in between changes nothing about who has the keys.
     shim.kill();
-    shim.start_again();
+    shim.restart();
     shim.wait_for(id, TaskStatus::Running).await;
-    assert!(text_of(&file).contains(&id.to_string()));
+    assert!(read_text(&file).contains(&id.to_string()));
     shim.terminate(id, 1, 0).await;
     assert_eq!(fs::read(&file).unwrap(), foreign);
     shim.remove(id, 1).await;

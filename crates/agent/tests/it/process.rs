@@ -27,14 +27,14 @@ use crate::support::{TempDir, agent, temp_dir};
 const GRACE: Duration = Duration::from_millis(400);
 
 /// One home with one task in it. Everything is taken away at the end, and nothing may be left then.
-struct Host {
+struct ProcessHost {
     home: TempDir,
     task: Prepared,
     hierarchies: Hierarchies,
     runtime: Process,
 }
 
-impl Host {
+impl ProcessHost {
     /// `script` is run in place of the runner.
     fn new(script: &str) -> Self {
         Self::with(script, Hierarchies::mounted().unwrap())
@@ -125,7 +125,7 @@ fn find(below: PathBuf, name: &str) -> Option<PathBuf> {
     })
 }
 
-impl Drop for Host {
+impl Drop for ProcessHost {
     fn drop(&mut self) {
         let (runtime, dir) = (self.runtime.clone(), self.task.dir.clone());
         let removed = std::thread::spawn(move || {
@@ -144,9 +144,9 @@ impl Drop for Host {
 }
 
 /// A child that does not outlive its test.
-struct Guarded(Child);
+struct KillOnDrop(Child);
 
-impl Guarded {
+impl KillOnDrop {
     fn spawn(command: &mut Command) -> Self {
         Self(command.spawn().unwrap())
     }
@@ -160,7 +160,7 @@ impl Guarded {
     }
 }
 
-impl Drop for Guarded {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -173,7 +173,7 @@ fn is_alive(name: Name) -> bool {
 
 /// Forks twice with a session of its own in between, so that nothing ties it to whoever started it, and without
 /// the marks of its task.
-fn forks_away() -> String {
+fn daemonize_script() -> String {
     let inner = "echo $$ > away.new; mv away.new away; exec sleep 1000";
     format!("env -i setsid sh -c 'sh -c \"{}\" &'", inner.replace('$', "\\$"))
 }
@@ -181,7 +181,7 @@ fn forks_away() -> String {
 #[tokio::test]
 async fn f33_a_descendant_that_forked_away_ends_when_its_task_is_stopped() {
     for hierarchies in [Hierarchies::mounted().unwrap(), Hierarchies::default()] {
-        let host = Host::with(&format!("{}; sleep 1000", forks_away()), hierarchies);
+        let host = ProcessHost::with(&format!("{}; sleep 1000", daemonize_script()), hierarchies);
         let handle = host.start().await;
         let away = host.pid("away").await;
         assert!(is_alive(away));
@@ -194,8 +194,8 @@ async fn f33_a_descendant_that_forked_away_ends_when_its_task_is_stopped() {
 #[tokio::test]
 async fn f33_a_descendant_that_forked_away_ends_when_the_runner_is_killed() {
     for hierarchies in [Hierarchies::mounted().unwrap(), Hierarchies::default()] {
-        let script = format!("{}; echo $$ > runner; sleep 1000", forks_away());
-        let host = Host::with(&script, hierarchies);
+        let script = format!("{}; echo $$ > runner; sleep 1000", daemonize_script());
+        let host = ProcessHost::with(&script, hierarchies);
         host.start().await;
         let (away, runner) = (host.pid("away").await, host.pid("runner").await);
         kill(runner);
@@ -207,7 +207,7 @@ async fn f33_a_descendant_that_forked_away_ends_when_the_runner_is_killed() {
 
 #[tokio::test]
 async fn f33_an_init_that_is_killed_takes_everything_along_and_is_called_lost() {
-    let host = Host::new(&format!("{}; echo $PPID > init; sleep 1000", forks_away()));
+    let host = ProcessHost::new(&format!("{}; echo $PPID > init; sleep 1000", daemonize_script()));
     host.start().await;
     let (away, init) = (host.pid("away").await, host.pid("init").await);
     kill(init);
@@ -223,7 +223,7 @@ fn kill(name: Name) {
 
 #[tokio::test]
 async fn a_job_that_ignores_the_polite_signal_is_killed_after_its_grace() {
-    let host = Host::new("trap '' TERM INT; echo up > up; while :; do sleep 1000; done");
+    let host = ProcessHost::new("trap '' TERM INT; echo up > up; while :; do sleep 1000; done");
     let handle = host.start().await;
     host.line("up").await;
     let asked = Instant::now();
@@ -234,7 +234,7 @@ async fn a_job_that_ignores_the_polite_signal_is_killed_after_its_grace() {
 
 #[tokio::test]
 async fn a_job_that_heeds_the_polite_signal_ends_with_its_own_status() {
-    let host = Host::new("trap 'exit 7' TERM; echo up > up; while :; do sleep 0.01; done");
+    let host = ProcessHost::new("trap 'exit 7' TERM; echo up > up; while :; do sleep 0.01; done");
     let handle = host.start().await;
     host.line("up").await;
     host.runtime.stop(&host.task.dir, &handle, WITHIN).await.unwrap();
@@ -245,7 +245,7 @@ async fn a_job_that_heeds_the_polite_signal_ends_with_its_own_status() {
 
 #[tokio::test]
 async fn a_last_word_that_cannot_be_written_does_not_change_how_the_job_ended() {
-    let host = Host::new("rm -rf ../run; exit 7");
+    let host = ProcessHost::new("rm -rf ../run; exit 7");
     host.start().await;
     let exit = host.wait().await;
     assert_eq!((exit.code, exit.lost), (Some(7), None), "{:?}", exit.tail);
@@ -255,7 +255,8 @@ async fn a_last_word_that_cannot_be_written_does_not_change_how_the_job_ended() 
 
 #[tokio::test]
 async fn f14_a_task_is_found_again_and_its_exit_status_kept_over_a_restart() {
-    let mut host = Host::new("echo $$ > up; while [ ! -e go ]; do sleep 0.01; done; echo said >&2; exit 42");
+    let mut host =
+        ProcessHost::new("echo $$ > up; while [ ! -e go ]; do sleep 0.01; done; echo said >&2; exit 42");
     host.runtime.create(&host.task).await.unwrap();
     assert_eq!(host.state().await, Some(FoundState::Created));
     let handle = host.start().await;
@@ -274,10 +275,10 @@ async fn f14_a_task_is_found_again_and_its_exit_status_kept_over_a_restart() {
 
 #[tokio::test]
 async fn f14_a_shim_killed_before_it_wrote_down_whom_it_started_leaves_nothing_running() {
-    let host = Host::new("echo ran >> ran; exit 3");
+    let host = ProcessHost::new("echo ran >> ran; exit 3");
     let handle = host.runtime.create(&host.task).await.unwrap();
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut init = Guarded::spawn(
+    let mut init = KillOnDrop::spawn(
         Command::new(agent())
             .args(["runner", "--dir"])
             .arg(host.task.dir.run())
@@ -300,10 +301,10 @@ async fn f14_a_shim_killed_before_it_wrote_down_whom_it_started_leaves_nothing_r
 
 #[tokio::test]
 async fn c5_a_stranger_with_the_recorded_pid_is_never_signalled() {
-    let host = Host::new("exit 0");
+    let host = ProcessHost::new("exit 0");
     let handle = host.start().await;
     host.wait().await;
-    let stranger = Guarded::spawn(Command::new("/bin/sleep").arg("1000"));
+    let stranger = KillOnDrop::spawn(Command::new("/bin/sleep").arg("1000"));
     let name = proc::stat(stranger.pid()).unwrap().unwrap().name;
     let boot = proc::boot_id().unwrap();
     let reused = Name { start: name.start - 1, ..name };
@@ -318,9 +319,9 @@ async fn c5_a_stranger_with_the_recorded_pid_is_never_signalled() {
 
 #[tokio::test]
 async fn c5_tasks_of_another_home_are_neither_found_nor_touched() {
-    let host = Host::new("sleep 1000");
+    let host = ProcessHost::new("sleep 1000");
     host.start().await;
-    let other = Host::new("exit 0");
+    let other = ProcessHost::new("exit 0");
     assert_eq!(other.runtime.found().await.unwrap(), []);
     let theirs = TaskDir::new(other.home.path(), host.task.spec.id);
     fs::create_dir_all(theirs.run()).unwrap();
@@ -330,7 +331,7 @@ async fn c5_tasks_of_another_home_are_neither_found_nor_touched() {
 
 #[tokio::test]
 async fn f15_a_task_of_another_boot_is_lost_to_the_reboot() {
-    let host = Host::new("sleep 1000");
+    let host = ProcessHost::new("sleep 1000");
     host.runtime.create(&host.task).await.unwrap();
     let process = Name { pid: i32::try_from(std::process::id()).unwrap(), start: 1 };
     let record = serde_json::json!({ "boot": "before", "process": process, "targets": [], "made": [] });
@@ -341,7 +342,7 @@ async fn f15_a_task_of_another_boot_is_lost_to_the_reboot() {
 
 #[tokio::test]
 async fn limits_are_set_before_the_first_command_runs() {
-    let mut host = Host::new("cat /proc/self/cgroup > groups.new; mv groups.new groups; sleep 1000");
+    let mut host = ProcessHost::new("cat /proc/self/cgroup > groups.new; mv groups.new groups; sleep 1000");
     host.task.spec.cpu = 0.5;
     host.task.spec.memory = 64 << 20;
     host.task.spec.pids = 33;
@@ -364,7 +365,7 @@ async fn limits_are_set_before_the_first_command_runs() {
 #[tokio::test]
 async fn a_limit_that_cannot_be_enforced_is_told_to_the_runner() {
     let mut host =
-        Host::with("printenv WINDLASS_NOTICES > said.new; mv said.new said", Hierarchies::default());
+        ProcessHost::with("printenv WINDLASS_NOTICES > said.new; mv said.new said", Hierarchies::default());
     host.task.spec.memory = 64 << 20;
     host.start().await;
     let said = host.line("said").await;
@@ -373,7 +374,7 @@ async fn a_limit_that_cannot_be_enforced_is_told_to_the_runner() {
 
 #[tokio::test]
 async fn f16_a_job_killed_for_want_of_memory_says_so() {
-    let mut host = Host::new("tail /dev/zero; exit $?");
+    let mut host = ProcessHost::new("tail /dev/zero; exit $?");
     host.task.spec.memory = 64 << 20;
     host.start().await;
     let exit = host.wait().await;
@@ -383,7 +384,7 @@ async fn f16_a_job_killed_for_want_of_memory_says_so() {
 #[tokio::test]
 async fn a_fork_bomb_stays_within_its_limit_and_ends_with_its_task() {
     // A shell that cannot fork ends, so it says that it is up before it begins, and forks no more after.
-    let mut host = Host::new("echo up > up; f() { f | f & }; f; exec sleep 1000");
+    let mut host = ProcessHost::new("echo up > up; f() { f | f & }; f; exec sleep 1000");
     host.task.spec.pids = 40;
     let handle = host.start().await;
     host.line("up").await;
@@ -401,7 +402,7 @@ async fn a_fork_bomb_stays_within_its_limit_and_ends_with_its_task() {
 
 #[tokio::test]
 async fn a_task_sees_exactly_its_own_gpu_and_a_clean_environment() {
-    let mut host = Host::new("env > env.new; mv env.new env");
+    let mut host = ProcessHost::new("env > env.new; mv env.new env");
     host.task.gpus = vec![Gpu {
         vendor: Vendor::Nvidia,
         id: "GPU-77".to_owned(),
@@ -425,19 +426,20 @@ async fn a_task_sees_exactly_its_own_gpu_and_a_clean_environment() {
 
 #[tokio::test]
 async fn a_task_without_gpus_sees_none() {
-    let host = Host::new("env > env.new; mv env.new env");
+    let host = ProcessHost::new("env > env.new; mv env.new env");
     host.start().await;
     assert!(host.line("env").await.lines().any(|line| line == "CUDA_VISIBLE_DEVICES="));
 }
 
 #[tokio::test]
 async fn signals_are_as_meant_whatever_the_shim_inherited() {
-    let host = Host::new("grep -E 'Sig(Blk|Ign)' /proc/self/status > signals.new; mv signals.new signals");
+    let host =
+        ProcessHost::new("grep -E 'Sig(Blk|Ign)' /proc/self/status > signals.new; mv signals.new signals");
     let orders = "{\"enter\":[],\"job_group\":null,\"binds\":[],\"notices\":[]}";
     fs::create_dir_all(host.task.dir.scratch()).unwrap();
     let script = "trap '' INT QUIT HUP TERM CHLD PIPE; exec \"$@\"";
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-    let mut init = Guarded::spawn(
+    let mut init = KillOnDrop::spawn(
         Command::new("/bin/sh")
             .args(["-c", script, "sh"])
             .arg(agent())
@@ -460,8 +462,9 @@ async fn signals_are_as_meant_whatever_the_shim_inherited() {
 
 #[tokio::test]
 async fn mounts_are_the_tasks_own_and_vanish_with_it() {
-    let mut host =
-        Host::new("ls at > seen.new; echo no > at/write; ls at >> seen.new; mv seen.new seen; sleep 1000");
+    let mut host = ProcessHost::new(
+        "ls at > seen.new; echo no > at/write; ls at >> seen.new; mv seen.new seen; sleep 1000",
+    );
     let source = host.home.path().join("source");
     fs::create_dir(&source).unwrap();
     fs::write(source.join("inside"), "").unwrap();
@@ -480,7 +483,7 @@ async fn mounts_are_the_tasks_own_and_vanish_with_it() {
 
 #[tokio::test]
 async fn a_mount_that_cannot_be_made_is_said_at_the_start() {
-    let mut host = Host::new("sleep 1000");
+    let mut host = ProcessHost::new("sleep 1000");
     let bind = |source: &str, target: &str| Bind {
         source: source.into(),
         target: target.to_owned(),
@@ -497,7 +500,7 @@ async fn a_mount_that_cannot_be_made_is_said_at_the_start() {
 
 #[tokio::test]
 async fn the_last_word_is_written_through_no_link_of_the_jobs() {
-    let host = Host::new(
+    let host = ProcessHost::new(
         "cd ../run; ln -s ../../../victim exit.json; ln -s ../../../victim .exit.json.$PPID; exit 5",
     );
     fs::write(host.home.path().join("victim"), "whole").unwrap();
@@ -509,7 +512,7 @@ async fn the_last_word_is_written_through_no_link_of_the_jobs() {
 #[tokio::test]
 async fn the_ssh_port_is_told_once_the_runner_says_it() {
     let script = "sleep 0.1; echo 4022 > ../run/ssh.port; sleep 1000";
-    let host = Host::new(script);
+    let host = ProcessHost::new(script);
     let config = serde_json::json!({
         "task": host.task.spec.id, "token_sha256": "", "compat_http": null, "ssh_listen": "127.0.0.1:0",
         "ssh_authorized_keys": [], "gpus": [], "wait_secs": 1,
@@ -522,7 +525,7 @@ async fn the_ssh_port_is_told_once_the_runner_says_it() {
 
 #[tokio::test]
 async fn the_real_runner_comes_up_and_ends_when_it_is_asked() {
-    let mut host = Host::new("");
+    let mut host = ProcessHost::new("");
     host.task.env.clear();
     let config = serde_json::json!({
         "task": host.task.spec.id, "token_sha256": "", "compat_http": null, "ssh_listen": "127.0.0.1:0",
@@ -543,10 +546,10 @@ async fn the_real_runner_comes_up_and_ends_when_it_is_asked() {
 /// As in a container: the first process of its namespace, which the kernel spares most signals.
 #[tokio::test]
 async fn the_first_process_of_a_namespace_heeds_term_and_reaps_orphans() {
-    let host = Host::new("");
+    let host = ProcessHost::new("");
     fs::create_dir_all(host.task.dir.scratch()).unwrap();
     let script = "trap 'exit 9' TERM; (true & true &); echo up > up; while :; do sleep 0.01; done";
-    let mut unshare = Guarded::spawn(
+    let mut unshare = KillOnDrop::spawn(
         Command::new("unshare")
             .args(["--pid", "--fork", "--mount-proc", "--kill-child"])
             .arg(agent())
@@ -572,7 +575,7 @@ async fn the_first_process_of_a_namespace_heeds_term_and_reaps_orphans() {
 
 #[tokio::test]
 async fn the_first_process_stays_small() {
-    let host = Host::new("echo $PPID > init; sleep 1000");
+    let host = ProcessHost::new("echo $PPID > init; sleep 1000");
     host.start().await;
     let init = host.pid("init").await;
     let status = fs::read_to_string(format!("/proc/{}/status", init.pid)).unwrap();

@@ -11,9 +11,9 @@ use tokio_tungstenite::{
     tungstenite::{Message, client::IntoClientRequest, protocol::Role},
 };
 use windlass_api::agent::{
-    LOG_COMPLETE, LOG_END,
-    events::What,
-    pass::Pass,
+    LOG_COMPLETE_HEADER, LOG_END_HEADER,
+    events::ShimEventKind,
+    pass::PortPass,
     runner::JobRecord,
     shim::{TaskInfo, TaskStatus},
 };
@@ -23,7 +23,7 @@ use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
 use crate::support::shim::{CREDENTIAL, Setup, Shim, pass};
 
 /// A running task whose runner answers.
-async fn ready(shim: &Shim) -> SubmissionId {
+async fn start_task(shim: &Shim) -> SubmissionId {
     let id = shim.submit(&shim.spec("t"), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
     let path = format!("/api/tasks/{id}/runner/api/healthcheck");
@@ -48,7 +48,7 @@ async fn run(shim: &Shim, id: SubmissionId, script: &str) {
 #[tokio::test]
 async fn a_job_is_run_and_read_through_the_shim_alone() {
     let shim = Shim::start(Setup::process());
-    let id = ready(&shim).await;
+    let id = start_task(&shim).await;
     let path = format!("/api/tasks/{id}");
     shim.client().epoch(0).post(&format!("{path}/runner/api/submit"), &job("true")).await.expect(412);
     run(&shim, id, "echo hello; exit 3").await;
@@ -68,8 +68,11 @@ async fn a_job_is_run_and_read_through_the_shim_alone() {
     // The same after the runner is gone.
     shim.terminate(id, 1, 0).await;
     let after = shim.client().get(&format!("{path}/logs?offset=2&wait_ms=20000")).await.expect(200);
-    assert_eq!((after.text().trim_end(), after.headers[LOG_COMPLETE].to_str().unwrap()), ("llo", "true"));
-    assert_eq!(after.headers[LOG_END], record.log_end.to_string());
+    assert_eq!(
+        (after.text().trim_end(), after.headers[LOG_COMPLETE_HEADER].to_str().unwrap()),
+        ("llo", "true")
+    );
+    assert_eq!(after.headers[LOG_END_HEADER], record.log_end.to_string());
     let dead = shim.client().get(&format!("{path}/runner/api/healthcheck")).await.expect(502);
     assert!(dead.text().contains("does not answer"), "{}", dead.text());
     shim.remove(id, 1).await;
@@ -80,7 +83,7 @@ async fn a_job_is_run_and_read_through_the_shim_alone() {
 #[tokio::test]
 async fn x5_the_runners_socket_is_of_no_use_without_its_token() {
     let shim = Shim::start(Setup::process());
-    let id = ready(&shim).await;
+    let id = start_task(&shim).await;
     let socket = shim.home().join(format!("tasks/{id}/run/runner.sock"));
     for client in [
         crate::support::client::Client::unix(&socket),
@@ -94,7 +97,7 @@ async fn x5_the_runners_socket_is_of_no_use_without_its_token() {
 async fn a_port_of_the_task_and_its_ssh_server_are_reached_through_the_shim() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let shim = Shim::start(Setup::process());
-    let id = ready(&shim).await;
+    let id = start_task(&shim).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
@@ -133,7 +136,7 @@ async fn a_port_of_the_task_and_its_ssh_server_are_reached_through_the_shim() {
 async fn a_pass_reaches_the_ports_it_names_and_no_other_call() {
     use tokio::io::AsyncReadExt as _;
     let shim = Shim::start(Setup::process());
-    let id = ready(&shim).await;
+    let id = start_task(&shim).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
@@ -142,10 +145,10 @@ async fn a_pass_reaches_the_ports_it_names_and_no_other_call() {
     });
     let tasks = std::collections::BTreeMap::from([(id, std::collections::BTreeSet::from([port]))]);
     let far = i64::from(u32::MAX);
-    let good = pass(&Pass { instance: shim.instance, tasks: tasks.clone(), expires_at: far });
-    let old = pass(&Pass { instance: shim.instance, tasks: tasks.clone(), expires_at: 1 });
+    let good = pass(&PortPass { instance: shim.instance, tasks: tasks.clone(), expires_at: far });
+    let old = pass(&PortPass { instance: shim.instance, tasks: tasks.clone(), expires_at: 1 });
     let other = windlass_model::id::InstanceId(uuid::Uuid::from_u128(1));
-    let foreign = pass(&Pass { instance: other, tasks, expires_at: far });
+    let foreign = pass(&PortPass { instance: other, tasks, expires_at: far });
     let open = |shown: String, port: u16| {
         let socket = shim.home().join("shim.sock");
         async move {
@@ -181,7 +184,7 @@ async fn a_pass_reaches_the_ports_it_names_and_no_other_call() {
 #[tokio::test]
 async fn output_and_states_are_told_as_they_come() {
     let shim = Shim::start(Setup::process());
-    let id = ready(&shim).await;
+    let id = start_task(&shim).await;
     let response = shim.client().open(Method::GET, "/api/events", Body::empty()).await;
     let mut body = response.into_body();
     run(&shim, id, "echo one; exit 0").await;
@@ -192,27 +195,27 @@ async fn output_and_states_are_told_as_they_come() {
         text.extend_from_slice(&frame.unwrap().unwrap().into_data().unwrap());
         while let Some(end) = text.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = text.drain(..=end).collect();
-            let event: windlass_api::agent::events::Event = serde_json::from_slice(&line).unwrap();
-            match event.what {
-                What::Log { id: of, stream, end } if of == id && stream == "job" => {
+            let event: windlass_api::agent::events::ShimEvent = serde_json::from_slice(&line).unwrap();
+            match event.kind {
+                ShimEventKind::Log { id: of, stream, end } if of == id && stream == "job" => {
                     assert!(end >= 4, "{end}");
                     told.push("log".to_owned());
                 }
-                What::Job { id: of, state } if of == id => told.push(state.state),
-                What::Reset { .. }
-                | What::Task { .. }
-                | What::Gone { .. }
-                | What::Job { .. }
-                | What::Log { .. }
-                | What::Health { .. }
-                | What::Alive => {}
+                ShimEventKind::Job { id: of, state } if of == id => told.push(state.state),
+                ShimEventKind::Reset { .. }
+                | ShimEventKind::Task { .. }
+                | ShimEventKind::Gone { .. }
+                | ShimEventKind::Job { .. }
+                | ShimEventKind::Log { .. }
+                | ShimEventKind::Health { .. }
+                | ShimEventKind::Alive => {}
             }
         }
     }
     assert!(told.contains(&"running".to_owned()) && told.contains(&"log".to_owned()), "{told:?}");
 }
 
-async fn all_of<S>(mut socket: WebSocketStream<S>) -> Vec<u8>
+async fn read_all_messages<S>(mut socket: WebSocketStream<S>) -> Vec<u8>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
@@ -233,7 +236,7 @@ where
 #[tokio::test]
 async fn a_websocket_is_passed_through() {
     let shim = Shim::start(Setup::process());
-    let id = ready(&shim).await;
+    let id = start_task(&shim).await;
     run(&shim, id, "echo a; echo b").await;
     let mut request =
         format!("ws://shim/api/tasks/{id}/runner/logs_ws?offset=0").into_client_request().unwrap();
@@ -241,14 +244,14 @@ async fn a_websocket_is_passed_through() {
     let stream = UnixStream::connect(shim.socket()).await.unwrap();
     let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await.unwrap();
     socket.send(Message::Ping(Vec::new().into())).await.unwrap();
-    let got = all_of(socket).await;
+    let got = read_all_messages(socket).await;
     assert_eq!(String::from_utf8(got).unwrap().replace('\r', ""), "a\nb\n");
 }
 
 #[tokio::test]
 async fn one_connection_carries_calls_and_websockets_at_once() {
     let shim = Shim::start(Setup::process());
-    let id = ready(&shim).await;
+    let id = start_task(&shim).await;
     let stream = TokioIo::new(UnixStream::connect(shim.socket()).await.unwrap());
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
@@ -276,14 +279,14 @@ async fn one_connection_carries_calls_and_websockets_at_once() {
     assert_eq!(response.status(), 200);
     let upgraded = hyper::upgrade::on(response).await.unwrap();
     let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await;
-    assert_eq!(String::from_utf8(all_of(socket).await).unwrap().replace('\r', ""), "a\nb\n");
+    assert_eq!(String::from_utf8(read_all_messages(socket).await).unwrap().replace('\r', ""), "a\nb\n");
     drop(events);
 }
 
 #[tokio::test]
 async fn a_long_upload_streams_through() {
     let shim = Shim::start(Setup::process());
-    let id = ready(&shim).await;
+    let id = start_task(&shim).await;
     let client = shim.client().epoch(1);
     client.post(&format!("/api/tasks/{id}/runner/api/submit"), &job("true")).await.expect(200);
     // Longer than any other call's body may be. What the runner makes of it is the runner's business.

@@ -19,7 +19,7 @@ use crate::support::{
 };
 
 /// What F14 allows after the start of a shim.
-const ADOPTED_WITHIN: Duration = Duration::from_secs(15);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Prints, waits to be let go, prints again and ends with a status of its own.
 fn job(gate: &str, before: &str) -> Value {
@@ -39,18 +39,18 @@ fn spec(shim: &Shim) -> Value {
     spec
 }
 
-/// A task with a job that waits for `let_go`.
-struct Playing {
+/// A task with a job that waits for `finish`.
+struct RunningJob {
     id: SubmissionId,
     gate: PathBuf,
 }
 
-impl Playing {
+impl RunningJob {
     async fn begin(shim: &Shim, id: SubmissionId, runtime: &str) -> Self {
-        Self::begin_with(shim, id, runtime, "").await
+        Self::start_with(shim, id, runtime, "").await
     }
 
-    async fn begin_with(shim: &Shim, id: SubmissionId, runtime: &str, before: &str) -> Self {
+    async fn start_with(shim: &Shim, id: SubmissionId, runtime: &str, before: &str) -> Self {
         let run = shim.home().join("tasks").join(id.to_string()).join("run");
         let gate = run.join("let-go");
         let inside =
@@ -72,7 +72,7 @@ impl Playing {
     }
 
     /// Lets the job end, and tells the runner that all was read.
-    async fn let_go(&self, shim: &Shim) {
+    async fn finish(&self, shim: &Shim) {
         fs::write(&self.gate, "").unwrap();
         let read = self.output(shim, "last").await.len();
         let path = format!("/api/tasks/{}/runner/api/logs/read?stream=job&offset={read}", self.id);
@@ -93,7 +93,7 @@ fn with_mounts(setup: Setup) -> Setup {
 }
 
 /// Everything that was taken was given back, once.
-fn check_given_back(shim: &Shim, id: SubmissionId) {
+fn check_released(shim: &Shim, id: SubmissionId) {
     assert_eq!(count(&shim.home(), id, |kind| *kind == Kind::Mounted), 1);
     assert_eq!(count(&shim.home(), id, |kind| *kind == Kind::Unmounted), 1);
 }
@@ -104,7 +104,7 @@ fn check_job_ended(info: &TaskInfo) {
 }
 
 /// Killed on the way to its container: the task goes on, runs its job once and leaves nothing.
-async fn killed_on_the_way(setup: Setup, runtime: &str, status: &str) {
+async fn check_killed_before_running(setup: Setup, runtime: &str, status: &str) {
     let mut shim = Shim::start(setup.env("WINDLASS_AGENT_PAUSE_AT", status));
     let asked = spec(&shim);
     let id = shim.submit(&asked, 1).await;
@@ -112,92 +112,92 @@ async fn killed_on_the_way(setup: Setup, runtime: &str, status: &str) {
     shim.wait_for(id, paused_at).await;
     shim.kill();
     shim.without_env("WINDLASS_AGENT_PAUSE_AT");
-    shim.start_again();
+    shim.restart();
     let began = Instant::now();
     shim.wait_for(id, TaskStatus::Running).await;
-    assert!(began.elapsed() < ADOPTED_WITHIN, "{:?}", began.elapsed());
-    let playing = Playing::begin(&shim, id, runtime).await;
-    playing.let_go(&shim).await;
+    assert!(began.elapsed() < RECOVERY_TIMEOUT, "{:?}", began.elapsed());
+    let playing = RunningJob::begin(&shim, id, runtime).await;
+    playing.finish(&shim).await;
     check_job_ended(&shim.wait_for(id, TaskStatus::Terminated).await);
     assert_eq!(playing.output(&shim, "last").await, "first\nlast\n");
     assert_eq!(count(&shim.home(), id, |kind| matches!(kind, Kind::ContainerStarted { .. })), 1);
     // What was asked for is asked again: one effect.
     shim.submit(&asked, 1).await;
-    check_given_back(&shim, id);
+    check_released(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
 
 /// Killed while the job runs: it runs on, and its output and exit status are told by the next shim.
-async fn killed_while_running(setup: Setup, runtime: &str) {
+async fn check_killed_while_running(setup: Setup, runtime: &str) {
     let mut shim = Shim::start(setup);
     let id = shim.submit(&spec(&shim), 1).await;
     let before = shim.wait_for(id, TaskStatus::Running).await;
-    let playing = Playing::begin(&shim, id, runtime).await;
+    let playing = RunningJob::begin(&shim, id, runtime).await;
     shim.kill();
-    shim.start_again();
+    shim.restart();
     let after = shim.wait_for(id, TaskStatus::Running).await;
     // How far a pull came that is long over is not worth remembering.
     let before = TaskInfo { image_pull_progress: None, ..before };
     assert_eq!(after, before, "the same container, the same ports");
-    playing.let_go(&shim).await;
-    check_job_ended(&terminated_within(&shim, id, ADOPTED_WITHIN).await);
+    playing.finish(&shim).await;
+    check_job_ended(&terminated_within(&shim, id, RECOVERY_TIMEOUT).await);
     assert_eq!(playing.output(&shim, "last").await, "first\nlast\n");
     assert_eq!(count(&shim.home(), id, |kind| matches!(kind, Kind::ContainerStarted { .. })), 1);
-    check_given_back(&shim, id);
+    check_released(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
 
 /// The job ends while nobody looks.
-async fn ended_while_down(setup: Setup, runtime: &str) {
+async fn check_ended_while_down(setup: Setup, runtime: &str) {
     let mut shim = Shim::start(setup);
     let id = shim.submit(&spec(&shim), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
-    let playing = Playing::begin(&shim, id, runtime).await;
+    let playing = RunningJob::begin(&shim, id, runtime).await;
     // Read so far as there is anything; the rest is on disk.
     shim.kill();
     fs::write(&playing.gate, "").unwrap();
-    shim.start_again();
+    shim.restart();
     let text = playing.output(&shim, "last").await;
     assert_eq!(text, "first\nlast\n");
-    playing.let_go(&shim).await;
-    check_job_ended(&terminated_within(&shim, id, ADOPTED_WITHIN).await);
-    check_given_back(&shim, id);
+    playing.finish(&shim).await;
+    check_job_ended(&terminated_within(&shim, id, RECOVERY_TIMEOUT).await);
+    check_released(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
 
-async fn killed_while_terminating(setup: Setup, runtime: &str) {
+async fn check_killed_while_terminating(setup: Setup, runtime: &str) {
     let mut shim = Shim::start(setup.env("WINDLASS_AGENT_PAUSE_AT", "terminating"));
     let id = shim.submit(&spec(&shim), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
-    let playing = Playing::begin(&shim, id, runtime).await;
+    let playing = RunningJob::begin(&shim, id, runtime).await;
     let ask =
         json!({"termination_reason": "terminated_by_user", "termination_message": "enough", "timeout": 0});
     let asked = shim.client().epoch(1).post(&format!("/api/tasks/{id}/terminate"), &ask).await.expect(200);
     assert_eq!(asked.json::<TaskInfo>().status, TaskStatus::Running);
     shim.kill();
     shim.without_env("WINDLASS_AGENT_PAUSE_AT");
-    shim.start_again();
-    let info = terminated_within(&shim, id, ADOPTED_WITHIN).await;
+    shim.restart();
+    let info = terminated_within(&shim, id, RECOVERY_TIMEOUT).await;
     assert_eq!(
         (info.termination_reason.as_str(), info.termination_message.as_str()),
         ("terminated_by_user", "enough")
     );
     assert_eq!(playing.output(&shim, "first").await, "first\n");
-    check_given_back(&shim, id);
+    check_released(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
 
 /// The runner is killed under its job: the task ends, nothing of it runs on, its output stays readable.
-async fn runner_killed(setup: Setup, runtime: &str) {
+async fn check_runner_killed(setup: Setup, runtime: &str) {
     let shim = Shim::start(setup);
     let id = shim.submit(&spec(&shim), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
-    let playing = Playing::begin(&shim, id, runtime).await;
-    let runner = runner_of(id);
+    let playing = RunningJob::begin(&shim, id, runtime).await;
+    let runner = runner_pid(id);
     rustix::process::kill_process(runner, rustix::process::Signal::KILL).unwrap();
     let info = terminated_within(&shim, id, WITHIN).await;
     assert_eq!(
@@ -205,13 +205,13 @@ async fn runner_killed(setup: Setup, runtime: &str) {
         ("container_exited_with_error", Some(137))
     );
     assert_eq!(playing.output(&shim, "first").await, "first\n");
-    check_given_back(&shim, id);
+    check_released(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
 
 /// The runner proper, found by its command line and its task's mark.
-fn runner_of(id: SubmissionId) -> rustix::process::Pid {
+fn runner_pid(id: SubmissionId) -> rustix::process::Pid {
     let mark = format!("WINDLASS_TASK_ID={id}");
     for entry in fs::read_dir("/proc").unwrap().flatten() {
         let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
@@ -234,42 +234,42 @@ macro_rules! matrix {
 
             #[tokio::test]
             async fn f14_killed_while_pending_the_task_goes_on() {
-                killed_on_the_way(with_mounts(Setup::$runtime()), NAME, "pending").await;
+                check_killed_before_running(with_mounts(Setup::$runtime()), NAME, "pending").await;
             }
 
             #[tokio::test]
             async fn f14_killed_while_preparing_the_task_goes_on() {
-                killed_on_the_way(with_mounts(Setup::$runtime()), NAME, "preparing").await;
+                check_killed_before_running(with_mounts(Setup::$runtime()), NAME, "preparing").await;
             }
 
             #[tokio::test]
             async fn f14_killed_while_pulling_the_task_goes_on() {
-                killed_on_the_way(with_mounts(Setup::$runtime()), NAME, "pulling").await;
+                check_killed_before_running(with_mounts(Setup::$runtime()), NAME, "pulling").await;
             }
 
             #[tokio::test]
             async fn f14_killed_while_creating_the_task_goes_on() {
-                killed_on_the_way(with_mounts(Setup::$runtime()), NAME, "creating").await;
+                check_killed_before_running(with_mounts(Setup::$runtime()), NAME, "creating").await;
             }
 
             #[tokio::test]
             async fn f14_o2_killed_while_running_the_job_runs_on_and_its_end_is_told() {
-                killed_while_running(with_mounts(Setup::$runtime()), NAME).await;
+                check_killed_while_running(with_mounts(Setup::$runtime()), NAME).await;
             }
 
             #[tokio::test]
             async fn f14_o2_an_end_that_came_while_the_shim_was_down_is_told() {
-                ended_while_down(with_mounts(Setup::$runtime()), NAME).await;
+                check_ended_while_down(with_mounts(Setup::$runtime()), NAME).await;
             }
 
             #[tokio::test]
             async fn f14_killed_while_terminating_the_task_still_ends() {
-                killed_while_terminating(with_mounts(Setup::$runtime()), NAME).await;
+                check_killed_while_terminating(with_mounts(Setup::$runtime()), NAME).await;
             }
 
             #[tokio::test]
             async fn f16_o2_a_killed_runner_ends_its_task_and_keeps_its_output() {
-                runner_killed(with_mounts(Setup::$runtime()), NAME).await;
+                check_runner_killed(with_mounts(Setup::$runtime()), NAME).await;
             }
         }
     };
@@ -286,17 +286,17 @@ async fn f33_what_ran_away_from_a_process_task_ends_with_it() {
     shim.wait_for(id, TaskStatus::Running).await;
     let beat = shim.scratch().join("beat");
     let away = format!("(setsid sh -c 'while :; do date >> {}; sleep 0.05; done' &) &", beat.display());
-    let playing = Playing::begin_with(&shim, id, "process", &away).await;
+    let playing = RunningJob::start_with(&shim, id, "process", &away).await;
     eventually_async("it ran away", async || beat.exists().then_some(())).await;
     shim.kill();
-    shim.start_again();
+    shim.restart();
     shim.wait_for(id, TaskStatus::Running).await;
     shim.terminate(id, 1, 0).await;
     let beats = fs::read(&beat).unwrap();
     assert_eq!(playing.output(&shim, "first").await, "first\n");
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(fs::read(&beat).unwrap(), beats, "it still runs");
-    check_given_back(&shim, id);
+    check_released(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }

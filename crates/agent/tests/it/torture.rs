@@ -23,10 +23,10 @@ use tokio_tungstenite::{
 };
 
 use windlass_agent::{
-    confine::Beneath,
+    confine::DirHandle,
     spool::{Reader, Stream},
 };
-use windlass_api::agent::{LOG_END, runner::Pull};
+use windlass_api::agent::{LOG_END_HEADER, runner::PullResponse};
 use windlass_testkit::rng::Rng;
 use windlass_testkit::wait::{WITHIN, eventually_async};
 
@@ -35,15 +35,15 @@ use crate::support::{TempDir, agent, temp_dir};
 const TOKEN: &str = "a token of the shim";
 /// What a runner may take more at its peak than before its job, however much that prints. A good part of it is
 /// the program's own text, which is large here.
-const GROWTH_KB: u64 = 8 * 1024;
+const MEMORY_GROWTH_KB_MAX: u64 = 8 * 1024;
 
 /// A runner in a directory of its own, with everything below it ended by the guard.
-struct Runner {
+struct OutputRunner {
     init: Child,
     dir: TempDir,
 }
 
-impl Runner {
+impl OutputRunner {
     async fn start(name: &str) -> Self {
         let dir = temp_dir(name).unwrap();
         let config = serde_json::json!({
@@ -64,12 +64,12 @@ impl Runner {
         runner
     }
 
-    fn run(&self) -> PathBuf {
+    fn run_dir(&self) -> PathBuf {
         self.dir.path().join("run")
     }
 
     fn socket(&self) -> PathBuf {
-        self.run().join("runner.sock")
+        self.run_dir().join("runner.sock")
     }
 
     /// The runner proper: the first child of the init.
@@ -100,7 +100,7 @@ impl Runner {
         (head.status.as_u16(), head.headers, body.collect().await.unwrap().to_bytes())
     }
 
-    async fn job(&self, script: &str, quota: Option<u64>) {
+    async fn run_job(&self, script: &str, quota: Option<u64>) {
         let submit = serde_json::json!({
             "run": {"id": "r"}, "log_quota_hour": quota,
             "job_spec": {"commands": ["/bin/sh", "-c", script], "working_dir": self.dir.path(), "stop_duration": 1},
@@ -132,7 +132,7 @@ impl Runner {
     async fn ended(&self) -> (String, String) {
         let deadline = Instant::now() + WITHIN;
         // States only: a pull of the output's end would let the runner go.
-        let states = self.run().join("states.jsonl");
+        let states = self.run_dir().join("states.jsonl");
         while Instant::now() < deadline {
             let text = fs::read_to_string(&states).unwrap_or_default();
             if let Some(last) = text.lines().last().filter(|line| !line.contains("\"running\"")) {
@@ -147,21 +147,21 @@ impl Runner {
 
     async fn end(&self) -> u64 {
         let (_, headers, _) = self.call("GET", "/api/logs?stream=job&limit=0", String::new()).await;
-        headers[LOG_END].to_str().unwrap().parse().unwrap()
+        headers[LOG_END_HEADER].to_str().unwrap().parse().unwrap()
     }
 
     /// As the shim reads it.
     fn reader(&self) -> Reader {
-        Reader::new(Arc::new(Beneath::open(&self.run()).unwrap()), Stream::Job)
+        Reader::new(Arc::new(DirHandle::open(&self.run_dir()).unwrap()), Stream::Job)
     }
 
-    async fn exited(&mut self) -> i32 {
+    async fn wait_exited(&mut self) -> i32 {
         let status = eventually_async("the runner exits", async || self.init.try_wait().unwrap()).await;
         status.code().unwrap_or(-1)
     }
 }
 
-impl Drop for Runner {
+impl Drop for OutputRunner {
     fn drop(&mut self) {
         let Some(pid) = i32::try_from(self.init.id()).ok().and_then(Pid::from_raw) else { return };
         if matches!(self.init.try_wait(), Ok(None)) {
@@ -192,7 +192,7 @@ fn noise(path: &Path, size: usize) -> String {
     hex::encode(hash.finalize())
 }
 
-fn hash_of(path: &Path) -> String {
+fn hash_file(path: &Path) -> String {
     let (mut file, mut hash) = (fs::File::open(path).unwrap(), Sha256::new());
     let mut block = [0; 64 * 1024];
     loop {
@@ -206,17 +206,17 @@ fn hash_of(path: &Path) -> String {
 #[tokio::test]
 async fn o1_o4_a_job_that_prints_fast_is_kept_and_tailed_in_little_memory() {
     const SIZE: usize = 200_000_000;
-    let runner = Runner::start("fast").await;
+    let runner = OutputRunner::start("fast").await;
     let expected = noise(&runner.dir.path().join("noise"), SIZE);
     let before = runner.peak_kb();
-    runner.job("cat noise", None).await;
+    runner.run_job("cat noise", None).await;
     let (one, two, ended) = tokio::join!(runner.tail(), runner.tail(), runner.ended());
     assert_eq!(ended.0, "done");
     assert_eq!(one, (SIZE as u64, expected.clone()));
     assert_eq!(two, one);
-    assert_eq!(hash_of(&runner.run().join("job.log")), expected);
+    assert_eq!(hash_file(&runner.run_dir().join("job.log")), expected);
     let growth = runner.peak_kb() - before;
-    assert!(growth < GROWTH_KB, "the runner took {growth} kB more");
+    assert!(growth < MEMORY_GROWTH_KB_MAX, "the runner took {growth} kB more");
     assert_eq!(runner.reader().damage().unwrap(), []);
     assert!(runner.reader().is_complete().unwrap());
 }
@@ -224,21 +224,21 @@ async fn o1_o4_a_job_that_prints_fast_is_kept_and_tailed_in_little_memory() {
 #[tokio::test]
 async fn o1_writes_of_every_size_come_back_as_they_went() {
     const SIZE: usize = 3_000_000;
-    let runner = Runner::start("sizes").await;
+    let runner = OutputRunner::start("sizes").await;
     let expected = noise(&runner.dir.path().join("noise"), SIZE);
     // Single bytes, odd sizes, more than a pipe holds; to both outputs, in order.
     let script = "cat() { dd if=noise status=none iflag=skip_bytes,count_bytes \"$@\"; }
         cat bs=1 skip=0 count=20000; cat bs=7 skip=20000 count=70000 >&2; cat bs=4095 skip=90000 count=910000;
         cat bs=65537 skip=1000000 count=1000000 >&2; cat bs=1M skip=2000000";
-    runner.job(script, None).await;
+    runner.run_job(script, None).await;
     assert_eq!(runner.ended().await.0, "done");
-    assert_eq!(hash_of(&runner.run().join("job.log")), expected);
+    assert_eq!(hash_file(&runner.run_dir().join("job.log")), expected);
 }
 
 #[tokio::test]
 async fn o3_f16_a_killed_runner_leaves_every_byte_it_had_told_of() {
-    let mut runner = Runner::start("killed").await;
-    runner.job("i=0; while :; do i=$((i+1)); echo line $i; done", None).await;
+    let mut runner = OutputRunner::start("killed").await;
+    runner.run_job("i=0; while :; do i=$((i+1)); echo line $i; done", None).await;
     let deadline = Instant::now() + WITHIN;
     let told = loop {
         let end = runner.end().await;
@@ -248,7 +248,7 @@ async fn o3_f16_a_killed_runner_leaves_every_byte_it_had_told_of() {
         assert!(Instant::now() < deadline, "nothing is printed");
     };
     kill_process(Pid::from_raw(runner.pid()).unwrap(), Signal::KILL).unwrap();
-    assert_eq!(runner.exited().await, 128 + 9);
+    assert_eq!(runner.wait_exited().await, 128 + 9);
 
     let reader = runner.reader();
     let mut kept = Vec::new();
@@ -271,23 +271,23 @@ async fn o3_f16_a_killed_runner_leaves_every_byte_it_had_told_of() {
 
 #[tokio::test]
 async fn o6_a_job_over_its_quota_ends_for_that_reason_at_that_byte() {
-    let runner = Runner::start("quota").await;
+    let runner = OutputRunner::start("quota").await;
     let expected = noise(&runner.dir.path().join("noise"), 100_000);
-    runner.job("cat noise; echo one too many; while :; do sleep 1; done", Some(100_000)).await;
+    runner.run_job("cat noise; echo one too many; while :; do sleep 1; done", Some(100_000)).await;
     assert_eq!(runner.ended().await, ("failed".to_owned(), "log_quota_exceeded".to_owned()));
-    assert_eq!(hash_of(&runner.run().join("job.log")), expected);
+    assert_eq!(hash_file(&runner.run_dir().join("job.log")), expected);
 }
 
 #[tokio::test]
 async fn o2_o7_the_last_line_is_told_and_the_runner_leaves_when_it_was_read() {
-    let mut runner = Runner::start("last").await;
-    runner.job("echo first; echo last; exit 3", None).await;
+    let mut runner = OutputRunner::start("last").await;
+    runner.run_job("echo first; echo last; exit 3", None).await;
     assert_eq!(runner.ended().await.0, "failed");
     let (_, _, body) = runner.call("GET", "/api/pull?timestamp=0", String::new()).await;
-    let pull: Pull = serde_json::from_slice(&body).unwrap();
+    let pull: PullResponse = serde_json::from_slice(&body).unwrap();
     assert!(!pull.has_more);
     assert_eq!(pull.job_states.last().unwrap().exit_status, Some(3));
-    assert_eq!(runner.exited().await, 3);
+    assert_eq!(runner.wait_exited().await, 3);
     let left = runner.reader().read(0, 100).unwrap();
     assert_eq!(String::from_utf8(left).unwrap(), "first\nlast\n");
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::{net::UnixStream, time::timeout};
 use windlass_api::agent::{
-    client::{Events, Shim as Host, ShimError, SignedSpec},
-    events::What,
-    runner::{JobState, Submit},
-    shim::{TaskStatus, Terminate},
+    client::{ShimClient as Host, ShimError, ShimEvents, SignedSpec},
+    events::ShimEventKind,
+    runner::{JobState, SubmitBody},
+    shim::{TaskStatus, TerminateRequest},
 };
 use windlass_model::id::SubmissionId;
 use windlass_testkit::wait::WITHIN;
@@ -20,7 +20,7 @@ async fn connect(shim: &Shim, credential: &str) -> Host {
     Host::connect(stream, credential).await.unwrap()
 }
 
-fn signed(shim: &Shim, name: &str) -> (SubmissionId, SignedSpec) {
+fn sign_spec(shim: &Shim, name: &str) -> (SubmissionId, SignedSpec) {
     let spec = shim.spec(name);
     let id = serde_json::from_value(spec["id"].clone()).unwrap();
     let body = serde_json::to_vec(&spec).unwrap();
@@ -28,7 +28,7 @@ fn signed(shim: &Shim, name: &str) -> (SubmissionId, SignedSpec) {
     (id, SignedSpec { body, signature })
 }
 
-fn job(commands: &[&str]) -> Submit {
+fn job(commands: &[&str]) -> SubmitBody {
     let job = json!({
         "run": {"id": random_uuid(), "run_spec": {"run_name": "wire"}},
         "job_spec": {"commands": commands, "env": {"GREETING": "hello"}},
@@ -38,11 +38,11 @@ fn job(commands: &[&str]) -> Submit {
 }
 
 /// Reads events until one is what the test waits for.
-async fn until<T>(events: &mut Events, mut wanted: impl FnMut(What) -> Option<T>) -> T {
+async fn wait_for_event<T>(events: &mut ShimEvents, mut wanted: impl FnMut(ShimEventKind) -> Option<T>) -> T {
     let found = async {
         loop {
             let event = events.next().await.unwrap().expect("the stream goes on");
-            if let Some(found) = wanted(event.what) {
+            if let Some(found) = wanted(event.kind) {
                 return found;
             }
         }
@@ -50,17 +50,17 @@ async fn until<T>(events: &mut Events, mut wanted: impl FnMut(What) -> Option<T>
     timeout(WITHIN, found).await.expect("the event comes")
 }
 
-async fn until_status(events: &mut Events, task: SubmissionId, status: TaskStatus) {
-    until(events, |what| {
-        let What::Task { info } = what else { return None };
+async fn wait_for_status(events: &mut ShimEvents, task: SubmissionId, status: TaskStatus) {
+    wait_for_event(events, |what| {
+        let ShimEventKind::Task { info } = what else { return None };
         (info.id == task && info.status == status).then_some(())
     })
     .await;
 }
 
-async fn until_ended(events: &mut Events, task: SubmissionId) -> JobState {
-    until(events, |what| {
-        let What::Job { id, state } = what else { return None };
+async fn wait_for_job_end(events: &mut ShimEvents, task: SubmissionId) -> JobState {
+    wait_for_event(events, |what| {
+        let ShimEventKind::Job { id, state } = what else { return None };
         (id == task && state.state != "running").then_some(state)
     })
     .await
@@ -71,14 +71,14 @@ async fn a_job_is_driven_from_submission_to_removal_by_events_alone() {
     let shim = Shim::start(Setup::process());
     let host = connect(&shim, CREDENTIAL).await;
     let mut events = host.events(None).await.unwrap();
-    let (id, spec) = signed(&shim, "wire-0-0");
+    let (id, spec) = sign_spec(&shim, "wire-0-0");
 
     host.submit(&spec, 1).await.unwrap();
-    until_status(&mut events, id, TaskStatus::Running).await;
+    wait_for_status(&mut events, id, TaskStatus::Running).await;
     host.submit_job(id, &job(&["/bin/sh", "-c", "echo $GREETING; exit 3"]), 1).await.unwrap();
     let started = host.run_job(id, 1).await.unwrap().unwrap();
     assert_eq!(host.run_job(id, 1).await.unwrap().unwrap(), started, "a repeat gets the same answer");
-    let ended = until_ended(&mut events, id).await;
+    let ended = wait_for_job_end(&mut events, id).await;
     assert_eq!((ended.state.as_str(), ended.exit_status), ("failed", Some(3)));
 
     let record = host.job(id).await.unwrap();
@@ -87,18 +87,18 @@ async fn a_job_is_driven_from_submission_to_removal_by_events_alone() {
     assert_eq!((&log.bytes[..], log.end, log.is_complete), (&b"hello\n"[..], 6, true));
     assert_eq!(record.log_end, 6);
     // The runner waits for its reader and ends once everything was read.
-    host.log_was_read(id, "job", 6).await.unwrap();
-    until_status(&mut events, id, TaskStatus::Terminated).await;
+    host.acknowledge_log(id, "job", 6).await.unwrap();
+    wait_for_status(&mut events, id, TaskStatus::Terminated).await;
     let log = host.log(id, "job", 2, 3, Duration::ZERO).await.unwrap();
     assert_eq!(&log.bytes[..], b"llo", "the log outlives the runner");
 
-    let info = host.terminate(id, &Terminate::default(), 2).await.unwrap();
+    let info = host.terminate(id, &TerminateRequest::default(), 2).await.unwrap();
     assert_eq!((info.status, info.exit_status), (TaskStatus::Terminated, Some(3)));
-    assert!(matches!(host.remove(id, 1).await, Err(ShimError::Fenced { seen: 2 })));
+    assert!(matches!(host.remove(id, 1).await, Err(ShimError::StaleEpoch { seen: 2 })));
     host.remove(id, 2).await.unwrap();
-    until(&mut events, |what| (what == What::Gone { id }).then_some(())).await;
-    assert!(matches!(host.task(id).await, Err(ShimError::Absent)));
-    assert!(matches!(host.submit(&spec, 1).await, Err(ShimError::Gone)));
+    wait_for_event(&mut events, |what| (what == ShimEventKind::Gone { id }).then_some(())).await;
+    assert!(matches!(host.task(id).await, Err(ShimError::TaskNotFound)));
+    assert!(matches!(host.submit(&spec, 1).await, Err(ShimError::TaskRemoved)));
     assert!(host.tasks().await.unwrap().tasks.is_empty());
 }
 
@@ -107,9 +107,9 @@ async fn a_stop_reaches_the_job_and_code_and_archives_reach_the_runner() {
     let shim = Shim::start(Setup::process());
     let host = connect(&shim, CREDENTIAL).await;
     let mut events = host.events(None).await.unwrap();
-    let (id, spec) = signed(&shim, "wire-0-1");
+    let (id, spec) = sign_spec(&shim, "wire-0-1");
     host.submit(&spec, 1).await.unwrap();
-    until_status(&mut events, id, TaskStatus::Running).await;
+    wait_for_status(&mut events, id, TaskStatus::Running).await;
     assert!(
         matches!(host.run_job(id, 1).await, Err(ShimError::Conflict { .. })),
         "no job was handed over yet"
@@ -132,9 +132,9 @@ async fn a_stop_reaches_the_job_and_code_and_archives_reach_the_runner() {
     host.job_metrics(id).await.unwrap();
 
     host.stop_job(id, 2, None).await.unwrap();
-    let ended = until_ended(&mut events, id).await;
+    let ended = wait_for_job_end(&mut events, id).await;
     assert_eq!(ended.state, "terminated");
-    assert!(matches!(host.stop_job(id, 1, None).await, Err(ShimError::Fenced { seen: 2 })));
+    assert!(matches!(host.stop_job(id, 1, None).await, Err(ShimError::StaleEpoch { seen: 2 })));
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn x5_a_stranger_learns_nothing_but_that_somebody_is_there() {
     let shim = Shim::start(Setup::hollow());
     let host = connect(&shim, "guessed").await;
     host.health().await.unwrap();
-    let (id, spec) = signed(&shim, "wire-0-2");
+    let (id, spec) = sign_spec(&shim, "wire-0-2");
     for refused in [
         host.tasks().await.map(drop),
         host.submit(&spec, 1).await,

@@ -17,26 +17,26 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use windlass_model::id::SubmissionId;
 
 use super::{
-    EPOCH, EPOCH_SEEN, Health, LOG_COMPLETE, LOG_END, SIGNATURE,
-    events::Event,
-    runner::{Hosts, JobRecord, JobStarted, Metrics, Pull, Submit},
-    shim::{HostInfo, InstanceHealth, InstanceInfo, TaskInfo, TaskList, Terminate},
+    EPOCH_HEADER, EPOCH_SEEN_HEADER, Health, LOG_COMPLETE_HEADER, LOG_END_HEADER, SIGNATURE_HEADER,
+    events::ShimEvent,
+    runner::{GroupHosts, JobRecord, JobStarted, Metrics, PullResponse, SubmitBody},
+    shim::{HostInfo, InstanceHealth, InstanceInfo, TaskInfo, TaskList, TerminateRequest},
 };
 
 /// A silent connection is asked for a sign of life, and given up when none comes.
-const PING_EVERY: Duration = Duration::from_secs(5);
-const PING_WITHIN: Duration = Duration::from_secs(5);
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Unread bytes of one call, and of all calls together.
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
 /// Longest answer that is read whole.
 const ANSWER_MAX: usize = 8 * 1024 * 1024;
 /// Longest explanation kept of a refusal.
-const WHY_MAX: usize = 4 * 1024;
+const ERROR_TEXT_MAX: usize = 4 * 1024;
 /// Longest line of the event stream.
 const EVENT_MAX: usize = 1024 * 1024;
 /// Lines in a row that are no events of this version. More of them are no stream of events.
-const UNKNOWN_MAX: u32 = 1024;
+const UNKNOWN_EVENTS_MAX: u32 = 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
@@ -49,12 +49,12 @@ pub enum ShimError {
     #[error("the shim refuses: {why}")]
     Forbidden { why: String },
     #[error("the shim has seen epoch {seen}")]
-    Fenced { seen: i64 },
+    StaleEpoch { seen: i64 },
     #[error("the shim knows no such task")]
-    Absent,
+    TaskNotFound,
     /// The submission was here and was removed.
     #[error("the task is gone for good")]
-    Gone,
+    TaskRemoved,
     /// Not in this state.
     #[error("the shim cannot do that now: {why}")]
     Conflict { why: String },
@@ -90,18 +90,18 @@ pub struct LogPart {
 
 /// A connection to a shim. Cheap to clone; the connection ends with the last clone.
 #[derive(Clone)]
-pub struct Shim {
+pub struct ShimClient {
     send: SendRequest<BoxBody<Bytes, std::convert::Infallible>>,
     authorization: header::HeaderValue,
 }
 
-impl std::fmt::Debug for Shim {
+impl std::fmt::Debug for ShimClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shim").field("is_closed", &self.send.is_closed()).finish_non_exhaustive()
     }
 }
 
-impl Shim {
+impl ShimClient {
     /// Speaks HTTP/2 over a stream to the shim's socket. The connection is driven by a task of its own.
     pub async fn connect(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -109,8 +109,8 @@ impl Shim {
     ) -> Result<Self, ShimError> {
         let (send, connection) = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
-            .keep_alive_interval(PING_EVERY)
-            .keep_alive_timeout(PING_WITHIN)
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
             .keep_alive_while_idle(true)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -132,39 +132,39 @@ impl Shim {
     }
 
     pub async fn health(&self) -> Result<Health, ShimError> {
-        self.read("/api/healthcheck").await
+        self.get_json("/api/healthcheck").await
     }
 
     pub async fn tasks(&self) -> Result<TaskList, ShimError> {
-        self.read("/api/tasks").await
+        self.get_json("/api/tasks").await
     }
 
     pub async fn task(&self, id: SubmissionId) -> Result<TaskInfo, ShimError> {
-        self.read(&format!("/api/tasks/{id}")).await
+        self.get_json(&format!("/api/tasks/{id}")).await
     }
 
     pub async fn submit(&self, spec: &SignedSpec, epoch: i64) -> Result<(), ShimError> {
-        let request = self.json("/api/tasks", Some(epoch)).header(SIGNATURE, &spec.signature);
-        self.exchange(request.body(full(spec.body.clone()))).await.map(drop)
+        let request = self.post_request("/api/tasks", Some(epoch)).header(SIGNATURE_HEADER, &spec.signature);
+        self.exchange(request.body(full_body(spec.body.clone()))).await.map(drop)
     }
 
     pub async fn terminate(
         &self,
         id: SubmissionId,
-        how: &Terminate,
+        how: &TerminateRequest,
         epoch: i64,
     ) -> Result<TaskInfo, ShimError> {
-        self.post(&format!("/api/tasks/{id}/terminate"), how, epoch).await
+        self.post_json(&format!("/api/tasks/{id}/terminate"), how, epoch).await
     }
 
     pub async fn remove(&self, id: SubmissionId, epoch: i64) -> Result<(), ShimError> {
-        let request = self.json(&format!("/api/tasks/{id}/remove"), Some(epoch));
-        self.exchange(request.body(full(Vec::new()))).await.map(drop)
+        let request = self.post_request(&format!("/api/tasks/{id}/remove"), Some(epoch));
+        self.exchange(request.body(full_body(Vec::new()))).await.map(drop)
     }
 
     /// The job's states and how long its log is, also after its runner's end.
     pub async fn job(&self, id: SubmissionId) -> Result<JobRecord, ShimError> {
-        self.read(&format!("/api/tasks/{id}/job")).await
+        self.get_json(&format!("/api/tasks/{id}/job")).await
     }
 
     /// Bytes of a log from an offset on. Waits up to `wait` for the first.
@@ -179,48 +179,48 @@ impl Shim {
         let wait = wait.as_millis();
         let path =
             format!("/api/tasks/{id}/logs?stream={stream}&offset={offset}&limit={limit}&wait_ms={wait}");
-        let answer = self.send(self.request(Method::GET, &path, None).body(full(Vec::new()))).await?;
+        let answer = self.send(self.request(Method::GET, &path, None).body(full_body(Vec::new()))).await?;
         let said =
             |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let end = said(LOG_END).parse().unwrap_or(offset);
-        let is_complete = said(LOG_COMPLETE) == "true";
-        Ok(LogPart { bytes: whole(answer).await?, end, is_complete })
+        let end = said(LOG_END_HEADER).parse().unwrap_or(offset);
+        let is_complete = said(LOG_COMPLETE_HEADER) == "true";
+        Ok(LogPart { bytes: read_body(answer).await?, end, is_complete })
     }
 
     /// What happens on the host, from now on or from where a reader stopped.
-    pub async fn events(&self, after: Option<(&str, u64)>) -> Result<Events, ShimError> {
+    pub async fn events(&self, after: Option<(&str, u64)>) -> Result<ShimEvents, ShimError> {
         let path = match after {
             Some((boot, seq)) => format!("/api/events?boot={boot}&after={seq}"),
             None => "/api/events".to_owned(),
         };
-        let answer = self.send(self.request(Method::GET, &path, None).body(full(Vec::new()))).await?;
-        Ok(Events { body: answer.into_body(), rest: Vec::new(), unknown: 0 })
+        let answer = self.send(self.request(Method::GET, &path, None).body(full_body(Vec::new()))).await?;
+        Ok(ShimEvents { body: answer.into_body(), buffer: Vec::new(), unknown_lines: 0 })
     }
 
     pub async fn host(&self) -> Result<HostInfo, ShimError> {
-        self.read("/api/instance/host").await
+        self.get_json("/api/instance/host").await
     }
 
     pub async fn instance_info(&self) -> Result<InstanceInfo, ShimError> {
-        self.read("/api/instance/info").await
+        self.get_json("/api/instance/info").await
     }
 
     pub async fn instance_health(&self) -> Result<InstanceHealth, ShimError> {
-        self.read("/api/instance/health").await
+        self.get_json("/api/instance/health").await
     }
 
     /// Hands the job to the task's runner.
-    pub async fn submit_job(&self, id: SubmissionId, job: &Submit, epoch: i64) -> Result<(), ShimError> {
+    pub async fn submit_job(&self, id: SubmissionId, job: &SubmitBody, epoch: i64) -> Result<(), ShimError> {
         let body = serde_json::to_vec(job).map_err(ShimError::Encode)?;
-        let request = self.json(&runner(id, "submit"), Some(epoch));
-        self.exchange(request.body(full(body))).await.map(drop)
+        let request = self.post_request(&runner_path(id, "submit"), Some(epoch));
+        self.exchange(request.body(full_body(body))).await.map(drop)
     }
 
     /// A git diff or a tar, as the job's repository says.
     pub async fn upload_code(&self, id: SubmissionId, code: Vec<u8>, epoch: i64) -> Result<(), ShimError> {
-        let request = self.request(Method::POST, &runner(id, "upload_code"), Some(epoch));
+        let request = self.request(Method::POST, &runner_path(id, "upload_code"), Some(epoch));
         let request = request.header(header::CONTENT_TYPE, "application/octet-stream");
-        self.exchange(request.body(full(code))).await.map(drop)
+        self.exchange(request.body(full_body(code))).await.map(drop)
     }
 
     pub async fn upload_archive(
@@ -236,16 +236,16 @@ impl Shim {
              Content-Type: application/octet-stream\r\n\r\n"
         );
         let body = [head.as_bytes(), tar, format!("\r\n--{BOUNDARY}--\r\n").as_bytes()].concat();
-        let request = self.request(Method::POST, &runner(id, "upload_archive"), Some(epoch));
+        let request = self.request(Method::POST, &runner_path(id, "upload_archive"), Some(epoch));
         let request =
             request.header(header::CONTENT_TYPE, format!("multipart/form-data; boundary={BOUNDARY}"));
-        self.exchange(request.body(full(body))).await.map(drop)
+        self.exchange(request.body(full_body(body))).await.map(drop)
     }
 
     /// Starts the job's commands. `None`: the runner does not say as whom and where.
     pub async fn run_job(&self, id: SubmissionId, epoch: i64) -> Result<Option<JobStarted>, ShimError> {
-        let request = self.json(&runner(id, "run"), Some(epoch));
-        let answer = self.exchange(request.body(full(Vec::new()))).await?;
+        let request = self.post_request(&runner_path(id, "run"), Some(epoch));
+        let answer = self.exchange(request.body(full_body(Vec::new()))).await?;
         if answer.is_empty() {
             return Ok(None);
         }
@@ -260,55 +260,65 @@ impl Shim {
         grace_secs: Option<u64>,
     ) -> Result<(), ShimError> {
         let path = match grace_secs {
-            Some(secs) => runner(id, &format!("stop?grace_secs={secs}")),
-            None => runner(id, "stop"),
+            Some(secs) => runner_path(id, &format!("stop?grace_secs={secs}")),
+            None => runner_path(id, "stop"),
         };
-        let request = self.json(&path, Some(epoch));
-        self.exchange(request.body(full(Vec::new()))).await.map(drop)
+        let request = self.post_request(&path, Some(epoch));
+        self.exchange(request.body(full_body(Vec::new()))).await.map(drop)
     }
 
     pub async fn open_gate(&self, id: SubmissionId, epoch: i64) -> Result<(), ShimError> {
-        let request = self.json(&runner(id, "gate"), Some(epoch));
-        self.exchange(request.body(full(Vec::new()))).await.map(drop)
+        let request = self.post_request(&runner_path(id, "gate"), Some(epoch));
+        self.exchange(request.body(full_body(Vec::new()))).await.map(drop)
     }
 
-    pub async fn tell_hosts(&self, id: SubmissionId, epoch: i64, hosts: &Hosts) -> Result<(), ShimError> {
-        let request = self.json(&runner(id, "hosts"), Some(epoch));
+    pub async fn send_hosts(
+        &self,
+        id: SubmissionId,
+        epoch: i64,
+        hosts: &GroupHosts,
+    ) -> Result<(), ShimError> {
+        let request = self.post_request(&runner_path(id, "hosts"), Some(epoch));
         let body = serde_json::to_vec(hosts).map_err(ShimError::Encode)?;
-        self.exchange(request.body(full(body))).await.map(drop)
+        self.exchange(request.body(full_body(body))).await.map(drop)
     }
 
     pub async fn job_metrics(&self, id: SubmissionId) -> Result<Metrics, ShimError> {
-        self.read(&runner(id, "metrics")).await
+        self.get_json(&runner_path(id, "metrics")).await
     }
 
     /// Seconds since somebody was connected to the job, as its runner counts them.
-    pub async fn no_connections(&self, id: SubmissionId) -> Result<i64, ShimError> {
+    pub async fn idle_seconds(&self, id: SubmissionId) -> Result<i64, ShimError> {
         // Later than any output: only the rest of the answer is of interest.
         const NEVER: i64 = 1 << 52;
-        let pull: Pull = self.read(&runner(id, &format!("pull?timestamp={NEVER}"))).await?;
+        let pull: PullResponse = self.get_json(&runner_path(id, &format!("pull?timestamp={NEVER}"))).await?;
         Ok(pull.no_connections_secs)
     }
 
     /// Tells the runner that all before `offset` is kept elsewhere.
-    pub async fn log_was_read(&self, id: SubmissionId, stream: &str, offset: u64) -> Result<(), ShimError> {
-        let path = runner(id, &format!("logs/read?stream={stream}&offset={offset}"));
-        self.exchange(self.json(&path, None).body(full(Vec::new()))).await.map(drop)
+    pub async fn acknowledge_log(
+        &self,
+        id: SubmissionId,
+        stream: &str,
+        offset: u64,
+    ) -> Result<(), ShimError> {
+        let path = runner_path(id, &format!("logs/read?stream={stream}&offset={offset}"));
+        self.exchange(self.post_request(&path, None).body(full_body(Vec::new()))).await.map(drop)
     }
 
-    async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, ShimError> {
-        let answer = self.exchange(self.request(Method::GET, path, None).body(full(Vec::new()))).await?;
+    async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ShimError> {
+        let answer = self.exchange(self.request(Method::GET, path, None).body(full_body(Vec::new()))).await?;
         serde_json::from_slice(&answer).map_err(ShimError::Decode)
     }
 
-    async fn post<T: DeserializeOwned>(
+    async fn post_json<T: DeserializeOwned>(
         &self,
         path: &str,
         body: &impl Serialize,
         epoch: i64,
     ) -> Result<T, ShimError> {
         let body = serde_json::to_vec(body).map_err(ShimError::Encode)?;
-        let answer = self.exchange(self.json(path, Some(epoch)).body(full(body))).await?;
+        let answer = self.exchange(self.post_request(path, Some(epoch)).body(full_body(body))).await?;
         serde_json::from_slice(&answer).map_err(ShimError::Decode)
     }
 
@@ -316,57 +326,58 @@ impl Shim {
         let request = Request::builder().method(method).uri(format!("http://shim{path}"));
         let request = request.header(header::AUTHORIZATION, self.authorization.clone());
         match epoch {
-            Some(epoch) => request.header(EPOCH, epoch),
+            Some(epoch) => request.header(EPOCH_HEADER, epoch),
             None => request,
         }
     }
 
-    fn json(&self, path: &str, epoch: Option<i64>) -> hyper::http::request::Builder {
+    fn post_request(&self, path: &str, epoch: Option<i64>) -> hyper::http::request::Builder {
         self.request(Method::POST, path, epoch).header(header::CONTENT_TYPE, "application/json")
     }
 
-    async fn exchange(&self, request: Built) -> Result<Bytes, ShimError> {
-        whole(self.send(request).await?).await
+    async fn exchange(&self, request: BuiltRequest) -> Result<Bytes, ShimError> {
+        read_body(self.send(request).await?).await
     }
 
-    async fn send(&self, request: Built) -> Result<Response<Incoming>, ShimError> {
+    async fn send(&self, request: BuiltRequest) -> Result<Response<Incoming>, ShimError> {
         let request = request.map_err(ShimError::Build)?;
         let answer = self.send.clone().send_request(request).await.map_err(ShimError::Exchange)?;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer);
         }
-        let seen = answer.headers().get(EPOCH_SEEN).and_then(|value| value.to_str().ok()?.parse().ok());
-        let why = whole(answer).await.unwrap_or_default();
-        let why = String::from_utf8_lossy(&why[..why.len().min(WHY_MAX)]).trim().to_owned();
-        Err(refusal(status, seen, why))
+        let seen =
+            answer.headers().get(EPOCH_SEEN_HEADER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let why = read_body(answer).await.unwrap_or_default();
+        let why = String::from_utf8_lossy(&why[..why.len().min(ERROR_TEXT_MAX)]).trim().to_owned();
+        Err(error_for_status(status, seen, why))
     }
 }
 
-type Built = Result<Request<BoxBody<Bytes, std::convert::Infallible>>, hyper::http::Error>;
+type BuiltRequest = Result<Request<BoxBody<Bytes, std::convert::Infallible>>, hyper::http::Error>;
 
-fn runner(id: SubmissionId, call: &str) -> String {
+fn runner_path(id: SubmissionId, call: &str) -> String {
     format!("/api/tasks/{id}/runner/api/{call}")
 }
 
-pub(super) fn refusal(status: StatusCode, seen: Option<i64>, why: String) -> ShimError {
+pub(super) fn error_for_status(status: StatusCode, seen: Option<i64>, why: String) -> ShimError {
     match (status, seen) {
-        (StatusCode::PRECONDITION_FAILED, Some(seen)) => ShimError::Fenced { seen },
+        (StatusCode::PRECONDITION_FAILED, Some(seen)) => ShimError::StaleEpoch { seen },
         (StatusCode::UNAUTHORIZED, _) => ShimError::Unauthorized { why },
         (StatusCode::FORBIDDEN, _) => ShimError::Forbidden { why },
-        (StatusCode::NOT_FOUND, _) => ShimError::Absent,
-        (StatusCode::GONE, _) => ShimError::Gone,
+        (StatusCode::NOT_FOUND, _) => ShimError::TaskNotFound,
+        (StatusCode::GONE, _) => ShimError::TaskRemoved,
         (StatusCode::CONFLICT, _) => ShimError::Conflict { why },
         (status, _) => ShimError::Status { status, why },
     }
 }
 
-fn full(body: Vec<u8>) -> BoxBody<Bytes, std::convert::Infallible> {
+fn full_body(body: Vec<u8>) -> BoxBody<Bytes, std::convert::Infallible> {
     Full::new(Bytes::from(body)).boxed()
 }
 
 /// The body, unless it is too long to be meant.
-async fn whole(answer: Response<Incoming>) -> Result<Bytes, ShimError> {
+async fn read_body(answer: Response<Incoming>) -> Result<Bytes, ShimError> {
     let limited = http_body_util::Limited::new(answer.into_body(), ANSWER_MAX);
     match limited.collect().await {
         Ok(body) => Ok(body.to_bytes()),
@@ -379,31 +390,31 @@ async fn whole(answer: Response<Incoming>) -> Result<Bytes, ShimError> {
 
 /// The lines of an event stream.
 #[derive(Debug)]
-pub struct Events {
+pub struct ShimEvents {
     body: Incoming,
-    rest: Vec<u8>,
+    buffer: Vec<u8>,
     /// Lines in a row that were not understood.
-    unknown: u32,
+    unknown_lines: u32,
 }
 
-impl Events {
+impl ShimEvents {
     /// The next event; `None` when the shim ended the stream. Kinds this version does not know are passed over.
-    pub async fn next(&mut self) -> Result<Option<Event>, ShimError> {
+    pub async fn next(&mut self) -> Result<Option<ShimEvent>, ShimError> {
         loop {
-            while let Some(at) = self.rest.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.rest.drain(..=at).collect();
+            while let Some(at) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=at).collect();
                 if let Ok(event) = serde_json::from_slice(&line) {
-                    self.unknown = 0;
+                    self.unknown_lines = 0;
                     return Ok(Some(event));
                 }
-                self.unknown += 1;
+                self.unknown_lines += 1;
             }
-            if self.rest.len() > EVENT_MAX || self.unknown > UNKNOWN_MAX {
+            if self.buffer.len() > EVENT_MAX || self.unknown_lines > UNKNOWN_EVENTS_MAX {
                 return Err(ShimError::TooLong);
             }
             let Some(frame) = self.body.frame().await else { return Ok(None) };
             if let Some(data) = frame.map_err(ShimError::Exchange)?.data_ref() {
-                self.rest.extend_from_slice(data);
+                self.buffer.extend_from_slice(data);
             }
         }
     }

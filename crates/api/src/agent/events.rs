@@ -10,18 +10,18 @@ use windlass_model::id::SubmissionId;
 use super::{runner::JobState, shim::TaskInfo};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
+pub struct ShimEvent {
     /// Grows by one with each event of this start of the shim.
     pub seq: u64,
     /// Microseconds since 1970, by the host's clock; for people.
     pub at: i64,
     #[serde(flatten)]
-    pub what: What,
+    pub kind: ShimEventKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum What {
+pub enum ShimEventKind {
     /// First on every stream that cannot go on where the reader stopped. Every task there is follows.
     Reset { boot: String },
     /// A task changed, the pull's progress apart.

@@ -11,17 +11,17 @@ pub mod runner;
 pub mod shim;
 
 /// The take of the lock a call is made under. The shim refuses one lower than it has seen for the submission.
-pub const EPOCH: &str = "windlass-epoch";
+pub const EPOCH_HEADER: &str = "windlass-epoch";
 /// Beside a refusal with 412: the epoch the shim has seen.
-pub const EPOCH_SEEN: &str = "windlass-epoch-seen";
+pub const EPOCH_SEEN_HEADER: &str = "windlass-epoch-seen";
 /// Ed25519 signature (base64) of `SIGNED_PREFIX` followed by the very bytes of the body.
-pub const SIGNATURE: &str = "windlass-signature";
+pub const SIGNATURE_HEADER: &str = "windlass-signature";
 /// Keeps a signature of a task specification from being taken for one of anything else.
 pub const SIGNED_PREFIX: &[u8] = b"windlass task specification 1\n";
 /// Beside log bytes: the offset after the last byte the stream holds now.
-pub const LOG_END: &str = "windlass-log-end";
+pub const LOG_END_HEADER: &str = "windlass-log-end";
 /// Beside log bytes: `true` when nothing will be added to the stream.
-pub const LOG_COMPLETE: &str = "windlass-log-complete";
+pub const LOG_COMPLETE_HEADER: &str = "windlass-log-complete";
 
 /// What a connection becomes that is forwarded to a port: bytes as they are.
 pub const PORT_PROTOCOL: &str = "tcp";

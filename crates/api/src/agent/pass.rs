@@ -12,12 +12,12 @@ use windlass_model::id::{InstanceId, SubmissionId};
 /// Keeps a signature of a pass from being taken for one of anything else.
 const SIGNED_PREFIX: &[u8] = b"windlass pass to ports 1\n";
 /// What it begins with, so that nobody takes it for a credential.
-const WORD: &str = "wlpass1";
+const TOKEN_PREFIX: &str = "wlpass1";
 const BYTES_MAX: usize = 64 * 1024;
 
 /// What a pass opens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pass {
+pub struct PortPass {
     pub instance: InstanceId,
     /// Tasks, and the ports of each that may be reached.
     pub tasks: BTreeMap<SubmissionId, BTreeSet<u16>>,
@@ -25,19 +25,20 @@ pub struct Pass {
     pub expires_at: i64,
 }
 
-impl Pass {
+impl PortPass {
     /// As it is shown, signed by `sign`.
-    pub fn write(&self, sign: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<String, serde_json::Error> {
+    pub fn encode(&self, sign: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<String, serde_json::Error> {
         let body = serde_json::to_vec(self)?;
         let signature = sign(&[SIGNED_PREFIX, &body].concat());
         let (body, signature) =
             (BASE64_URL_SAFE_NO_PAD.encode(body), BASE64_URL_SAFE_NO_PAD.encode(signature));
-        Ok(format!("{WORD}.{body}.{signature}"))
+        Ok(format!("{TOKEN_PREFIX}.{body}.{signature}"))
     }
 
     /// The pass that was shown, if `is_signed` by somebody who may write one.
-    pub fn read(text: &str, is_signed: impl FnOnce(&[u8], &[u8]) -> bool) -> Option<Self> {
-        let rest = text.strip_prefix(WORD)?.strip_prefix('.').filter(|rest| rest.len() <= BYTES_MAX)?;
+    pub fn decode(text: &str, is_signed: impl FnOnce(&[u8], &[u8]) -> bool) -> Option<Self> {
+        let rest =
+            text.strip_prefix(TOKEN_PREFIX)?.strip_prefix('.').filter(|rest| rest.len() <= BYTES_MAX)?;
         let (body, signature) = rest.split_once('.')?;
         let body = BASE64_URL_SAFE_NO_PAD.decode(body).ok()?;
         let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
@@ -48,7 +49,7 @@ impl Pass {
     }
 
     /// Whether it opens what a request to a shim names.
-    pub fn opens(&self, path: &str, query: Option<&str>) -> bool {
+    pub fn allows(&self, path: &str, query: Option<&str>) -> bool {
         let named =
             path.strip_prefix("/api/tasks/").and_then(|rest| rest.strip_suffix("/runner/api/connect"));
         let task = named.and_then(|id| id.parse::<SubmissionId>().ok());
@@ -66,17 +67,19 @@ mod tests {
     #[test]
     fn a_pass_opens_the_ports_it_names_and_nothing_else() {
         let (one, two) = (SubmissionId(uuid::Uuid::from_u128(1)), SubmissionId(uuid::Uuid::from_u128(2)));
-        let pass = Pass {
+        let pass = PortPass {
             instance: InstanceId(uuid::Uuid::from_u128(9)),
             tasks: BTreeMap::from([(one, BTreeSet::from([8000, 8001]))]),
             expires_at: 1,
         };
-        let text = pass.write(|_| b"signature".to_vec()).unwrap();
-        assert_eq!(Pass::read(&text, |_, signature| signature == b"signature"), Some(pass.clone()));
-        assert_eq!(Pass::read(&text, |_, _| false), None);
-        assert_eq!(Pass::read("a-credential", |_, _| true), None);
+        let text = pass.encode(|_| b"signature".to_vec()).unwrap();
+        assert_eq!(PortPass::decode(&text, |_, signature| signature == b"signature"), Some(pass.clone()));
+        assert_eq!(PortPass::decode(&text, |_, _| false), None);
+        assert_eq!(PortPass::decode("a-credential", |_, _| true), None);
         let connect = |task: SubmissionId| format!("/api/tasks/{task}/runner/api/connect");
-        assert!(pass.opens(&connect(one), Some("port=8000")) && pass.opens(&connect(one), Some("port=8001")));
+        assert!(
+            pass.allows(&connect(one), Some("port=8000")) && pass.allows(&connect(one), Some("port=8001"))
+        );
         for (path, query) in [
             (connect(one), Some("port=22")),
             (connect(one), Some("port=0")),
@@ -89,7 +92,7 @@ mod tests {
             (format!("/api/tasks/{two}/../{one}/runner/api/connect"), Some("port=8000")),
             ("/api/tasks".to_owned(), None),
         ] {
-            assert!(!pass.opens(&path, query), "{path} {query:?}");
+            assert!(!pass.allows(&path, query), "{path} {query:?}");
         }
     }
 }

@@ -14,11 +14,11 @@ use windlass_model::id::SubmissionId;
 
 use super::{
     PORT_PROTOCOL,
-    client::{ShimError, refusal},
+    client::{ShimError, error_for_status},
 };
 
 /// Longest explanation kept of a refusal.
-const WHY_MAX: usize = 4 * 1024;
+const ERROR_TEXT_MAX: usize = 4 * 1024;
 
 /// Asks a shim, over a stream to its socket, for a stream to a port of a task. Port 0 is the task's SSH server.
 pub async fn connect(
@@ -45,9 +45,9 @@ pub async fn connect(
     let answer = send.send_request(request).await.map_err(ShimError::Exchange)?;
     let status = answer.status();
     if status != StatusCode::SWITCHING_PROTOCOLS {
-        let why = Limited::new(answer.into_body(), WHY_MAX).collect().await;
+        let why = Limited::new(answer.into_body(), ERROR_TEXT_MAX).collect().await;
         let why = why.map(|body| body.to_bytes()).unwrap_or_default();
-        return Err(refusal(status, None, String::from_utf8_lossy(&why).trim().to_owned()));
+        return Err(error_for_status(status, None, String::from_utf8_lossy(&why).trim().to_owned()));
     }
     hyper::upgrade::on(answer).await.map(TokioIo::new).map_err(ShimError::Exchange)
 }

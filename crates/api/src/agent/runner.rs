@@ -24,7 +24,7 @@ pub const SERVICE: &str = "dstack-runner";
 
 /// Everything the runner must know of a job. Secrets are filled in; never log one.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
-pub struct Submit {
+pub struct SubmitBody {
     pub run: Run,
     pub job_spec: JobSpec,
     #[serde(default)]
@@ -44,7 +44,7 @@ pub struct Submit {
 
 /// Where the nodes of a group of tasks are now: all that is known, each time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hosts {
+pub struct GroupHosts {
     pub hosts: Vec<HostName>,
 }
 
@@ -236,7 +236,7 @@ pub struct LogEvent {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pull {
+pub struct PullResponse {
     pub job_states: Vec<JobState>,
     pub job_logs: Vec<LogEvent>,
     pub runner_logs: Vec<LogEvent>,
@@ -271,7 +271,7 @@ macro_rules! without_secrets {
     )*};
 }
 without_secrets! {
-    Submit: run, job_submission;
+    SubmitBody: run, job_submission;
     JobSpec: replica_num, job_num, user, working_dir;
     SshKey: public;
     RepoCredentials: clone_url;

@@ -214,7 +214,7 @@ pub struct TaskInfo {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Terminate {
+pub struct TerminateRequest {
     #[serde(default)]
     pub termination_reason: String,
     #[serde(default)]
@@ -254,7 +254,7 @@ pub struct ProcessesInfo {
     pub mode: ProcessMode,
     /// `None`: this host cannot confine a process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub confined_by: Option<ConfinedBy>,
+    pub confined_by: Option<ConfinementMethod>,
     /// Why it cannot, or what of a border is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -290,7 +290,7 @@ impl ProcessMode {
 /// What keeps a confined process in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ConfinedBy {
+pub enum ConfinementMethod {
     /// A user of its own for each task, and namespaces: the agent is root.
     Users,
     /// Namespaces only: the task keeps the agent's user.

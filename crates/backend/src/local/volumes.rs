@@ -13,30 +13,30 @@ use sha2::{Digest as _, Sha256};
 use super::{Local, NAME};
 use crate::{
     Answer, BackendError, Machine,
-    shim_process::VOLUMES,
-    volumes::{Attached, Attachment, Made, VolumeOrder, Volumes},
+    shim_process::VOLUMES_DIR,
+    volumes::{Attached, Attachment, Made, VolumeRequest, Volumes},
 };
 
 /// Where the agent has it: two projects may give the same name to two volumes.
 fn directory(home: &Path, name: &str, id: &str) -> PathBuf {
     let tag = hex::encode(Sha256::digest(format!("{NAME}\0{id}")));
-    home.join(VOLUMES).join(format!("{name}-{}", tag.chars().take(8).collect::<String>()))
+    home.join(VOLUMES_DIR).join(format!("{name}-{}", tag.chars().take(8).collect::<String>()))
 }
 
-fn made(order: &VolumeOrder) -> Made {
+fn local_volume(order: &VolumeRequest) -> Made {
     Made { id: order.volume.to_string(), size_gb: None, zone: None, price: None, ready: true }
 }
 
 impl Volumes for Local {
-    fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Made> {
-        Box::pin(async move { Ok(made(order)) })
+    fn make<'a>(&'a self, order: &'a VolumeRequest) -> Answer<'a, Made> {
+        Box::pin(async move { Ok(local_volume(order)) })
     }
 
-    fn look<'a>(&'a self, order: &'a VolumeOrder, _id: &'a str) -> Answer<'a, Option<Made>> {
-        Box::pin(async move { Ok(Some(made(order))) })
+    fn look<'a>(&'a self, order: &'a VolumeRequest, _id: &'a str) -> Answer<'a, Option<Made>> {
+        Box::pin(async move { Ok(Some(local_volume(order))) })
     }
 
-    fn remove<'a>(&'a self, order: &'a VolumeOrder, id: &'a str) -> Answer<'a, ()> {
+    fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> Answer<'a, ()> {
         Box::pin(async move {
             let directory = directory(self.home().dir(), &order.name, id);
             match tokio::fs::remove_dir_all(&directory).await {
@@ -76,7 +76,7 @@ mod tests {
     async fn a_volume_of_this_machine_is_a_directory_that_goes_when_it_is_deleted() {
         let home = windlass_testkit::temp_dir("local-volumes").unwrap();
         let local = Local::new(Settings { home: home.path().to_owned(), ..Settings::default() });
-        let order = |number| VolumeOrder {
+        let order = |number| VolumeRequest {
             volume: VolumeId(uuid::Uuid::from_u128(number)),
             name: "data".to_owned(),
             region: NAME.to_owned(),
@@ -102,13 +102,13 @@ mod tests {
         let dir = windlass_testkit::temp_dir("local-volumes").unwrap();
         let home = crate::shim_process::Home::new(&dir.path().join("agent"));
         fs::create_dir_all(home.dir().join("tasks/one")).unwrap();
-        fs::create_dir_all(home.dir().join(VOLUMES).join("data-1")).unwrap();
+        fs::create_dir_all(home.dir().join(VOLUMES_DIR).join("data-1")).unwrap();
         fs::write(home.dir().join("enrolment.json"), "{}").unwrap();
         home.remove().unwrap();
         let left: Vec<_> =
             fs::read_dir(home.dir()).unwrap().flatten().map(|entry| entry.file_name()).collect();
-        assert_eq!(left, [VOLUMES]);
-        fs::remove_dir(home.dir().join(VOLUMES).join("data-1")).unwrap();
+        assert_eq!(left, [VOLUMES_DIR]);
+        fs::remove_dir(home.dir().join(VOLUMES_DIR).join("data-1")).unwrap();
         home.remove().unwrap();
         assert!(!home.dir().exists(), "nothing is left where there is no volume");
         home.remove().unwrap();

@@ -15,7 +15,7 @@ use crate::BackendError;
 
 /// A machine that was made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Made {
+pub(super) struct InstanceRecord {
     pub instance: InstanceId,
     /// Of the kind in the script.
     pub kind: String,
@@ -30,7 +30,7 @@ pub(super) struct Made {
 
 /// A network volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Volume {
+pub(super) struct VolumeRecord {
     pub id: String,
     pub region: String,
     pub zone: Option<String>,
@@ -101,25 +101,25 @@ impl Ledger {
         self.0.join("volumes").join(format!("{id}.json"))
     }
 
-    pub(super) fn machine(&self, instance: InstanceId) -> Result<Option<Made>, BackendError> {
+    pub(super) fn machine(&self, instance: InstanceId) -> Result<Option<InstanceRecord>, BackendError> {
         self.read(&self.instance(instance))
     }
 
-    pub(super) fn keep_machine(&self, made: &Made) -> Result<(), BackendError> {
+    pub(super) fn put_instance(&self, made: &InstanceRecord) -> Result<(), BackendError> {
         self.write(&self.instance(made.instance), made)
     }
 
-    pub(super) fn drop_machine(&self, instance: InstanceId) -> Result<(), BackendError> {
+    pub(super) fn remove_instance(&self, instance: InstanceId) -> Result<(), BackendError> {
         self.remove(&self.instance(instance))
     }
 
     /// A file that people make by hand to take a machine back.
-    pub(super) fn preemption(&self, instance: InstanceId) -> PathBuf {
+    pub(super) fn preemption_file(&self, instance: InstanceId) -> PathBuf {
         self.0.join("preempt").join(instance.to_string())
     }
 
     /// How many machines there are.
-    pub(super) fn machines(&self) -> usize {
+    pub(super) fn instance_count(&self) -> usize {
         let made = fs::read_dir(self.0.join("machines")).into_iter().flatten().flatten();
         made.filter(|entry| entry.path().extension().is_some_and(|end| end == "json")).count()
     }
@@ -146,15 +146,15 @@ impl Ledger {
         Ok(true)
     }
 
-    pub(super) fn volume(&self, id: &str) -> Result<Option<Volume>, BackendError> {
+    pub(super) fn volume(&self, id: &str) -> Result<Option<VolumeRecord>, BackendError> {
         self.read(&self.volume_file(id))
     }
 
-    pub(super) fn keep_volume(&self, volume: &Volume) -> Result<(), BackendError> {
+    pub(super) fn put_volume(&self, volume: &VolumeRecord) -> Result<(), BackendError> {
         self.write(&self.volume_file(&volume.id), volume)
     }
 
-    pub(super) fn drop_volume(&self, id: &str) -> Result<(), BackendError> {
+    pub(super) fn remove_volume(&self, id: &str) -> Result<(), BackendError> {
         self.remove(&self.volume_file(id))
     }
 }

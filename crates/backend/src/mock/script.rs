@@ -36,13 +36,13 @@ pub struct Script {
     #[serde(default)]
     pub volumes: VolumeScript,
     #[serde(default)]
-    pub faults: Faults,
+    pub faults: FaultRates,
 }
 
 /// What goes wrong by chance, whatever is asked for. Each that happened is counted among the books.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Faults {
+pub struct FaultRates {
     /// The same numbers come out for the same seed.
     #[serde(default)]
     pub seed: u64,
@@ -94,7 +94,7 @@ pub struct Kind {
     #[serde(default)]
     pub disk_gb: f64,
     #[serde(default)]
-    pub gpus: Option<Gpus>,
+    pub gpus: Option<GpuScript>,
     /// So many creations find no capacity; `-1`: all of them.
     #[serde(default)]
     pub no_capacity: i64,
@@ -117,7 +117,7 @@ pub struct Kind {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Gpus {
+pub struct GpuScript {
     pub name: String,
     pub count: u32,
     pub memory_gb: f64,

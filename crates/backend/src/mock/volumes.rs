@@ -2,15 +2,15 @@
 
 use super::{
     Mock,
-    ledger::{Volume, now_ms},
+    ledger::{VolumeRecord, now_ms},
 };
 use crate::{
     Answer, BackendError, Machine,
-    volumes::{Attached, Attachment, Made, VolumeOrder, Volumes},
+    volumes::{Attached, Attachment, Made, VolumeRequest, Volumes},
 };
 
 impl Mock {
-    fn shown(&self, volume: &Volume) -> Made {
+    fn shown(&self, volume: &VolumeRecord) -> Made {
         let script = &self.script.volumes;
         Made {
             id: volume.id.clone(),
@@ -21,12 +21,12 @@ impl Mock {
         }
     }
 
-    fn known(&self, id: &str) -> Result<Volume, BackendError> {
+    fn known(&self, id: &str) -> Result<VolumeRecord, BackendError> {
         let absent = || BackendError::Refused { what: "find the volume", said: format!("there is no {id}") };
         self.ledger.volume(id)?.ok_or_else(absent)
     }
 
-    fn how(&self, volume: &Volume, machine: &Machine) -> Attached {
+    fn how(&self, volume: &VolumeRecord, machine: &Machine) -> Attached {
         match volume.attached.get(&machine.id) {
             None => Attached::No,
             Some(since) if now_ms() < since + self.script.volumes.attach_ms => Attached::Coming,
@@ -36,9 +36,9 @@ impl Mock {
 }
 
 impl Volumes for Mock {
-    fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Made> {
+    fn make<'a>(&'a self, order: &'a VolumeRequest) -> Answer<'a, Made> {
         Box::pin(async move {
-            let _alone = self.books().await?;
+            let _alone = self.lock_ledger().await?;
             if let Some(external) = &order.external {
                 return Ok(self.shown(&self.known(external)?));
             }
@@ -46,7 +46,7 @@ impl Volumes for Mock {
             if let Some(made) = self.ledger.volume(&id)? {
                 return Ok(self.shown(&made));
             }
-            let volume = Volume {
+            let volume = VolumeRecord {
                 id,
                 region: order.region.clone(),
                 zone: order.zone.clone(),
@@ -54,18 +54,18 @@ impl Volumes for Mock {
                 made_ms: now_ms(),
                 attached: Default::default(),
             };
-            self.ledger.keep_volume(&volume)?;
+            self.ledger.put_volume(&volume)?;
             Ok(self.shown(&volume))
         })
     }
 
-    fn look<'a>(&'a self, _order: &'a VolumeOrder, id: &'a str) -> Answer<'a, Option<Made>> {
+    fn look<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> Answer<'a, Option<Made>> {
         Box::pin(async move { Ok(self.ledger.volume(id)?.map(|volume| self.shown(&volume))) })
     }
 
-    fn remove<'a>(&'a self, order: &'a VolumeOrder, id: &'a str) -> Answer<'a, ()> {
+    fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> Answer<'a, ()> {
         Box::pin(async move {
-            let _alone = self.books().await?;
+            let _alone = self.lock_ledger().await?;
             if order.external.is_some() {
                 return Ok(());
             }
@@ -74,7 +74,7 @@ impl Volumes for Mock {
                     what: "delete the volume",
                     said: format!("{id} is attached"),
                 }),
-                Some(_) => self.ledger.drop_volume(id),
+                Some(_) => self.ledger.remove_volume(id),
                 None => Ok(()),
             }
         })
@@ -82,7 +82,7 @@ impl Volumes for Mock {
 
     fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
         Box::pin(async move {
-            let _alone = self.books().await?;
+            let _alone = self.lock_ledger().await?;
             let mut volume = self.known(id)?;
             let failed = |said| Err(BackendError::Unavailable { what: "attach the volume", said });
             if let Some(other) = volume.attached.keys().find(|other| **other != machine.id) {
@@ -93,7 +93,7 @@ impl Volumes for Mock {
                     return failed("as the script says".to_owned());
                 }
                 volume.attached.insert(machine.id.clone(), now_ms());
-                self.ledger.keep_volume(&volume)?;
+                self.ledger.put_volume(&volume)?;
             }
             Ok(self.how(&volume, machine))
         })
@@ -101,11 +101,11 @@ impl Volumes for Mock {
 
     fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()> {
         Box::pin(async move {
-            let _alone = self.books().await?;
+            let _alone = self.lock_ledger().await?;
             let Some(mut volume) = self.ledger.volume(id)? else { return Ok(()) };
             if force || !self.script.volumes.detach_hangs {
                 volume.attached.remove(&machine.id);
-                self.ledger.keep_volume(&volume)?;
+                self.ledger.put_volume(&volume)?;
             }
             Ok(())
         })

@@ -6,7 +6,7 @@ use crate::{BackendError, remote::Site};
 
 /// Decides on the internal address: the one that was given, else the one in the given network, else the one we came to
 /// when it is private, else the host's first private one. `addresses` have prefix lengths.
-pub(super) fn internal(
+pub(super) fn select_internal_ip(
     site: &Site,
     addresses: &[String],
     local: &str,
@@ -66,19 +66,19 @@ impl Network {
 
 #[cfg(test)]
 mod tests {
-    use windlass_tunnel::{Pin, Target};
+    use windlass_tunnel::{HostKeyPin, SshDestination};
 
     use super::*;
 
     #[track_caller]
     fn check(given: Option<&str>, network: Option<&str>, local: &str, expected: &str) {
-        let (keys, pin, via) = (Vec::new(), Pin::FirstUse, None);
-        let target = Target { host: "h".into(), port: 22, user: "u".into(), keys, pin, via };
+        let (keys, pin, via) = (Vec::new(), HostKeyPin::FirstUse, None);
+        let target = SshDestination { host: "h".into(), port: 22, user: "u".into(), keys, pin, via };
         let internal_ip = given.map(|text| text.parse().unwrap());
         let site = Site { target, internal_ip, network: network.map(str::to_owned) };
         let has =
             ["203.0.113.5/24", "172.17.0.1/16", "10.1.2.3/24", "fd00::7/64", "fe80::1/64"].map(str::to_owned);
-        let found = match internal(&site, &has, local) {
+        let found = match select_internal_ip(&site, &has, local) {
             Ok(found) => found.map_or("none".to_owned(), |address| address.to_string()),
             Err(error) => error.to_string(),
         };

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 /// The names of architectures as `uname -m` says them, with the number ELF files have for them.
-const MACHINES: [(&str, u16); 2] = [("x86_64", 62), ("aarch64", 183)];
+const ELF_MACHINES: [(&str, u16); 2] = [("x86_64", 62), ("aarch64", 183)];
 /// Larger files are no agent.
 const BYTES_MAX: u64 = 512 << 20;
 
@@ -34,22 +34,22 @@ pub enum BinaryError {
 /// Binaries by architecture. A file that is replaced is taken up with the next use.
 #[derive(Debug, Default)]
 pub struct Binaries {
-    by_arch: BTreeMap<&'static str, Kept>,
+    by_arch: BTreeMap<&'static str, BinaryFile>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct BinaryFile {
     path: PathBuf,
     /// Held in memory only while somebody uploads it; its sum is kept.
-    read: Mutex<Option<(Stamp, String, Weak<Binary>)>>,
+    read: Mutex<Option<(FileStamp, String, Weak<AgentBinary>)>>,
 }
 
 /// Tells one version of a file from another.
-type Stamp = (u64, i64, i64, u64);
+type FileStamp = (u64, i64, i64, u64);
 
 /// One binary, whole.
 #[derive(Debug)]
-pub struct Binary {
+pub struct AgentBinary {
     pub bytes: Vec<u8>,
     /// Hexadecimal.
     pub sha256: String,
@@ -58,7 +58,7 @@ pub struct Binary {
 impl Binaries {
     /// The agent at `path`, and those for other architectures that lie beside it as `NAME-x86_64` and `NAME-aarch64`.
     pub fn beside(path: &Path) -> Self {
-        let named = MACHINES.iter().map(|(arch, _)| {
+        let named = ELF_MACHINES.iter().map(|(arch, _)| {
             let mut name = path.as_os_str().to_owned();
             name.push(format!("-{arch}"));
             PathBuf::from(name)
@@ -70,8 +70,8 @@ impl Binaries {
     pub fn of(paths: impl IntoIterator<Item = PathBuf>) -> Self {
         let mut by_arch = BTreeMap::new();
         for path in paths {
-            if let Ok(arch) = arch_of(&path) {
-                by_arch.entry(arch).or_insert_with(|| Kept { path, read: Mutex::new(None) });
+            if let Ok(arch) = elf_arch(&path) {
+                by_arch.entry(arch).or_insert_with(|| BinaryFile { path, read: Mutex::new(None) });
             }
         }
         Self { by_arch }
@@ -96,13 +96,13 @@ impl Binaries {
     }
 
     /// The binary itself; shared between those who need it at the same time.
-    pub fn load(&self, arch: &str) -> Result<Option<Arc<Binary>>, BinaryError> {
-        self.by_arch.get(arch).map(Kept::load).transpose()
+    pub fn load(&self, arch: &str) -> Result<Option<Arc<AgentBinary>>, BinaryError> {
+        self.by_arch.get(arch).map(BinaryFile::load).transpose()
     }
 }
 
-impl Kept {
-    fn load(&self) -> Result<Arc<Binary>, BinaryError> {
+impl BinaryFile {
+    fn load(&self) -> Result<Arc<AgentBinary>, BinaryError> {
         // Held while reading: whoever comes next shall share what was read.
         let mut read = self.read.lock();
         let stamp = stamp(&self.path)?;
@@ -115,30 +115,30 @@ impl Kept {
         if stamp.3 > BYTES_MAX {
             return Err(BinaryError::TooLarge { path: self.path.clone() });
         }
-        let bytes = fs::read(&self.path).map_err(failed(&self.path))?;
+        let bytes = fs::read(&self.path).map_err(read_error(&self.path))?;
         let sha256 = hex::encode(Sha256::digest(&bytes));
-        let binary = Arc::new(Binary { bytes, sha256: sha256.clone() });
+        let binary = Arc::new(AgentBinary { bytes, sha256: sha256.clone() });
         *read = Some((stamp, sha256, Arc::downgrade(&binary)));
         Ok(binary)
     }
 }
 
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> BinaryError {
+fn read_error(path: &Path) -> impl FnOnce(io::Error) -> BinaryError {
     let path = path.to_owned();
     |source| BinaryError::Read { path, source }
 }
 
-fn stamp(path: &Path) -> Result<Stamp, BinaryError> {
-    let meta = fs::metadata(path).map_err(failed(path))?;
+fn stamp(path: &Path) -> Result<FileStamp, BinaryError> {
+    let meta = fs::metadata(path).map_err(read_error(path))?;
     Ok((meta.ino(), meta.mtime(), meta.mtime_nsec(), meta.size()))
 }
 
 /// What the header of a program says it runs on.
-fn arch_of(path: &Path) -> Result<&'static str, BinaryError> {
+fn elf_arch(path: &Path) -> Result<&'static str, BinaryError> {
     let mut head = [0u8; 20];
-    fs::File::open(path).and_then(|mut file| file.read_exact(&mut head)).map_err(failed(path))?;
+    fs::File::open(path).and_then(|mut file| file.read_exact(&mut head)).map_err(read_error(path))?;
     let machine = u16::from_le_bytes([head[18], head[19]]);
-    let known = MACHINES.iter().find(|(_, number)| *number == machine);
+    let known = ELF_MACHINES.iter().find(|(_, number)| *number == machine);
     match known {
         Some((arch, _)) if head.starts_with(b"\x7fELF") => Ok(arch),
         Some(_) | None => Err(BinaryError::Foreign { path: path.to_owned() }),

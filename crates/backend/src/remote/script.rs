@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use windlass_api::agent::shim::HostInfo;
 
-use crate::{BackendError, Enrolment, Has, HasGpu};
+use crate::{BackendError, Enrolment, GpuInfo, HardwareInfo};
 
 /// The directory of ours on a host.
 pub const ROOT: &str = "/var/lib/windlass";
@@ -25,10 +25,10 @@ pub const UNIT: &str = "/etc/systemd/system/windlass-agent.service";
 pub const CRON: &str = "/etc/cron.d/windlass-agent";
 
 /// Longest text of a host that is passed on to people.
-const SAID_MAX: usize = 400;
+const HOST_TEXT_MAX: usize = 400;
 
 /// Who we are there and what the host is. Run as the user.
-pub(super) const LOOK: &str = r#"
+pub(super) const PROBE_HOST: &str = r#"
 echo "os=$(uname -s)"
 echo "arch=$(uname -m)"
 echo "uid=$(id -u)"
@@ -41,7 +41,7 @@ else echo rights=password; fi
 "#;
 
 /// What of ours is there already. Run as root.
-pub(super) const TAKE_STOCK: &str = r#"
+pub(super) const PROBE_INSTALLATION: &str = r#"
 R=/var/lib/windlass
 [ -d $R ] && echo root=yes
 [ -f $R/agent ] && echo "agent=$(sha256sum < $R/agent | cut -d' ' -f1)"
@@ -61,7 +61,7 @@ true
 "#;
 
 /// Why the agent is not there, in its own words. Run as root.
-pub(super) const LAST_WORDS: &str = r#"
+pub(super) const AGENT_LOG_TAIL: &str = r#"
 if [ -d /run/systemd/system ]; then journalctl -q -n 5 -o cat -u windlass-agent 2>/dev/null
 else tail -n 5 /var/lib/windlass/shim.log 2>/dev/null; fi
 true
@@ -69,7 +69,7 @@ true
 
 /// Starts the agent. A running one is left alone when it is the right one, and replaced otherwise: its tasks go on,
 /// and the next one takes them up. Run as root.
-pub(super) const START: &str = r#"
+pub(super) const START_AGENT: &str = r#"
 R=/var/lib/windlass
 pid=$(cat $R/home/lock 2>/dev/null)
 case "$(readlink /proc/${pid:-none}/exe 2>/dev/null)" in $R/agent|$R/agent\ *) ;; *) pid= ;; esac
@@ -86,7 +86,7 @@ exec /bin/sh $R/start detached
 "#;
 
 /// Ends the agent and takes away whatever is ours. Its tasks have ended before. Run as root.
-pub(super) const LEAVE: &str = r#"
+pub(super) const UNINSTALL: &str = r#"
 R=/var/lib/windlass
 if [ -d /run/systemd/system ] && [ -f /etc/systemd/system/windlass-agent.service ]; then
   systemctl -q disable --now windlass-agent
@@ -108,9 +108,9 @@ rm -rf $R
 
 /// What a script answered, by name.
 #[derive(Debug, Default)]
-pub(super) struct Answers(BTreeMap<String, String>);
+pub(super) struct ScriptOutput(BTreeMap<String, String>);
 
-impl Answers {
+impl ScriptOutput {
     pub(super) fn read(text: &str) -> Self {
         let lines = text.lines().filter_map(|line| line.split_once('='));
         Self(lines.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect())
@@ -123,7 +123,7 @@ impl Answers {
 
 /// What may be done on a host, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Host {
+pub(super) struct HostAccess {
     /// As `uname -m` says on Debian.
     pub(super) arch: &'static str,
     pub(super) uid: u32,
@@ -138,12 +138,16 @@ const ARCHES: [(&str, &[&str], &str); 2] =
     [("x86_64", &["x86_64", "amd64"], "x86"), ("aarch64", &["aarch64", "arm64"], "arm")];
 
 /// The binary's name for what configurations call `x86` or `arm`.
-pub(super) fn arch_of(word: &str) -> Option<&'static str> {
+pub(super) fn binary_arch(word: &str) -> Option<&'static str> {
     ARCHES.iter().find(|(.., ours)| *ours == word).map(|(arch, ..)| *arch)
 }
 
 /// Decides whether the host can be one of ours.
-pub(super) fn judge(answers: &Answers, user: &str, arches: &[&str]) -> Result<Host, BackendError> {
+pub(super) fn check_host(
+    answers: &ScriptOutput,
+    user: &str,
+    arches: &[&str],
+) -> Result<HostAccess, BackendError> {
     let refuse = |said: String| BackendError::Refused { what: "use the host", said };
     let (os, machine) = (answers.text("os"), answers.text("arch"));
     if os != "Linux" {
@@ -173,7 +177,7 @@ pub(super) fn judge(answers: &Answers, user: &str, arches: &[&str]) -> Result<Ho
         }
     };
     let number = |name| answers.text(name).parse().map_err(|_| refuse(format!("`id` says no {name}")));
-    Ok(Host {
+    Ok(HostAccess {
         arch,
         uid: number("uid")?,
         gid: number("gid")?,
@@ -184,12 +188,12 @@ pub(super) fn judge(answers: &Answers, user: &str, arches: &[&str]) -> Result<Ho
 
 /// What of ours a host has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stock {
+pub(super) struct Installation {
     /// There is anything at all.
     pub(super) any: bool,
     /// SHA-256 of the agent's binary.
     pub(super) agent: String,
-    pub(super) enrolment: Option<Enrolled>,
+    pub(super) enrolment: Option<EnrolmentRecord>,
     /// Sum of the files that we write.
     pub(super) files: String,
     pub(super) keeper: String,
@@ -202,7 +206,7 @@ pub(super) struct Stock {
 
 /// The host's own note of whose it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub(super) struct Enrolled {
+pub(super) struct EnrolmentRecord {
     pub(super) instance_id: String,
     #[serde(default)]
     credential_sha256: Vec<String>,
@@ -210,16 +214,16 @@ pub(super) struct Enrolled {
     server_keys: Vec<String>,
 }
 
-impl Enrolled {
-    pub(super) fn is_for(&self, enrolment: &Enrolment) -> bool {
+impl EnrolmentRecord {
+    pub(super) fn matches(&self, enrolment: &Enrolment) -> bool {
         self.instance_id == enrolment.instance.to_string()
             && self.credential_sha256 == [enrolment.credential_sha256.clone()]
             && self.server_keys == [enrolment.server_key.clone()]
     }
 }
 
-impl Stock {
-    pub(super) fn read(answers: &Answers) -> Self {
+impl Installation {
+    pub(super) fn read(answers: &ScriptOutput) -> Self {
         let text = |name| answers.text(name).to_owned();
         Self {
             any: answers.text("root") == "yes",
@@ -236,7 +240,7 @@ impl Stock {
 }
 
 /// Makes the directories, with the rights the user needs there, and throws away uploads of other binaries.
-pub(super) fn prepare(host: &Host, sha256: &str) -> String {
+pub(super) fn prepare_script(host: &HostAccess, sha256: &str) -> String {
     let (uid, gid, part) = (host.uid, host.gid, &sha256[..16.min(sha256.len())]);
     format!(
         "set -e\numask 022\nmkdir -p {ROOT}/door {ROOT}/incoming\nchmod 711 {ROOT}\n\
@@ -247,7 +251,7 @@ pub(super) fn prepare(host: &Host, sha256: &str) -> String {
 }
 
 /// Puts an uploaded binary in its place, and sees that it can run there. Another upload may be under way.
-pub(super) fn install(uploaded: &str) -> String {
+pub(super) fn install_script(uploaded: &str) -> String {
     format!(
         "set -e\nchown 0:0 {uploaded}\nchmod 755 {uploaded}\n{uploaded} --version\nmv -f {uploaded} {AGENT}\n\
          rmdir {ROOT}/incoming 2>/dev/null || true\n"
@@ -257,17 +261,17 @@ pub(super) fn install(uploaded: &str) -> String {
 /// Says to the host whose it is. A running agent takes it up at once.
 pub(super) fn enrol(enrolment: &Enrolment, also: Option<&str>) -> String {
     let Enrolment { instance, credential_sha256, server_key } = enrolment;
-    let also = also.map(|hash| format!(" --credential-sha256 {}", quoted(hash))).unwrap_or_default();
+    let also = also.map(|hash| format!(" --credential-sha256 {}", shell_quote(hash))).unwrap_or_default();
     format!(
         "exec {AGENT} shim enrol --home {ROOT}/home --instance {} --credential-sha256 {}{also} --server-key {}\n",
-        quoted(&instance.to_string()),
-        quoted(credential_sha256),
-        quoted(server_key)
+        shell_quote(&instance.to_string()),
+        shell_quote(credential_sha256),
+        shell_quote(server_key)
     )
 }
 
 /// What the machine has, by its own agent.
-pub(super) fn describe() -> String {
+pub(super) fn describe_script() -> String {
     format!("mkdir -p {ROOT}/home\nexec {AGENT} host --data {ROOT}/home\n")
 }
 
@@ -291,7 +295,7 @@ impl Files {
                 let said = format!("`{name}` is no name of a variable, or its value has a zero byte");
                 return Err(BackendError::Refused { what: "set the agent's environment", said });
             }
-            lines += &format!("{name}={}\n", quoted(value));
+            lines += &format!("{name}={}\n", shell_quote(value));
         }
         let start = format!("{START_HEAD}exec {AGENT} shim --home {ROOT}/home --socket {SOCKET}\n");
         let mut files =
@@ -319,7 +323,7 @@ impl Files {
         for (path, mode, text) in &self.files {
             script += &format!(
                 "printf %s {} > {path}.$$\nchmod {mode} {path}.$$\nmv -f {path}.$$ {path}\n",
-                quoted(text)
+                shell_quote(text)
             );
         }
         script + &format!("echo {} > {ROOT}/files\n", self.sum())
@@ -365,7 +369,7 @@ WantedBy=multi-user.target
 ";
 
 /// What starts the agent after a reboot, for people.
-pub(super) fn keeper_in_words(keeper: &str) -> &'static str {
+pub(super) fn describe_keeper(keeper: &str) -> &'static str {
     match keeper {
         "systemd" => "systemd starts the agent with the host",
         "cron" => "cron starts the agent with the host",
@@ -375,17 +379,17 @@ pub(super) fn keeper_in_words(keeper: &str) -> &'static str {
 
 /// What `windlass-agent host` prints.
 #[derive(Debug, Deserialize)]
-struct Described {
+struct HostDescription {
     host: HostInfo,
     #[serde(default)]
-    gpus: Vec<HasGpu>,
+    gpus: Vec<GpuInfo>,
 }
 
-pub(super) fn has(text: &str, arch: &str, runtime: &str) -> Result<Has, serde_json::Error> {
+pub(super) fn has(text: &str, arch: &str, runtime: &str) -> Result<HardwareInfo, serde_json::Error> {
     const MIB: u64 = 1 << 20;
-    let Described { host, gpus } = serde_json::from_str(text)?;
+    let HostDescription { host, gpus } = serde_json::from_str(text)?;
     let arch = ARCHES.iter().find(|(ours, ..)| *ours == arch).map(|(.., word)| (*word).to_owned());
-    Ok(Has {
+    Ok(HardwareInfo {
         cpus: host.cpus,
         arch,
         memory_mib: host.memory / MIB,
@@ -399,14 +403,14 @@ pub(super) fn has(text: &str, arch: &str, runtime: &str) -> Result<Has, serde_js
 }
 
 /// One word for a shell, whatever is in it.
-fn quoted(text: &str) -> String {
+fn shell_quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// What a host said, fit for a message: one line, bounded, without control characters.
 pub(super) fn said(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.chars().filter(|c| !c.is_control()).take(SAID_MAX).collect()
+    line.chars().filter(|c| !c.is_control()).take(HOST_TEXT_MAX).collect()
 }
 
 #[cfg(test)]
@@ -414,7 +418,7 @@ mod tests {
     use super::*;
 
     fn judged(text: &str) -> String {
-        match judge(&Answers::read(text), "ada", &["x86_64"]) {
+        match check_host(&ScriptOutput::read(text), "ada", &["x86_64"]) {
             Ok(host) => format!("{} root={} at {}", host.arch, host.is_root, host.local),
             Err(error) => error.to_string(),
         }
@@ -463,7 +467,7 @@ mod tests {
     #[test]
     fn what_a_host_says_is_one_line_without_tricks() {
         assert_eq!(said("a\n\tb \u{1b}[31m c"), "a b [31m c");
-        assert_eq!(said(&"x".repeat(5000)).len(), SAID_MAX);
+        assert_eq!(said(&"x".repeat(5000)).len(), HOST_TEXT_MAX);
     }
 
     #[test]

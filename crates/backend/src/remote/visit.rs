@@ -5,41 +5,41 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep, timeout};
 use windlass_api::agent::{
     Health,
-    client::Shim,
-    shim::{TaskStatus, Terminate},
+    client::ShimClient,
+    shim::{TaskStatus, TerminateRequest},
 };
 use windlass_tunnel::{Connection, TunnelError};
 
 use super::{
-    Memo, Remote, Site, address,
-    script::{self, AGENT, Answers, Files, Host, INCOMING, SOCKET, Stock},
+    Remote, RemoteState, Site, address,
+    script::{self, AGENT, Files, HostAccess, INCOMING, Installation, SOCKET, ScriptOutput},
     words,
 };
-use crate::{BackendError, Machine, Order, Reach};
+use crate::{AgentEndpoint, BackendError, Machine, Order};
 
 /// A script there takes at most this long.
-const SCRIPT_WITHIN: Duration = Duration::from_secs(60);
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(60);
 /// An agent that runs answers in this time.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A starting agent waits up to a minute for a container engine.
-const START_WITHIN: Duration = Duration::from_secs(75);
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const START_TIMEOUT: Duration = Duration::from_secs(75);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// So often it is looked whether a starting agent still lives.
-const LOOKS_PER_LIFE_CHECK: u32 = 20;
+const POLLS_PER_LIVENESS_CHECK: u32 = 20;
 /// What tasks have to end in when their host is given back, and what that may take altogether.
 const TASK_GRACE_SECS: u64 = 5;
-const TASKS_WITHIN: Duration = Duration::from_secs(60);
+const TASKS_TIMEOUT: Duration = Duration::from_secs(60);
 /// Of the visit that ends all tasks: nobody comes after it.
 const LAST_EPOCH: i64 = i64::MAX;
 
-pub(super) struct Visit<'a> {
+pub(super) struct HostSetup<'a> {
     remote: &'a Remote,
     order: &'a Order,
     site: &'a Site,
     connection: Arc<Connection>,
 }
 
-impl<'a> Visit<'a> {
+impl<'a> HostSetup<'a> {
     /// Logs in.
     pub(super) async fn begin(
         remote: &'a Remote,
@@ -47,8 +47,8 @@ impl<'a> Visit<'a> {
         site: &'a Site,
     ) -> Result<Self, BackendError> {
         remote.tell(order, || format!("connecting to {}", site.target.name()));
-        let connected = remote.hosts.control(&order.instance, &site.target).await;
-        let (connection, _) = connected.map_err(|error| words::failure(&error, &site.target))?;
+        let connected = remote.hosts.control_connection(&order.instance, &site.target).await;
+        let (connection, _) = connected.map_err(|error| words::to_backend_error(&error, &site.target))?;
         Ok(Self { remote, order, site, connection })
     }
 
@@ -56,47 +56,48 @@ impl<'a> Visit<'a> {
     pub(super) async fn bring_up(&self) -> Result<Machine, BackendError> {
         self.remote.tell(self.order, || "looking at the host".to_owned());
         let host = self.look().await?;
-        let stock = self.take_stock(&host).await?;
+        let stock = self.probe_installation(&host).await?;
         self.refuse_foreign(&stock)?;
         let sha256 = self.remote.sum(host.arch).await?;
-        let has_agent = stock.agent == sha256 || self.has_newer(&host, &stock).await?;
+        let has_agent = stock.agent == sha256 || self.has_newer_agent(&host, &stock).await?;
         if !has_agent {
             self.upload(&host, &sha256).await?;
         }
-        let text = self.as_root(&host, "look at the host", &script::describe()).await?;
+        let text = self.run_root_script(&host, "look at the host", &script::describe_script()).await?;
         let undescribed =
             |error: serde_json::Error| refused("look at the host", format!("its agent says: {error}"));
         let has = script::has(&text, host.arch, &stock.runtime).map_err(undescribed)?;
-        let internal_ip = address::internal(self.site, &has.addresses, &host.local)?;
+        let internal_ip = address::select_internal_ip(self.site, &has.addresses, &host.local)?;
         let files = Files::new(&stock.keeper, &self.order.env)?;
         if stock.files != files.sum() {
-            self.as_root(&host, "write the agent's files", &files.write()).await?;
+            self.run_root_script(&host, "write the agent's files", &files.write()).await?;
         }
-        if !stock.enrolment.as_ref().is_some_and(|enrolled| enrolled.is_for(&self.order.enrolment)) {
+        if !stock.enrolment.as_ref().is_some_and(|enrolled| enrolled.matches(&self.order.enrolment)) {
             let enrol = script::enrol(&self.order.enrolment, None);
-            self.as_root(&host, "enrol the host", &enrol).await?;
+            self.run_root_script(&host, "enrol the host", &enrol).await?;
         }
         let health = self.start(&host).await?;
-        let runtime = self.take_stock(&host).await?.runtime;
-        let has = crate::Has { runtime, ..has };
+        let runtime = self.probe_installation(&host).await?.runtime;
+        let has = crate::HardwareInfo { runtime, ..has };
         let deployed = if has_agent { stock.agent } else { sha256 };
-        Ok(self.machine(has, internal_ip, &health, deployed, &stock.keeper))
+        Ok(self.to_instance(has, internal_ip, &health, deployed, &stock.keeper))
     }
 
-    fn machine(
+    fn to_instance(
         &self,
-        has: crate::Has,
+        has: crate::HardwareInfo,
         internal_ip: Option<IpAddr>,
         health: &Health,
         agent_sha256: String,
         keeper: &str,
     ) -> Machine {
         let host_keys =
-            self.connection.host_keys().into_iter().map(|seen| (seen.host, seen.key.line())).collect();
-        let memo = Memo { agent_sha256, host_keys, keeper: script::keeper_in_words(keeper).to_owned() };
+            self.connection.host_keys().into_iter().map(|seen| (seen.host, seen.key.to_openssh())).collect();
+        let memo =
+            RemoteState { agent_sha256, host_keys, keeper: script::describe_keeper(keeper).to_owned() };
         Machine {
             id: self.site.target.name(),
-            reach: Some(Reach::Ssh { socket: SOCKET.to_owned() }),
+            reach: Some(AgentEndpoint::Ssh { socket: SOCKET.to_owned() }),
             hostname: Some(self.site.target.host.clone()),
             internal_ip: internal_ip.map(|address| address.to_string()),
             has: Some(has),
@@ -105,18 +106,18 @@ impl<'a> Visit<'a> {
         }
     }
 
-    async fn look(&self) -> Result<Host, BackendError> {
-        let text = self.script("look at the host", "exec /bin/sh -s", script::LOOK).await?;
-        script::judge(&Answers::read(&text), &self.site.target.user, &self.remote.binaries.arches())
+    async fn look(&self) -> Result<HostAccess, BackendError> {
+        let text = self.script("look at the host", "exec /bin/sh -s", script::PROBE_HOST).await?;
+        script::check_host(&ScriptOutput::read(&text), &self.site.target.user, &self.remote.binaries.arches())
     }
 
-    async fn take_stock(&self, host: &Host) -> Result<Stock, BackendError> {
-        let text = self.as_root(host, "look at the host", script::TAKE_STOCK).await?;
-        Ok(Stock::read(&Answers::read(&text)))
+    async fn probe_installation(&self, host: &HostAccess) -> Result<Installation, BackendError> {
+        let text = self.run_root_script(host, "look at the host", script::PROBE_INSTALLATION).await?;
+        Ok(Installation::read(&ScriptOutput::read(&text)))
     }
 
     /// Two masters would start two tasks on one GPU.
-    fn refuse_foreign(&self, stock: &Stock) -> Result<(), BackendError> {
+    fn refuse_foreign(&self, stock: &Installation) -> Result<(), BackendError> {
         let Some(enrolled) = &stock.enrolment else { return Ok(()) };
         if enrolled.instance_id == self.order.instance.to_string() {
             return Ok(());
@@ -131,26 +132,27 @@ impl<'a> Visit<'a> {
     }
 
     /// Whether the host has a newer agent than ours: another server of the same fleet is ahead, and versions only grow.
-    async fn has_newer(&self, host: &Host, stock: &Stock) -> Result<bool, BackendError> {
+    async fn has_newer_agent(&self, host: &HostAccess, stock: &Installation) -> Result<bool, BackendError> {
         if stock.agent.is_empty() {
             return Ok(false);
         }
-        let said = self.run_as_root(host, &format!("{AGENT} --version\n")).await?;
+        let said = self.run_root_command(host, &format!("{AGENT} --version\n")).await?;
         let there = String::from_utf8_lossy(&said.stdout).trim().rsplit(' ').next().map(str::to_owned);
         Ok(said.status == Some(0) && there.is_some_and(|there| is_newer(&there, super::VERSION)))
     }
 
-    async fn upload(&self, host: &Host, sha256: &str) -> Result<(), BackendError> {
+    async fn upload(&self, host: &HostAccess, sha256: &str) -> Result<(), BackendError> {
         self.remote.tell(self.order, || "waiting for a turn to upload the agent".to_owned());
         // Never closed, so there is always a turn.
         let _turn = self.remote.uploads.acquire().await;
         let binary = self.remote.load(host.arch).await?;
         let mib = binary.bytes.len() >> 20;
         self.remote.tell(self.order, || format!("uploading the agent, {mib} MiB"));
-        self.as_root(host, "make the agent's directory", &script::prepare(host, sha256)).await?;
+        self.run_root_script(host, "make the agent's directory", &script::prepare_script(host, sha256))
+            .await?;
         let uploaded = self.connection.upload(INCOMING, &binary.bytes, &binary.sha256).await;
         let uploaded = uploaded.map_err(|error| {
-            let told = words::failure(&error, &self.site.target);
+            let told = words::to_backend_error(&error, &self.site.target);
             let BackendError::Unavailable { said, .. } = told else { return told };
             unavailable("upload the agent", said)
         })?;
@@ -159,7 +161,7 @@ impl<'a> Visit<'a> {
             resumed_at = uploaded.resumed_at,
             "uploaded the agent"
         );
-        let installed = self.run_as_root(host, &script::install(&uploaded.path)).await?;
+        let installed = self.run_root_command(host, &script::install_script(&uploaded.path)).await?;
         if installed.status == Some(0) {
             return Ok(());
         }
@@ -171,10 +173,10 @@ impl<'a> Visit<'a> {
     }
 
     /// Starts the agent unless it runs, and waits until it answers through the tunnel.
-    async fn start(&self, host: &Host) -> Result<Health, BackendError> {
+    async fn start(&self, host: &HostAccess) -> Result<Health, BackendError> {
         self.remote.tell(self.order, || "starting the agent".to_owned());
-        self.as_root(host, "start the agent", script::START).await?;
-        let until = Instant::now() + START_WITHIN;
+        self.run_root_script(host, "start the agent", script::START_AGENT).await?;
+        let until = Instant::now() + START_TIMEOUT;
         for look in 1.. {
             match self.health().await {
                 Ok(health) => return Ok(health),
@@ -182,15 +184,15 @@ impl<'a> Visit<'a> {
                 Err(_) => {}
             }
             let is_late = Instant::now() >= until;
-            if is_late || look % LOOKS_PER_LIFE_CHECK == 0 {
-                let is_running = self.take_stock(host).await?.is_running;
+            if is_late || look % POLLS_PER_LIVENESS_CHECK == 0 {
+                let is_running = self.probe_installation(host).await?.is_running;
                 if is_late || !is_running {
-                    let words = self.as_root(host, "start the agent", script::LAST_WORDS).await?;
+                    let words = self.run_root_script(host, "start the agent", script::AGENT_LOG_TAIL).await?;
                     let state = if is_running { "it runs and does not answer" } else { "it ended" };
                     return Err(unavailable("start the agent", format!("{state}: {}", script::said(&words))));
                 }
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(POLL_INTERVAL).await;
         }
         Err(unavailable("start the agent", "it does not answer".to_owned()))
     }
@@ -198,38 +200,39 @@ impl<'a> Visit<'a> {
     /// The agent's own sign of life.
     pub(super) async fn health(&self) -> Result<Health, BackendError> {
         let shim = self.shim("").await?;
-        match timeout(ANSWER_WITHIN, shim.health()).await {
+        match timeout(RESPONSE_TIMEOUT, shim.health()).await {
             Ok(Ok(health)) => Ok(health),
             Ok(Err(error)) => Err(unavailable("ask the agent", error.to_string())),
-            Err(_) => {
-                Err(unavailable("ask the agent", format!("no answer within {} s", ANSWER_WITHIN.as_secs())))
-            }
+            Err(_) => Err(unavailable(
+                "ask the agent",
+                format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()),
+            )),
         }
     }
 
-    async fn shim(&self, credential: &str) -> Result<Shim, BackendError> {
-        let stream = self.connection.unix(SOCKET).await.map_err(|error| self.closed_door(&error))?;
-        match timeout(ANSWER_WITHIN, Shim::connect(stream, credential)).await {
+    async fn shim(&self, credential: &str) -> Result<ShimClient, BackendError> {
+        let stream = self.connection.open_unix(SOCKET).await.map_err(|error| self.socket_error(&error))?;
+        match timeout(RESPONSE_TIMEOUT, ShimClient::connect(stream, credential)).await {
             Ok(Ok(shim)) => Ok(shim),
             Ok(Err(error)) => Err(unavailable("ask the agent", error.to_string())),
             Err(_) => Err(unavailable("ask the agent", "no answer".to_owned())),
         }
     }
 
-    fn closed_door(&self, error: &TunnelError) -> BackendError {
+    fn socket_error(&self, error: &TunnelError) -> BackendError {
         if error.is_forbidden() {
             let said = "its SSH server forbids forwarding to unix sockets. Set `AllowStreamLocalForwarding yes` in \
                         /etc/ssh/sshd_config there and reload it";
             return refused("reach the agent", said.to_owned());
         }
-        words::failure(error, &self.site.target)
+        words::to_backend_error(error, &self.site.target)
     }
 
     /// Ends all tasks, the agent, and everything of ours. `false`: there was nothing of ours.
-    pub(super) async fn leave(&self) -> Result<bool, BackendError> {
+    pub(super) async fn uninstall(&self) -> Result<bool, BackendError> {
         self.remote.tell(self.order, || "leaving the host".to_owned());
         let host = self.look().await?;
-        let stock = self.take_stock(&host).await?;
+        let stock = self.probe_installation(&host).await?;
         if !stock.any || self.refuse_foreign(&stock).is_err() {
             return Ok(false);
         }
@@ -237,12 +240,12 @@ impl<'a> Visit<'a> {
             self.start(&host).await?;
             self.end_tasks(&host).await?;
         }
-        self.as_root(&host, "remove the agent", script::LEAVE).await?;
+        self.run_root_script(&host, "remove the agent", script::UNINSTALL).await?;
         Ok(true)
     }
 
     /// The server's own credential is not known here, so one is made that holds as long as this visit.
-    async fn end_tasks(&self, host: &Host) -> Result<(), BackendError> {
+    async fn end_tasks(&self, host: &HostAccess) -> Result<(), BackendError> {
         let mut random = [0u8; 32];
         getrandom::fill(&mut random).map_err(|error| unavailable("draw a credential", error.to_string()))?;
         let credential = hex::encode(random);
@@ -251,16 +254,16 @@ impl<'a> Visit<'a> {
             hex::encode(sha2::Sha256::digest(&credential))
         };
         let enrol = script::enrol(&self.order.enrolment, Some(&also));
-        self.as_root(host, "enrol the host", &enrol).await?;
+        self.run_root_script(host, "enrol the host", &enrol).await?;
         let shim = self.shim(&credential).await?;
         let failed =
             |error: windlass_api::agent::client::ShimError| unavailable("end the tasks", error.to_string());
-        let how = Terminate {
+        let how = TerminateRequest {
             termination_reason: "terminated_by_server".to_owned(),
             termination_message: "the host is given back".to_owned(),
             timeout: TASK_GRACE_SECS,
         };
-        let until = Instant::now() + TASKS_WITHIN;
+        let until = Instant::now() + TASKS_TIMEOUT;
         loop {
             let tasks = shim.tasks().await.map_err(failed)?.tasks;
             if tasks.is_empty() {
@@ -282,24 +285,34 @@ impl<'a> Visit<'a> {
                     | TaskStatus::Running => shim.terminate(task.id, &how, LAST_EPOCH).await.map(drop),
                 };
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn as_root(&self, host: &Host, what: &'static str, script: &str) -> Result<String, BackendError> {
-        self.script(what, shell_of(host), script).await
+    async fn run_root_script(
+        &self,
+        host: &HostAccess,
+        what: &'static str,
+        script: &str,
+    ) -> Result<String, BackendError> {
+        self.script(what, shell_for(host), script).await
     }
 
-    async fn run_as_root(&self, host: &Host, script: &str) -> Result<windlass_tunnel::Output, BackendError> {
-        let run = timeout(SCRIPT_WITHIN, self.connection.run(shell_of(host), script.as_bytes())).await;
+    async fn run_root_command(
+        &self,
+        host: &HostAccess,
+        script: &str,
+    ) -> Result<windlass_tunnel::CommandOutput, BackendError> {
+        let run = timeout(SCRIPT_TIMEOUT, self.connection.run(shell_for(host), script.as_bytes())).await;
         let late = |_| unavailable("work on the host", "a command does not end".to_owned());
-        run.map_err(late)?.map_err(|error| words::failure(&error, &self.site.target))
+        run.map_err(late)?.map_err(|error| words::to_backend_error(&error, &self.site.target))
     }
 
     async fn script(&self, what: &'static str, shell: &str, script: &str) -> Result<String, BackendError> {
-        let run = timeout(SCRIPT_WITHIN, self.connection.run(shell, script.as_bytes())).await;
-        let late = |_| unavailable(what, format!("not done within {} s", SCRIPT_WITHIN.as_secs()));
-        let output = run.map_err(late)?.map_err(|error| words::failure(&error, &self.site.target))?;
+        let run = timeout(SCRIPT_TIMEOUT, self.connection.run(shell, script.as_bytes())).await;
+        let late = |_| unavailable(what, format!("not done within {} s", SCRIPT_TIMEOUT.as_secs()));
+        let output =
+            run.map_err(late)?.map_err(|error| words::to_backend_error(&error, &self.site.target))?;
         match output.status {
             Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
             Some(status) => {
@@ -311,7 +324,7 @@ impl<'a> Visit<'a> {
     }
 }
 
-fn shell_of(host: &Host) -> &'static str {
+fn shell_for(host: &HostAccess) -> &'static str {
     if host.is_root { "exec /bin/sh -s" } else { "exec sudo -n /bin/sh -s" }
 }
 

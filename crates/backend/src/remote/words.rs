@@ -2,18 +2,20 @@
 
 use std::{error::Error as _, io::ErrorKind};
 
-use windlass_tunnel::{Target, TunnelError};
+use windlass_tunnel::{SshDestination, TunnelError};
 
 use crate::BackendError;
 
 /// For the caller: what to tell, and whether to try again.
-pub(super) fn failure(error: &TunnelError, target: &Target) -> BackendError {
+pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> BackendError {
     let cause = error.cause();
     let (host, is_gate) = (cause.host(), cause.host() != target.name());
     let who = if is_gate { format!("jump host {host}") } else { host.to_owned() };
     let unavailable = |what, said: String| {
         let said = match error {
-            TunnelError::Waiting { wait, .. } => format!("{said}. The next try is in {} s", wait.as_secs()),
+            TunnelError::BackingOff { wait, .. } => {
+                format!("{said}. The next try is in {} s", wait.as_secs())
+            }
             TunnelError::Lookup { .. }
             | TunnelError::NotAllowed { .. }
             | TunnelError::Connect { .. }
@@ -22,7 +24,7 @@ pub(super) fn failure(error: &TunnelError, target: &Target) -> BackendError {
             | TunnelError::Denied { .. }
             | TunnelError::Protocol { .. }
             | TunnelError::Command { .. }
-            | TunnelError::Damaged { .. } => said,
+            | TunnelError::ChecksumMismatch { .. } => said,
         };
         BackendError::Unavailable { what, said }
     };
@@ -79,9 +81,9 @@ pub(super) fn failure(error: &TunnelError, target: &Target) -> BackendError {
             "work on the host",
             format!("a command ended with {status}: {}", super::script::said(said)),
         ),
-        TunnelError::Damaged { .. } => unavailable("upload the agent", cause.to_string()),
+        TunnelError::ChecksumMismatch { .. } => unavailable("upload the agent", cause.to_string()),
         // A cause never waits.
-        TunnelError::Waiting { .. } => unavailable("connect", cause.to_string()),
+        TunnelError::BackingOff { .. } => unavailable("connect", cause.to_string()),
     }
 }
 
@@ -104,18 +106,18 @@ fn connect_hint(kind: ErrorKind) -> &'static str {
 mod tests {
     use std::{io, sync::Arc, time::Duration};
 
-    use windlass_tunnel::{HostKey, Pin};
+    use windlass_tunnel::{HostKey, HostKeyPin};
 
     use super::*;
 
-    fn target() -> Target {
-        let (keys, pin, via) = (Vec::new(), Pin::FirstUse, None);
-        Target { host: "gpu-1".into(), port: 22, user: "ada".into(), keys, pin, via }
+    fn target() -> SshDestination {
+        let (keys, pin, via) = (Vec::new(), HostKeyPin::FirstUse, None);
+        SshDestination { host: "gpu-1".into(), port: 22, user: "ada".into(), keys, pin, via }
     }
 
     #[track_caller]
     fn check(error: TunnelError, is_final: bool, words: &[&str]) {
-        let told = failure(&error, &target());
+        let told = to_backend_error(&error, &target());
         let refused = matches!(told, BackendError::Refused { .. } | BackendError::HostKeyChanged { .. });
         assert_eq!(refused, is_final, "{told}");
         for word in words {
@@ -135,9 +137,13 @@ mod tests {
         let denied = TunnelError::Denied { host: ours(), user: "ada".into(), offered: 2 };
         check(denied.clone(), true, &["none of the 2 keys", "authorized_keys"]);
         let wait = Duration::from_secs(9);
-        check(TunnelError::Waiting { last: Arc::new(denied), wait }, true, &["none of the 2 keys"]);
+        check(TunnelError::BackingOff { last: Arc::new(denied), wait }, true, &["none of the 2 keys"]);
         let refused = Arc::new(connect(ours(), ErrorKind::ConnectionRefused));
-        check(TunnelError::Waiting { last: refused, wait }, false, &["The next try is in 9 s", "SSH server"]);
+        check(
+            TunnelError::BackingOff { last: refused, wait },
+            false,
+            &["The next try is in 9 s", "SSH server"],
+        );
         check(
             TunnelError::NotAllowed { host: ours() },
             true,

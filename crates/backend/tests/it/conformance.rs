@@ -11,12 +11,12 @@ use windlass_backend::{
 };
 use windlass_testkit::temp_dir;
 
-use crate::support::{Sweep, agent, order};
+use crate::support::{StopOnDrop, agent, order};
 
 #[tokio::test]
 async fn this_machine_keeps_the_promises() {
     let dir = temp_dir("keeps").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let open = || -> Arc<dyn Backend> {
         Arc::new(Local::new(Settings {
             home: dir.path().join("local"),
@@ -33,7 +33,7 @@ async fn this_machine_keeps_the_promises() {
 #[tokio::test]
 async fn the_mock_cloud_keeps_the_promises_slow_as_it_may_be() {
     let dir = temp_dir("keeps").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let script =
         "offers: [{instance_type: a, price: 1.5, cpus: 4, memory_gb: 16, boot_ms: 300, slow_deletes: 2}]";
     let script = Script::parse(script).unwrap();

@@ -1,7 +1,7 @@
 //! From what a driver says to what a job asks for: the whole way.
 
 use windlass_api::agent::shim::HostInfo;
-use windlass_backend::gpus_of;
+use windlass_backend::gpus_from;
 use windlass_model::{
     config::resources::parse_gpu,
     plan::offers::{Host, host_shortfalls},
@@ -21,12 +21,12 @@ fn host(vendor: &str, name: &str, memory: u64, count: u32, capability: Option<(u
         memory: 128 << 30,
         processes: None,
     };
-    let gpus = gpus_of(&info);
+    let gpus = gpus_from(&info);
     Host { cpus: 16, arch: None, memory_mib: 131_072, disk_mib: 1_048_576, gpus, spot: false, runtimes: None }
 }
 
 /// What does not fit, as people read it.
-fn missing(host: &Host, gpu: &str, capability: Option<(u32, u32)>) -> String {
+fn shortfall(host: &Host, gpu: &str, capability: Option<(u32, u32)>) -> String {
     let mut gpu = parse_gpu(gpu).unwrap();
     gpu.compute_capability = capability;
     let cpu = CpuSpec { arch: None, count: Range::ANY };
@@ -41,17 +41,17 @@ fn a_host_with_a_gpu_fits_whoever_asks_for_it_by_name_memory_maker_or_capability
     for gpu in
         ["H200", "h200:1", "141GB", "nvidia:H200:1", "H200:141GB", "H100,H200", "100GB..", "nvidia", "1"]
     {
-        assert_eq!(missing(&h200, gpu, None), "", "{gpu}");
+        assert_eq!(shortfall(&h200, gpu, None), "", "{gpu}");
     }
-    assert_eq!(missing(&h200, "nvidia", Some((9, 0))), "");
-    assert_eq!(missing(&h200, "nvidia", Some((8, 6))), "");
+    assert_eq!(shortfall(&h200, "nvidia", Some((9, 0))), "");
+    assert_eq!(shortfall(&h200, "nvidia", Some((8, 6))), "");
     for (gpu, capability, why) in [
         ("H100", None, "needs GPU H100, has H200"),
         ("amd", None, "needs amd GPUs, has nvidia"),
         ("80GB", None, "needs exactly 80GB of memory per GPU, has 141GB"),
         ("nvidia", Some((10, 0)), "needs compute capability 10.0, has 9.0"),
     ] {
-        assert_eq!(missing(&h200, gpu, capability), why, "{gpu}");
+        assert_eq!(shortfall(&h200, gpu, capability), why, "{gpu}");
     }
 }
 
@@ -65,9 +65,9 @@ fn makers_sizes_are_meant_and_not_what_is_left_of_them() {
         ("NVIDIA A100-SXM4-40GB", 40_960, "A100:40GB"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97_887, "RTXPRO6000:96GB"),
     ] {
-        assert_eq!(missing(&host("nvidia", name, memory, 1, None), gpu, None), "", "{gpu} on {name}");
+        assert_eq!(shortfall(&host("nvidia", name, memory, 1, None), gpu, None), "", "{gpu} on {name}");
     }
     let mi300x = host("amd", "AMD Instinct MI300X", 196_592, 8, None);
-    assert_eq!(missing(&mi300x, "amd:MI300X:8", None), "");
-    assert_eq!(missing(&mi300x, "192GB:8", None), "");
+    assert_eq!(shortfall(&mi300x, "amd:MI300X:8", None), "");
+    assert_eq!(shortfall(&mi300x, "192GB:8", None), "");
 }

@@ -12,7 +12,7 @@ use windlass_backend::{
 use windlass_model::plan::offers::Availability;
 use windlass_testkit::{TempDir, temp_dir};
 
-use crate::support::{Sweep, agent, connect, order, submit, until};
+use crate::support::{StopOnDrop, agent, connect, order, submit, wait_until};
 
 fn settings(dir: &TempDir) -> Settings {
     Settings {
@@ -38,7 +38,7 @@ async fn this_machine_is_one_offer_that_costs_nothing() {
 #[tokio::test]
 async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
     let dir = temp_dir("local").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let local = Local::new(settings(&dir));
     let order = order(&local, 1).await;
     let machine = local.create(&order).await.unwrap();
@@ -46,7 +46,7 @@ async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
     assert_eq!(machine.said(), Some("this machine, jobs as plain processes (as the settings say)"));
     let shim = connect(&machine).await;
     let task = submit(&shim, &order, 1, "none").await;
-    until(&shim, task, TaskStatus::Running).await;
+    wait_until(&shim, task, TaskStatus::Running).await;
     drop((shim, local));
 
     // The next server: its stop leaves an agent with work alone.
@@ -64,7 +64,7 @@ async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
     let Found::Running(found) = local.find(&order, &machine).await.unwrap() else { panic!("not running") };
     assert_eq!(found.reach, machine.reach);
     let shim = connect(&found).await;
-    until(&shim, task, TaskStatus::Running).await;
+    wait_until(&shim, task, TaskStatus::Running).await;
 
     // Taken back: task, agent and directory.
     assert_eq!(local.delete(&order, Some(&found)).await.unwrap(), Deleted::Gone);
@@ -76,7 +76,7 @@ async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
 #[tokio::test]
 async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
     let dir = temp_dir("local").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let with = Settings { home: dir.path().join("h".repeat(90)).join("local"), ..settings(&dir) };
     let home = Home::new(&with.home);
     assert!(home.socket().as_os_str().len() > 107);
@@ -85,15 +85,15 @@ async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
     let machine = local.create(&order).await.unwrap();
     let shim = connect(&machine).await;
     let task = submit(&shim, &order, 1, "none").await;
-    until(&shim, task, TaskStatus::Running).await;
+    wait_until(&shim, task, TaskStatus::Running).await;
     // The runner has its socket far below; calls for the job go through it.
-    shim.no_connections(task).await.unwrap();
+    shim.idle_seconds(task).await.unwrap();
     drop((shim, local));
 
     // The next server finds it there, and takes it away with its task.
     let local = Local::new(with);
     let Found::Running(found) = local.find(&order, &machine).await.unwrap() else { panic!("not running") };
-    until(&connect(&found).await, task, TaskStatus::Running).await;
+    wait_until(&connect(&found).await, task, TaskStatus::Running).await;
     assert_eq!(local.delete(&order, Some(&found)).await.unwrap(), Deleted::Gone);
     assert_eq!(home.pid(), None);
     assert!(!home.dir().exists());
@@ -102,7 +102,7 @@ async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
 #[tokio::test]
 async fn an_idle_agent_ends_with_the_server_and_wakes_with_the_next() {
     let dir = temp_dir("local").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let local = Local::new(settings(&dir));
     let home = Home::new(&settings(&dir).home);
     local.wake().await.unwrap();
@@ -119,7 +119,7 @@ async fn an_idle_agent_ends_with_the_server_and_wakes_with_the_next() {
 #[tokio::test]
 async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
     let dir = temp_dir("local").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let program: PathBuf = dir.path().join(NAME);
     std::fs::copy(agent().path(), &program).unwrap();
     let local = Local::new(Settings { agent: Some(program.clone()), ..settings(&dir) });
@@ -128,7 +128,7 @@ async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
     let machine = local.create(&order).await.unwrap();
     let shim = connect(&machine).await;
     let task = submit(&shim, &order, 1, "none").await;
-    until(&shim, task, TaskStatus::Running).await;
+    wait_until(&shim, task, TaskStatus::Running).await;
     let before = home.pid().unwrap();
     local.find(&order, &machine).await.unwrap();
     assert_eq!(home.pid(), Some(before), "the same build stays");
@@ -138,19 +138,19 @@ async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
     std::fs::rename(&newer, &program).unwrap();
     let Found::Running(found) = local.find(&order, &machine).await.unwrap() else { panic!("not running") };
     assert_ne!(home.pid(), Some(before));
-    until(&connect(&found).await, task, TaskStatus::Running).await;
+    wait_until(&connect(&found).await, task, TaskStatus::Running).await;
     local.delete(&order, Some(&found)).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_second_instance_is_refused_and_one_of_a_lost_database_makes_place() {
     let dir = temp_dir("local").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let local = Local::new(settings(&dir));
     let first = order(&local, 1).await;
     let machine = local.create(&first).await.unwrap();
     let task = submit(&connect(&machine).await, &first, 1, "none").await;
-    until(&connect(&machine).await, task, TaskStatus::Running).await;
+    wait_until(&connect(&machine).await, task, TaskStatus::Running).await;
     assert_eq!(local.offers().await.unwrap()[0].availability, Availability::Busy);
     let error = local.create(&order(&local, 1).await).await.unwrap_err();
     let BackendError::NoCapacity { said } = &error else { panic!("{error:?}") };
@@ -179,7 +179,7 @@ async fn docker_runs_the_jobs_where_an_engine_answers() {
     let socket = std::env::var("WINDLASS_TEST_DOCKER")
         .expect("WINDLASS_TEST_DOCKER names the socket of a container engine for tests");
     let dir = temp_dir("local").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let with = Settings { runtime: None, docker_socket: Some(socket.clone().into()), ..settings(&dir) };
     let local = Local::new(with);
     let order = order(&local, 1).await;
@@ -188,7 +188,7 @@ async fn docker_runs_the_jobs_where_an_engine_answers() {
     assert!(machine.said().unwrap().contains(&socket), "{:?}", machine.said());
     let shim = connect(&machine).await;
     let task = submit(&shim, &order, 1, &image(&socket)).await;
-    until(&shim, task, TaskStatus::Running).await;
+    wait_until(&shim, task, TaskStatus::Running).await;
     assert_eq!(local.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
 }
 

@@ -4,12 +4,12 @@ use windlass_api::agent::shim::TaskStatus;
 use windlass_backend::{
     Backend, BackendError, Found,
     mock::{Mock, script::Script},
-    volumes::{Attached, VolumeOrder, Volumes},
+    volumes::{Attached, VolumeRequest, Volumes},
 };
 use windlass_model::id::VolumeId;
 use windlass_testkit::{TempDir, temp_dir};
 
-use crate::support::{Sweep, agent, connect, order, submit, until, uuid};
+use crate::support::{StopOnDrop, agent, connect, order, submit, uuid, wait_until};
 
 fn cloud(dir: &TempDir, script: &str) -> Mock {
     Mock::new(Script::parse(script).unwrap(), dir.path(), Some(agent().path().to_owned()))
@@ -18,7 +18,7 @@ fn cloud(dir: &TempDir, script: &str) -> Mock {
 #[tokio::test]
 async fn capacity_is_missing_as_often_as_the_script_says_whoever_asks() {
     let dir = temp_dir("mock").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let script = "offers: [{instance_type: a, price: 1, cpus: 4, memory_gb: 16, no_capacity: 2}]";
     for _ in 0..2 {
         let cloud = cloud(&dir, script);
@@ -34,7 +34,7 @@ async fn capacity_is_missing_as_often_as_the_script_says_whoever_asks() {
 #[tokio::test]
 async fn a_lost_answer_leaves_a_machine_that_the_next_try_finds() {
     let dir = temp_dir("mock").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let cloud =
         cloud(&dir, "offers: [{instance_type: a, price: 1, cpus: 4, memory_gb: 16, lost_answers: 1}]");
     let order = order(&cloud, 1).await;
@@ -50,7 +50,7 @@ async fn a_lost_answer_leaves_a_machine_that_the_next_try_finds() {
 #[tokio::test]
 async fn a_machine_that_was_taken_back_is_gone_with_its_jobs() {
     let dir = temp_dir("mock").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let script =
         "{runtime: process, offers: [{instance_type: a, price: 1, cpus: 4, memory_gb: 16, spot: true}]}";
     let cloud = cloud(&dir, script);
@@ -58,7 +58,7 @@ async fn a_machine_that_was_taken_back_is_gone_with_its_jobs() {
     let machine = cloud.create(&order).await.unwrap();
     let shim = connect(&machine).await;
     let task = submit(&shim, &order, 1, "none").await;
-    until(&shim, task, TaskStatus::Running).await;
+    wait_until(&shim, task, TaskStatus::Running).await;
     std::fs::create_dir_all(dir.path().join("preempt")).unwrap();
     std::fs::write(dir.path().join("preempt").join(order.instance.to_string()), "").unwrap();
     assert!(matches!(cloud.find(&order, &machine).await.unwrap(), Found::Gone { .. }));
@@ -71,13 +71,13 @@ async fn a_machine_that_was_taken_back_is_gone_with_its_jobs() {
 #[tokio::test]
 async fn volumes_fail_to_attach_and_hang_as_the_script_says() {
     let dir = temp_dir("mock").unwrap();
-    let _sweep = Sweep(dir.path());
+    let _sweep = StopOnDrop(dir.path());
     let script = "{offers: [{instance_type: a, price: 1, cpus: 4, memory_gb: 16}], \
                    volumes: {price_gb: 0.1, attach_fails: 1, detach_hangs: true}}";
     let cloud = cloud(&dir, script);
     let (one, two) = (order(&cloud, 1).await, order(&cloud, 1).await);
     let (here, there) = (cloud.create(&one).await.unwrap(), cloud.create(&two).await.unwrap());
-    let wanted = VolumeOrder {
+    let wanted = VolumeRequest {
         volume: VolumeId(uuid()),
         name: "data".into(),
         region: "nowhere".into(),

@@ -9,12 +9,12 @@ use sha2::{Digest as _, Sha256};
 use windlass_api::{
     agent::{
         SIGNED_PREFIX,
-        client::{Shim, SignedSpec},
+        client::{ShimClient, SignedSpec},
         shim::TaskStatus,
     },
     unix,
 };
-use windlass_backend::{Backend, Enrolment, Machine, Order, Reach, Want, program::Program};
+use windlass_backend::{AgentEndpoint, Backend, Enrolment, Machine, Order, Want, program::Program};
 use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_testkit::wait::eventually_ok_async;
 
@@ -52,13 +52,13 @@ pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> Order {
     }
 }
 
-pub(crate) async fn connect(machine: &Machine) -> Shim {
-    let Some(Reach::Socket { path }) = &machine.reach else { panic!("no socket: {machine:?}") };
-    Shim::connect(unix::connect(path).await.unwrap(), CREDENTIAL).await.unwrap()
+pub(crate) async fn connect(machine: &Machine) -> ShimClient {
+    let Some(AgentEndpoint::Socket { path }) = &machine.reach else { panic!("no socket: {machine:?}") };
+    ShimClient::connect(unix::connect(path).await.unwrap(), CREDENTIAL).await.unwrap()
 }
 
 /// Starts a task of plain processes that does nothing until it is ended.
-pub(crate) async fn submit(shim: &Shim, order: &Order, seed: u8, image: &str) -> SubmissionId {
+pub(crate) async fn submit(shim: &ShimClient, order: &Order, seed: u8, image: &str) -> SubmissionId {
     let id = SubmissionId(uuid());
     let claims = json!({ "instance_id": order.instance, "epoch": 1, "expires_at": i64::MAX / 2 });
     let spec = json!({ "id": id, "name": "test", "image_name": image, "claims": claims });
@@ -70,7 +70,7 @@ pub(crate) async fn submit(shim: &Shim, order: &Order, seed: u8, image: &str) ->
 }
 
 /// Waits until a task is in a state.
-pub(crate) async fn until(shim: &Shim, id: SubmissionId, status: TaskStatus) {
+pub(crate) async fn wait_until(shim: &ShimClient, id: SubmissionId, status: TaskStatus) {
     eventually_ok_async(&format!("the task is {status:?}"), async || {
         let info = shim.task(id).await.unwrap();
         if info.status == status {
@@ -83,9 +83,9 @@ pub(crate) async fn until(shim: &Shim, id: SubmissionId, status: TaskStatus) {
 }
 
 /// Ends whatever serves a home when the test is over, however it ends.
-pub(crate) struct Sweep<'a>(pub(crate) &'a Path);
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a Path);
 
-impl Drop for Sweep<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         let Ok(processes) = std::fs::read_dir("/proc") else { return };
         for process in processes.flatten() {

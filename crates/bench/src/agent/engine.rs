@@ -31,8 +31,8 @@ impl Engine {
         for name in ["sh", "echo"] {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
         }
-        ran(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&archive).arg("."))?;
-        ran(engine.docker().arg("import").arg(&archive).arg(IMAGE))?;
+        check_output(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&archive).arg("."))?;
+        check_output(engine.docker().arg("import").arg(&archive).arg(IMAGE))?;
         Ok(engine)
     }
 
@@ -62,7 +62,7 @@ impl Drop for Engine {
     }
 }
 
-fn ran(command: &mut Command) -> Result<()> {
+fn check_output(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("start {:?}", command.get_program()))?;
     ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())

@@ -20,20 +20,20 @@ use uuid::Uuid;
 
 use windlass_api::agent::{
     SIGNED_PREFIX,
-    client::{Shim, ShimError, SignedSpec},
-    events::What,
-    runner::Submit,
-    shim::{ProcessIsolation, TaskStatus, Terminate},
+    client::{ShimClient, ShimError, SignedSpec},
+    events::ShimEventKind,
+    runner::SubmitBody,
+    shim::{ProcessIsolation, TaskStatus, TerminateRequest},
 };
 use windlass_model::id::SubmissionId;
 
 const CREDENTIAL: &str = "credential-of-the-benchmark";
 const EPOCH: i64 = 1;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two looks whether something is there yet.
-const LOOK: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-pub(super) struct Host {
+pub(super) struct ShimProcess {
     child: Child,
     home: PathBuf,
     hosts: usize,
@@ -43,7 +43,7 @@ pub(super) struct Host {
     pub(super) ready: Duration,
 }
 
-impl Host {
+impl ShimProcess {
     pub(super) fn start(agent: &Path, home: &Path, args: &[&str]) -> Result<Self> {
         let hosts = args.iter().skip_while(|arg| **arg != "--hosts").nth(1).map_or(Ok(0), |n| n.parse())?;
         let key = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).ok().context("make a key")?;
@@ -63,12 +63,12 @@ impl Host {
         let child = command.spawn().context("start the shim")?;
         let mut host = Self { child, home: home.to_owned(), hosts, instance, key, ready: Duration::ZERO };
         // The last of many: then all are there.
-        while !answers(&host.socket(hosts)) {
+        while !is_answering(&host.socket(hosts)) {
             if let Some(status) = host.child.try_wait()? {
                 bail!("the shim ended early: {status}");
             }
-            ensure!(started.elapsed() < PATIENCE, "the shim does not answer");
-            std::thread::sleep(LOOK);
+            ensure!(started.elapsed() < TIMEOUT, "the shim does not answer");
+            std::thread::sleep(POLL_INTERVAL);
         }
         host.ready = started.elapsed();
         Ok(host)
@@ -82,13 +82,13 @@ impl Host {
         }
     }
 
-    pub(super) async fn connect(&self) -> Result<Shim> {
+    pub(super) async fn connect(&self) -> Result<ShimClient> {
         self.connect_to(1).await
     }
 
-    pub(super) async fn connect_to(&self, number: usize) -> Result<Shim> {
+    pub(super) async fn connect_to(&self, number: usize) -> Result<ShimClient> {
         let stream = UnixStream::connect(self.socket(number)).await.context("connect to the shim")?;
-        Ok(Shim::connect(stream, CREDENTIAL).await?)
+        Ok(ShimClient::connect(stream, CREDENTIAL).await?)
     }
 
     pub(super) fn resident_kb(&self) -> Result<f64> {
@@ -96,7 +96,12 @@ impl Host {
     }
 
     /// Hands a task to the shim. It starts at once.
-    pub(super) async fn submit(&self, shim: &Shim, image: &str, isolation: ProcessIsolation) -> Result<Task> {
+    pub(super) async fn submit(
+        &self,
+        shim: &ShimClient,
+        image: &str,
+        isolation: ProcessIsolation,
+    ) -> Result<ShimTask> {
         let id = random_uuid()?;
         let expires = unix_secs()? + 3600;
         let body = serde_json::to_vec(&json!({
@@ -105,11 +110,11 @@ impl Host {
         }))?;
         let signature = STANDARD.encode(self.key.sign(&[SIGNED_PREFIX, &body].concat()).as_ref());
         shim.submit(&SignedSpec { body, signature }, EPOCH).await?;
-        Ok(Task { shim: shim.clone(), id: SubmissionId(id) })
+        Ok(ShimTask { shim: shim.clone(), id: SubmissionId(id) })
     }
 
     /// The process of a task's runner, where tasks are processes.
-    pub(super) fn runner(&self, id: SubmissionId) -> Result<Runner> {
+    pub(super) fn runner(&self, id: SubmissionId) -> Result<RunnerProcess> {
         // Where its directory is depends on whether it is confined.
         let dir = format!("/{id}/run");
         for entry in std::fs::read_dir("/proc")? {
@@ -120,14 +125,14 @@ impl Host {
                 && words.iter().any(|word| word.ends_with(dir.as_bytes()))
             {
                 let pid = path.file_name().and_then(|name| name.to_str()).context("a number")?;
-                return Ok(Runner { pid: pid.parse()? });
+                return Ok(RunnerProcess { pid: pid.parse()? });
             }
         }
         bail!("no process is the runner of {id}")
     }
 }
 
-impl Drop for Host {
+impl Drop for ShimProcess {
     fn drop(&mut self) {
         // Tasks outlive a shim; those of a benchmark that failed half way are ended by it.
         let _ = self.clear();
@@ -136,22 +141,22 @@ impl Drop for Host {
     }
 }
 
-impl Host {
+impl ShimProcess {
     fn clear(&self) -> Result<()> {
         if self.hosts > 0 {
             return Ok(());
         }
         let started = Instant::now();
-        while started.elapsed() < PATIENCE {
-            let list = call(&self.socket(0), "GET", "/api/tasks")?;
+        while started.elapsed() < TIMEOUT {
+            let list = call_shim(&self.socket(0), "GET", "/api/tasks")?;
             let list: serde_json::Value = serde_json::from_str(&list)?;
             let tasks = list["tasks"].as_array().cloned().unwrap_or_default();
             if tasks.is_empty() {
                 break;
             }
             for id in tasks.iter().filter_map(|task| task["id"].as_str()) {
-                call(&self.socket(0), "POST", &format!("/api/tasks/{id}/terminate"))?;
-                call(&self.socket(0), "POST", &format!("/api/tasks/{id}/remove"))?;
+                call_shim(&self.socket(0), "POST", &format!("/api/tasks/{id}/terminate"))?;
+                call_shim(&self.socket(0), "POST", &format!("/api/tasks/{id}/remove"))?;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -160,21 +165,21 @@ impl Host {
 }
 
 /// A task under way.
-pub(super) struct Task {
-    pub(super) shim: Shim,
+pub(super) struct ShimTask {
+    pub(super) shim: ShimClient,
     pub(super) id: SubmissionId,
 }
 
-impl Task {
+impl ShimTask {
     /// Gives the job to the task's runner, as soon as there is one.
-    pub(super) async fn hand_over(&self, job: &Submit) -> Result<()> {
-        self.reaches(TaskStatus::Running).await?;
+    pub(super) async fn submit_job(&self, job: &SubmitBody) -> Result<()> {
+        self.wait_for_status(TaskStatus::Running).await?;
         let started = Instant::now();
         loop {
             match self.shim.submit_job(self.id, job, EPOCH).await {
                 Ok(()) => return Ok(()),
                 Err(error @ (ShimError::Status { .. } | ShimError::Conflict { .. })) => {
-                    ensure!(started.elapsed() < PATIENCE, "the runner takes no job: {error}");
+                    ensure!(started.elapsed() < TIMEOUT, "the runner takes no job: {error}");
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 Err(error) => return Err(error.into()),
@@ -188,27 +193,27 @@ impl Task {
     }
 
     /// Says that everything was read, waits for the end and takes the task away.
-    pub(super) async fn done(self) -> Result<()> {
+    pub(super) async fn finish(self) -> Result<()> {
         let end = loop {
-            let part = self.shim.log(self.id, "job", u64::MAX, 0, PATIENCE).await?;
+            let part = self.shim.log(self.id, "job", u64::MAX, 0, TIMEOUT).await?;
             if part.is_complete {
                 break part.end;
             }
         };
         // The runner may have ended of itself by now.
-        let _ = self.shim.log_was_read(self.id, "job", end).await;
-        self.shim.terminate(self.id, &Terminate::default(), EPOCH).await?;
-        self.reaches(TaskStatus::Terminated).await?;
+        let _ = self.shim.acknowledge_log(self.id, "job", end).await;
+        self.shim.terminate(self.id, &TerminateRequest::default(), EPOCH).await?;
+        self.wait_for_status(TaskStatus::Terminated).await?;
         self.shim.remove(self.id, EPOCH).await?;
         Ok(())
     }
 
     /// Waits for a status, by the host's own events.
-    async fn reaches(&self, status: TaskStatus) -> Result<()> {
+    async fn wait_for_status(&self, status: TaskStatus) -> Result<()> {
         let wait = async {
             let mut events = self.shim.events(None).await?;
             while let Some(event) = events.next().await? {
-                let What::Task { info } = event.what else { continue };
+                let ShimEventKind::Task { info } = event.kind else { continue };
                 if info.id == self.id && info.status == status {
                     return Ok(());
                 }
@@ -217,15 +222,15 @@ impl Task {
             }
             bail!("the events ended")
         };
-        tokio::time::timeout(PATIENCE, wait).await.context("the task takes too long")?
+        tokio::time::timeout(TIMEOUT, wait).await.context("the task takes too long")?
     }
 }
 
-pub(super) struct Runner {
+pub(super) struct RunnerProcess {
     pid: u32,
 }
 
-impl Runner {
+impl RunnerProcess {
     pub(super) fn peak_kb(&self) -> Result<f64> {
         memory_kb(self.pid, "VmHWM")
     }
@@ -266,14 +271,14 @@ fn memory_kb(pid: u32, what: &str) -> Result<f64> {
     Ok(line.split_whitespace().nth(1).context("no number")?.parse()?)
 }
 
-fn answers(socket: &Path) -> bool {
-    call(socket, "GET", "/api/healthcheck").is_ok_and(|body| body.contains("service"))
+fn is_answering(socket: &Path) -> bool {
+    call_shim(socket, "GET", "/api/healthcheck").is_ok_and(|body| body.contains("service"))
 }
 
 /// One call, without anything that would take time of its own.
-fn call(socket: &Path, method: &str, path: &str) -> Result<String> {
+fn call_shim(socket: &Path, method: &str, path: &str) -> Result<String> {
     let mut stream = Blocking::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let body = if method == "POST" { "{}" } else { "" };
     write!(
         stream,

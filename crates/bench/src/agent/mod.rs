@@ -12,68 +12,75 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use windlass_api::agent::{client::Shim, runner::Submit, shim::ProcessIsolation};
+use windlass_api::agent::{client::ShimClient, runner::SubmitBody, shim::ProcessIsolation};
 
 use engine::Engine;
-use host::{Host, Task};
+use host::{ShimProcess, ShimTask};
 use windlass_testkit::{rng::Rng, temp_dir};
 
 /// How often short things are repeated.
-const TIMES: usize = 20;
+const REPEATS: usize = 20;
 /// What a job prints to measure how fast it is kept.
-const OUTPUT: usize = 512 << 20;
+const OUTPUT_BYTES: usize = 512 << 20;
 const TAILERS: usize = 2;
 const HOLLOW_HOSTS: usize = 2_000;
 /// How much of the output a tailer asks for at once.
-const READ: usize = 4 << 20;
-const WAIT: Duration = Duration::from_secs(20);
+const TAIL_READ_BYTES: usize = 4 << 20;
+const LOG_WAIT: Duration = Duration::from_secs(20);
 /// A shim that has just started still gives memory back.
-const SETTLE: Duration = Duration::from_millis(500);
+const SETTLE_TIME: Duration = Duration::from_millis(500);
 
 /// `agent` is the `windlass-agent` binary.
 pub async fn run(agent: &Path) -> Result<()> {
     let scratch = temp_dir("agent")?;
     let mut out = std::io::stdout();
-    starts(agent, scratch.path(), &mut out).await?;
+    measure_starts(agent, scratch.path(), &mut out).await?;
     tasks(agent, scratch.path(), &mut out).await?;
     output(agent, scratch.path(), &mut out).await?;
-    hollow(agent, scratch.path(), &mut out).await
+    measure_hollow_hosts(agent, scratch.path(), &mut out).await
 }
 
 /// From exec to the first answer.
-async fn starts(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
+async fn measure_starts(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let mut taken = Vec::new();
-    for time in 0..TIMES {
-        let host = Host::start(agent, &scratch.join(format!("start-{time}")), &["--runtime", "process"])?;
+    for time in 0..REPEATS {
+        let host =
+            ShimProcess::start(agent, &scratch.join(format!("start-{time}")), &["--runtime", "process"])?;
         taken.push(host.ready);
-        if time + 1 == TIMES {
-            tokio::time::sleep(SETTLE).await;
+        if time + 1 == REPEATS {
+            tokio::time::sleep(SETTLE_TIME).await;
             writeln!(out, "{:<46} {:>9.1} MB", "shim, resident, idle", host.resident_kb()? / 1024.0)?;
         }
     }
-    show(out, "shim, exec to first answer", &mut taken)
+    print_durations(out, "shim, exec to first answer", &mut taken)
 }
 
 /// From the submission of a task to its first line, beside `docker run` of the same image in the same minute.
 async fn tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let engine = Engine::from_environment(scratch)?;
     let socket = engine.socket.to_str().context("a path that is text")?.to_owned();
-    let docker =
-        Host::start(agent, &scratch.join("docker"), &["--runtime", "docker", "--docker-socket", &socket])?;
+    let docker = ShimProcess::start(
+        agent,
+        &scratch.join("docker"),
+        &["--runtime", "docker", "--docker-socket", &socket],
+    )?;
     let process =
-        Host::start(agent, &scratch.join("process"), &["--runtime", "process", "--processes", "own"])?;
+        ShimProcess::start(agent, &scratch.join("process"), &["--runtime", "process", "--processes", "own"])?;
     let (mut lines, mut exits) = (Vec::new(), Vec::new());
     let (mut answers, mut ours) = (Vec::new(), Vec::new());
     let (mut plain_answers, mut plain) = (Vec::new(), Vec::new());
     let (mut confined_answers, mut confined) = (Vec::new(), Vec::new());
     // The first of each is for the caches.
-    for time in 0..=TIMES {
+    for time in 0..=REPEATS {
         let (line, exit) = engine.run(&["host"])?;
         let within = ProcessIsolation::Confined;
-        let container = first_line(&docker, &engine.image, within).await.context("a task in a container")?;
-        let alone =
-            first_line(&process, "none", ProcessIsolation::Own).await.context("a task as a process")?;
-        let kept_in = first_line(&process, "none", within).await.context("a task as a confined process")?;
+        let container =
+            measure_first_line(&docker, &engine.image, within).await.context("a task in a container")?;
+        let alone = measure_first_line(&process, "none", ProcessIsolation::Own)
+            .await
+            .context("a task as a process")?;
+        let kept_in =
+            measure_first_line(&process, "none", within).await.context("a task as a confined process")?;
         if time > 0 {
             lines.push(line);
             exits.push(exit);
@@ -86,44 +93,49 @@ async fn tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()>
         }
     }
     let (theirs, mine) = (median(&mut lines), median(&mut ours));
-    show(out, "docker run, host network, to first line", &mut lines)?;
-    show(out, "docker run, host network, to its end", &mut exits)?;
-    show(out, "docker task, submit to its runner's answer", &mut answers)?;
-    show(out, "docker task, submit to the job's first line", &mut ours)?;
+    print_durations(out, "docker run, host network, to first line", &mut lines)?;
+    print_durations(out, "docker run, host network, to its end", &mut exits)?;
+    print_durations(out, "docker task, submit to its runner's answer", &mut answers)?;
+    print_durations(out, "docker task, submit to the job's first line", &mut ours)?;
     let more = (mine.as_secs_f64() - theirs.as_secs_f64()) * 1e3;
     let ratio = mine.as_secs_f64() / theirs.as_secs_f64();
     writeln!(out, "{:<46} {more:>+9.1} ms   {ratio:.2} times", "… more than docker run to first line")?;
-    show(out, "process task, submit to its runner's answer", &mut plain_answers)?;
-    show(out, "process task, submit to the job's first line", &mut plain)?;
-    show(out, "confined task, submit to its runner's answer", &mut confined_answers)?;
-    show(out, "confined task, submit to the job's first line", &mut confined)
+    print_durations(out, "process task, submit to its runner's answer", &mut plain_answers)?;
+    print_durations(out, "process task, submit to the job's first line", &mut plain)?;
+    print_durations(out, "confined task, submit to its runner's answer", &mut confined_answers)?;
+    print_durations(out, "confined task, submit to the job's first line", &mut confined)
 }
 
 /// Starts a task whose job says one word. Gives the times until its runner answered and until the word came.
-async fn first_line(host: &Host, image: &str, isolation: ProcessIsolation) -> Result<(Duration, Duration)> {
+async fn measure_first_line(
+    host: &ShimProcess,
+    image: &str,
+    isolation: ProcessIsolation,
+) -> Result<(Duration, Duration)> {
     let shim = host.connect().await?;
     let asked = Instant::now();
     let task = host.submit(&shim, image, isolation).await?;
-    task.hand_over(&job(&["echo", "hello"])?).await?;
+    task.submit_job(&job(&["echo", "hello"])?).await?;
     let answered = asked.elapsed();
     task.run().await?;
-    let part = shim.log(task.id, "job", 0, READ, WAIT).await?;
+    let part = shim.log(task.id, "job", 0, TAIL_READ_BYTES, LOG_WAIT).await?;
     let line = asked.elapsed();
     ensure!(part.bytes == "hello\n", "the job said {:?}", part.bytes);
-    task.done().await?;
+    task.finish().await?;
     Ok((answered, line))
 }
 
 /// How fast output is kept, alone and while others read it.
 async fn output(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let noise = scratch.join("noise");
-    std::fs::write(&noise, Rng::new(1).bytes(OUTPUT))?;
-    let host = Host::start(agent, &scratch.join("output"), &["--runtime", "process", "--processes", "own"])?;
+    std::fs::write(&noise, Rng::new(1).bytes(OUTPUT_BYTES))?;
+    let host =
+        ShimProcess::start(agent, &scratch.join("output"), &["--runtime", "process", "--processes", "own"])?;
     let file = noise.to_str().context("a path that is text")?;
     for tailers in [0, TAILERS] {
         let shim = host.connect().await?;
         let task = host.submit(&shim, "none", ProcessIsolation::Own).await?;
-        task.hand_over(&job(&["cat", file])?).await?;
+        task.submit_job(&job(&["cat", file])?).await?;
         let runner = host.runner(task.id)?;
         let started = Instant::now();
         task.run().await?;
@@ -133,12 +145,12 @@ async fn output(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()
         }
         let kept = kept(&task).await?.duration_since(started);
         while let Some(read) = reading.join_next().await {
-            ensure!(read?? == OUTPUT as u64, "a tailer missed something");
+            ensure!(read?? == OUTPUT_BYTES as u64, "a tailer missed something");
         }
         let read = started.elapsed();
         let peak = runner.peak_kb()? / 1024.0;
-        task.done().await?;
-        let rate = |taken: Duration| OUTPUT as f64 / 1e6 / taken.as_secs_f64();
+        task.finish().await?;
+        let rate = |taken: Duration| OUTPUT_BYTES as f64 / 1e6 / taken.as_secs_f64();
         let what = format!("output of one job, {tailers} tailers");
         write!(out, "{what:<46} {:>9.0} MB/s kept", rate(kept))?;
         if tailers > 0 {
@@ -150,21 +162,21 @@ async fn output(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()
 }
 
 /// Waits until the job's output is complete.
-async fn kept(task: &Task) -> Result<Instant> {
+async fn kept(task: &ShimTask) -> Result<Instant> {
     loop {
         // From the end on: nothing comes back but that it is complete.
-        let part = task.shim.log(task.id, "job", OUTPUT as u64, 0, WAIT).await?;
+        let part = task.shim.log(task.id, "job", OUTPUT_BYTES as u64, 0, LOG_WAIT).await?;
         if part.is_complete {
-            ensure!(part.end == OUTPUT as u64, "{} bytes were kept", part.end);
+            ensure!(part.end == OUTPUT_BYTES as u64, "{} bytes were kept", part.end);
             return Ok(Instant::now());
         }
     }
 }
 
-async fn tail(shim: Shim, id: windlass_model::id::SubmissionId) -> Result<u64> {
+async fn tail(shim: ShimClient, id: windlass_model::id::SubmissionId) -> Result<u64> {
     let mut offset = 0;
     loop {
-        let part = shim.log(id, "job", offset, READ, WAIT).await?;
+        let part = shim.log(id, "job", offset, TAIL_READ_BYTES, LOG_WAIT).await?;
         offset += part.bytes.len() as u64;
         if part.is_complete && offset >= part.end {
             return Ok(offset);
@@ -173,14 +185,15 @@ async fn tail(shim: Shim, id: windlass_model::id::SubmissionId) -> Result<u64> {
 }
 
 /// Many hosts in one process.
-async fn hollow(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
-    let one = Host::start(agent, &scratch.join("hollow-one"), &["--runtime", "hollow"])?;
-    tokio::time::sleep(SETTLE).await;
+async fn measure_hollow_hosts(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
+    let one = ShimProcess::start(agent, &scratch.join("hollow-one"), &["--runtime", "hollow"])?;
+    tokio::time::sleep(SETTLE_TIME).await;
     let alone = one.resident_kb()?;
     drop(one);
     let count = HOLLOW_HOSTS.to_string();
-    let host = Host::start(agent, &scratch.join("hollow"), &["--runtime", "hollow", "--hosts", &count])?;
-    tokio::time::sleep(SETTLE).await;
+    let host =
+        ShimProcess::start(agent, &scratch.join("hollow"), &["--runtime", "hollow", "--hosts", &count])?;
+    tokio::time::sleep(SETTLE_TIME).await;
     let idle = host.resident_kb()?;
     for number in 1..=HOLLOW_HOSTS {
         let shim = host.connect_to(number).await?;
@@ -199,7 +212,7 @@ async fn hollow(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()
     Ok(())
 }
 
-fn job(commands: &[&str]) -> Result<Submit> {
+fn job(commands: &[&str]) -> Result<SubmitBody> {
     let job =
         json!({"run": {"id": "bench"}, "job_spec": {"commands": commands, "user": {"username": "root"}}});
     Ok(serde_json::from_value(job)?)
@@ -210,7 +223,7 @@ fn median(taken: &mut [Duration]) -> Duration {
     taken.get(taken.len() / 2).copied().unwrap_or_default()
 }
 
-fn show(out: &mut impl Write, what: &str, taken: &mut [Duration]) -> Result<()> {
+fn print_durations(out: &mut impl Write, what: &str, taken: &mut [Duration]) -> Result<()> {
     let ms = |taken: Duration| taken.as_secs_f64() * 1e3;
     let middle = ms(median(taken));
     let (Some(first), Some(last)) = (taken.first(), taken.last()) else { return Ok(()) };

@@ -8,32 +8,37 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{Jobs, LOOK, PATIENCE, Plan};
-use crate::{open::Pool, runs::Binaries, sheet::Sheet};
+use super::{JobsClient, POLL_INTERVAL, Plan, TIMEOUT};
+use crate::{open::Pool, runs::Binaries, sheet::BenchResults};
 use windlass_testenv::{
-    server::{Options, Server},
+    server::{Server, ServerOptions},
     stage,
 };
 
 /// Two regions, because a lost one is left.
-const CLOUD: &str = "runtime: process\noffers:\n\
+const CLOUD_SCRIPT: &str = "runtime: process\noffers:\n\
     - {instance_type: small, region: east, price: 0.1, spot: true, cpus: 2, memory_gb: 4, disk_gb: 100}\n\
     - {instance_type: small, region: west, price: 0.2, spot: true, cpus: 2, memory_gb: 4, disk_gb: 100}\n";
 const MACHINES: usize = 8;
 
-struct Cloud {
-    jobs: Jobs,
+struct PreemptingCloud {
+    jobs: JobsClient,
     home: PathBuf,
     /// Where the cloud keeps its books and its machines.
     books: PathBuf,
 }
 
-pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+pub(super) async fn run(
+    binaries: &Binaries<'_>,
+    home: &Path,
+    plan: &Plan,
+    sheet: &mut BenchResults,
+) -> Result<()> {
     let (data, script) = (home.join("server"), home.join("cloud.yml"));
     std::fs::create_dir_all(&data)?;
-    std::fs::write(&script, CLOUD)?;
+    std::fs::write(&script, CLOUD_SCRIPT)?;
     let log = home.join("server.log");
-    let options = Options {
+    let options = ServerOptions {
         binary: binaries.windlass,
         data: &data,
         database: None,
@@ -43,17 +48,17 @@ pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, plan: &Plan, sheet
         log: Some(&log),
     };
     let server = Server::start(&options).await?;
-    let jobs = Jobs { pool: Pool::new(server.address()) };
+    let jobs = JobsClient { pool: Pool::new(server.address()) };
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "spot_policy": "spot",
         "nodes": {"min": 0, "target": 0, "max": MACHINES}});
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
-    jobs.ask("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await?;
-    let cloud = Cloud { jobs, home: home.to_owned(), books: home.join("cloud.yml.d") };
+    jobs.call("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await?;
+    let cloud = PreemptingCloud { jobs, home: home.to_owned(), books: home.join("cloud.yml.d") };
     sheet.say("processes on machines of a mock cloud, SQLite")?;
     sheet.about("cloud");
     let measured = async {
         cloud.ends(plan, sheet).await?;
-        cloud.losses(plan, sheet).await
+        cloud.measure_losses(plan, sheet).await
     };
     let measured = measured.await;
     // Its machines outlive the server, as those of a cloud do.
@@ -63,7 +68,7 @@ pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, plan: &Plan, sheet
     measured
 }
 
-impl Cloud {
+impl PreemptingCloud {
     fn file(&self, name: &str) -> Result<PathBuf> {
         let path = self.home.join(name);
         if path.exists() {
@@ -73,17 +78,17 @@ impl Cloud {
     }
 
     /// Waits for a file that a program makes.
-    async fn made(&self, path: &Path) -> Result<()> {
+    async fn wait_for_file(&self, path: &Path) -> Result<()> {
         let began = Instant::now();
         while !path.exists() {
-            ensure!(began.elapsed() < PATIENCE, "{} is not made", path.display());
-            tokio::time::sleep(LOOK).await;
+            ensure!(began.elapsed() < TIMEOUT, "{} is not made", path.display());
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
     /// From the last thing a program does to SUCCEEDED; and, on the way, from the launch to RUNNING.
-    async fn ends(&self, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+    async fn ends(&self, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
         let (mut running, mut noticed) = (Vec::new(), Vec::new());
         for time in 0..=plan.times {
             let (begun, go, end) = (self.file("begun")?, self.file("go")?, self.file("end")?);
@@ -95,11 +100,11 @@ impl Cloud {
             );
             let asked = Instant::now();
             let id = *self.jobs.launch("end", &text, 1).await?.first().context("no job")?;
-            self.jobs.until(id, "running", |job| job.status == "RUNNING").await?;
+            self.jobs.wait_until(id, "running", |job| job.status == "RUNNING").await?;
             let ran = asked.elapsed();
-            self.made(&begun).await?;
+            self.wait_for_file(&begun).await?;
             std::fs::write(&go, "")?;
-            self.jobs.until(id, "succeeded", |job| job.status == "SUCCEEDED").await?;
+            self.jobs.wait_until(id, "succeeded", |job| job.status == "SUCCEEDED").await?;
             // By the time that the file system wrote when the program made its last file.
             let after = std::fs::metadata(&end)?.modified()?.elapsed()?;
             // The first one had to wait for its machine.
@@ -113,15 +118,15 @@ impl Cloud {
     }
 
     /// From the moment a machine is gone to RECOVERING, and to RUNNING on another.
-    async fn losses(&self, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+    async fn measure_losses(&self, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
         let (mut noticed, mut again) = (Vec::new(), Vec::new());
         for _ in 0..plan.times {
             let begun = self.file("begun")?;
             let text =
                 format!("resources: {{use_spot: true}}\nrun: |\n  touch {}\n  sleep 3600\n", begun.display());
             let id = *self.jobs.launch("loss", &text, 1).await?.first().context("no job")?;
-            let job = self.jobs.until(id, "running", |job| job.status == "RUNNING").await?;
-            self.made(&begun).await?;
+            let job = self.jobs.wait_until(id, "running", |job| job.status == "RUNNING").await?;
+            self.wait_for_file(&begun).await?;
             let run = job.tasks.first().and_then(|task| task.runs.last()).context("no run")?;
             let instance = self.instance(run).await?;
             let lost = Instant::now();
@@ -129,14 +134,14 @@ impl Cloud {
             let is_noticed = |job: &windlass_api::managed_jobs::ManagedJob| {
                 job.status != "RUNNING" || job.recovery_count > 0
             };
-            self.jobs.until(id, "noticed", is_noticed).await?;
+            self.jobs.wait_until(id, "noticed", is_noticed).await?;
             noticed.push(lost.elapsed());
             self.jobs
-                .until(id, "running again", |job| job.status == "RUNNING" && job.recovery_count > 0)
+                .wait_until(id, "running again", |job| job.status == "RUNNING" && job.recovery_count > 0)
                 .await?;
             again.push(lost.elapsed());
             self.jobs.cancel("loss").await?;
-            self.jobs.none_left("loss", &[], PATIENCE).await?;
+            self.jobs.wait_until_none("loss", &[], TIMEOUT).await?;
         }
         sheet.figure("loss_mean_ms", "machine gone to noticed, mean", mean_ms(&noticed), "ms")?;
         sheet.spread("loss", "– spread", &mut noticed)?;
@@ -146,11 +151,11 @@ impl Cloud {
 
     /// The id of the instance that a run is on.
     async fn instance(&self, run: &str) -> Result<String> {
-        let run = self.jobs.ask("runs/get", &json!({"run_name": run})).await?;
+        let run = self.jobs.call("runs/get", &json!({"run_name": run})).await?;
         let submission =
             run["jobs"][0]["job_submissions"].as_array().and_then(|all| all.last()).context("no job")?;
         let name = &submission["job_provisioning_data"]["instance_id"];
-        let fleet = self.jobs.ask("fleets/get", &json!({"name": "cloud"})).await?;
+        let fleet = self.jobs.call("fleets/get", &json!({"name": "cloud"})).await?;
         let instances = fleet["instances"].as_array().context("no instances")?;
         let found = instances.iter().find(|one| one["name"] == *name).context("no such instance")?;
         Ok(found["id"].as_str().context("no id")?.to_owned())

@@ -10,62 +10,67 @@ use serde_json::json;
 use windlass_api::managed_jobs::ManagedJob;
 use windlass_model::time::Timestamp;
 
-use super::{Jobs, Plan};
+use super::{JobsClient, Plan};
 use crate::{
-    load::house::{House, Opening},
+    load::house::{ClusterOptions, LoadCluster},
     open::Pool,
     runs::Binaries,
-    sheet::Sheet,
+    sheet::BenchResults,
 };
 use windlass_testenv::{hosts::BLOCKS, process};
 
 /// What the peer was measured with.
-const TOGETHER: usize = 100;
+const PEER_BURST: usize = 100;
 const SHORT_MS: u64 = 1_000;
 const LONG_MS: u64 = 24 * 3600 * 1000;
 /// All of thousands run, or are over, by then.
-const CROWD_WITHIN: Duration = Duration::from_secs(900);
+const CROWD_TIMEOUT: Duration = Duration::from_secs(900);
 /// How long the server is watched while its jobs only live.
-const WATCHED: Duration = Duration::from_secs(30);
-const UNSETTLED: [&str; 3] = ["PENDING", "STARTING", "RECOVERING"];
+const WATCH_TIME: Duration = Duration::from_secs(30);
+const NOT_RUNNING_STATUSES: [&str; 3] = ["PENDING", "STARTING", "RECOVERING"];
 
-pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+pub(super) async fn run(
+    binaries: &Binaries<'_>,
+    home: &Path,
+    plan: &Plan,
+    sheet: &mut BenchResults,
+) -> Result<()> {
     // Room for all, and a little more: nobody waits for a host.
     let blocks = usize::try_from(BLOCKS)?;
-    let hosts = plan.most.max(plan.burst).max(TOGETHER).div_ceil(blocks) + 16;
-    let opening = Opening { hosts, history: 0, postgres: plan.postgres.as_deref() };
-    let house = House::open(binaries, home, &opening).await?;
-    let jobs = Jobs { pool: Pool::new(house.server.address()) };
+    let hosts = plan.most.max(plan.burst).max(PEER_BURST).div_ceil(blocks) + 16;
+    let opening = ClusterOptions { hosts, history: 0, postgres: plan.postgres.as_deref() };
+    let house = LoadCluster::open(binaries, home, &opening).await?;
+    let jobs = JobsClient { pool: Pool::new(house.server.address()) };
     let database = if plan.postgres.is_some() { "Postgres" } else { "SQLite" };
     sheet.say(&format!("{hosts} hollow hosts, {database}"))?;
     sheet.about("crowd");
     sheet.put("hosts", hosts as f64);
     process::settle(house.server.pid()).await?;
     sheet.figure("idle_resident_mb", "server, resident, hosts idle", house.server.resident_mb()?, "MB")?;
-    alone(&jobs, plan, sheet).await?;
-    at_once(&jobs, "together", TOGETHER, sheet).await?;
-    at_once(&jobs, "burst", plan.burst, sheet).await?;
+    measure_single_jobs(&jobs, plan, sheet).await?;
+    measure_burst(&jobs, "together", PEER_BURST, sheet).await?;
+    measure_burst(&jobs, "burst", plan.burst, sheet).await?;
     live(&house, &jobs, plan, sheet).await?;
     sheet.about("");
     house.close()
 }
 
 /// A job that does nothing for so long.
-fn file(run_ms: u64) -> String {
+fn task_file(run_ms: u64) -> String {
     format!(
         "envs: {{HOLLOW_RUN_MS: \"{run_ms}\", HOLLOW_LOG_LINES: \"1\"}}\nresources: {{cpus: 1+}}\nrun: 'true'\n"
     )
 }
 
-async fn alone(jobs: &Jobs, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+async fn measure_single_jobs(jobs: &JobsClient, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
     let (mut running, mut ended) = (Vec::new(), Vec::new());
     for time in 0..=plan.times {
         let asked = Instant::now();
         // Long enough to be seen running.
-        let id = *jobs.launch("alone", &file(50), 1).await?.first().context("no job")?;
-        jobs.until(id, "running", |job| matches!(job.status.as_str(), "RUNNING" | "SUCCEEDED")).await?;
+        let id = *jobs.launch("alone", &task_file(50), 1).await?.first().context("no job")?;
+        jobs.wait_until(id, "running", |job| matches!(job.status.as_str(), "RUNNING" | "SUCCEEDED")).await?;
         let ran = asked.elapsed();
-        jobs.until(id, "over", |job| job.schedule_state == "DONE").await?;
+        jobs.wait_until(id, "over", |job| job.schedule_state == "DONE").await?;
         if time > 0 {
             running.push(ran);
             ended.push(asked.elapsed());
@@ -76,11 +81,11 @@ async fn alone(jobs: &Jobs, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
 }
 
 /// Many jobs of a second each in one call: when each of them ran, and how many ran a minute.
-async fn at_once(jobs: &Jobs, name: &str, count: usize, sheet: &mut Sheet) -> Result<()> {
+async fn measure_burst(jobs: &JobsClient, name: &str, count: usize, sheet: &mut BenchResults) -> Result<()> {
     let asked = Instant::now();
-    jobs.launch(name, &file(SHORT_MS), count).await?;
+    jobs.launch(name, &task_file(SHORT_MS), count).await?;
     let answered = asked.elapsed();
-    jobs.none_left(name, &[], CROWD_WITHIN).await?;
+    jobs.wait_until_none(name, &[], CROWD_TIMEOUT).await?;
     let all = jobs.all(name).await?;
     anyhow::ensure!(all.len() == count, "{} of {count} jobs are there", all.len());
     let bad = all.iter().find(|job| job.status != "SUCCEEDED" || job.recovery_count > 0);
@@ -106,12 +111,12 @@ fn since_created(job: &ManagedJob, at: Option<Timestamp>) -> Option<Duration> {
 }
 
 /// A population that lives: what each costs, and its end.
-async fn live(house: &House, jobs: &Jobs, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+async fn live(house: &LoadCluster, jobs: &JobsClient, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
     let server = &house.server;
     process::settle(server.pid()).await?;
     let before = server.resident_mb()?;
     let each = |resident: f64, count: usize| (resident - before) * 1024.0 / count as f64;
-    fill(jobs, &[("few", plan.live)], "few", sheet).await?;
+    launch_and_wait(jobs, &[("few", plan.live)], "few", sheet).await?;
     process::settle(server.pid()).await?;
     let resident = server.resident_mb()?;
     sheet.say(&format!("{} live jobs", plan.live))?;
@@ -120,7 +125,7 @@ async fn live(house: &House, jobs: &Jobs, plan: &Plan, sheet: &mut Sheet) -> Res
     sheet.figure("live_each_kib", "– for each job", each(resident, plan.live), "KiB")?;
     let rest = plan.most - plan.live - plan.cancel;
     let more = [("rest", rest), ("cancelled", plan.cancel)];
-    fill(jobs, &more, "many", sheet).await?;
+    launch_and_wait(jobs, &more, "many", sheet).await?;
     process::settle(server.pid()).await?;
     let resident = server.resident_mb()?;
     sheet.say(&format!("{} live jobs", plan.most))?;
@@ -128,39 +133,44 @@ async fn live(house: &House, jobs: &Jobs, plan: &Plan, sheet: &mut Sheet) -> Res
     sheet.figure("most_resident_mb", "server, resident", resident, "MB")?;
     sheet.figure("most_each_kib", "– for each job", each(resident, plan.most), "KiB")?;
     let cpu = server.cpu_secs()?;
-    tokio::time::sleep(WATCHED).await;
-    let cores = (server.cpu_secs()? - cpu) / WATCHED.as_secs_f64();
+    tokio::time::sleep(WATCH_TIME).await;
+    let cores = (server.cpu_secs()? - cpu) / WATCH_TIME.as_secs_f64();
     sheet.figure("most_cpu_cores", "server, processor, while they live", cores, "cores")?;
     let asked = Instant::now();
-    jobs.ask("jobs/list", &json!({"limit": 1_000})).await?;
+    jobs.call("jobs/list", &json!({"limit": 1_000})).await?;
     sheet.figure("list_ms", "the queue's first 1,000", asked.elapsed().as_secs_f64() * 1e3, "ms")?;
     cancel(jobs, plan, sheet).await
 }
 
 /// Launches these and waits until all of them run.
-async fn fill(jobs: &Jobs, crowds: &[(&str, usize)], key: &str, sheet: &mut Sheet) -> Result<()> {
+async fn launch_and_wait(
+    jobs: &JobsClient,
+    crowds: &[(&str, usize)],
+    key: &str,
+    sheet: &mut BenchResults,
+) -> Result<()> {
     let began = Instant::now();
     let mut count = 0;
     for (name, copies) in crowds.iter().filter(|(_, copies)| *copies > 0) {
-        jobs.launch(name, &file(LONG_MS), *copies).await?;
+        jobs.launch(name, &task_file(LONG_MS), *copies).await?;
         count += copies;
     }
     for (name, _) in crowds {
-        jobs.none_left(name, &UNSETTLED, CROWD_WITHIN).await?;
+        jobs.wait_until_none(name, &NOT_RUNNING_STATUSES, CROWD_TIMEOUT).await?;
     }
     let took = began.elapsed().as_secs_f64();
     sheet.figure(&format!("{key}_fill_s"), &format!("{count} more run after"), took, "s")?;
     sheet.figure(&format!("{key}_launches_per_min"), "launches a minute", count as f64 / took * 60.0, "/min")
 }
 
-async fn cancel(jobs: &Jobs, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+async fn cancel(jobs: &JobsClient, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
     if plan.cancel == 0 {
         return Ok(());
     }
     let asked = Instant::now();
     jobs.cancel("cancelled").await?;
     let answered = asked.elapsed();
-    jobs.none_left("cancelled", &[], CROWD_WITHIN).await?;
+    jobs.wait_until_none("cancelled", &[], CROWD_TIMEOUT).await?;
     let took = asked.elapsed();
     let wrong = jobs.all("cancelled").await?.into_iter().find(|job| job.status != "CANCELLED");
     anyhow::ensure!(wrong.is_none(), "a cancelled job ended otherwise: {wrong:?}");

@@ -16,13 +16,13 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use windlass_api::managed_jobs::{Launched, ManagedJob};
 
-use super::{flags::Flags, open::Pool, postgres_of, runs::Binaries, sheet::Sheet};
+use super::{flags::Flags, open::Pool, postgres_url, runs::Binaries, sheet::BenchResults};
 use windlass_testkit::temp_dir;
 
 /// Between two looks at a job that is waited for.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// A job that takes longer is a fault.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub struct Plan {
     /// Repeats of what is measured one at a time.
@@ -47,7 +47,7 @@ impl Plan {
             live,
             most,
             cancel: flags.value("--cancel")?.unwrap_or(most / 2),
-            postgres: postgres_of(flags, postgres)?,
+            postgres: postgres_url(flags, postgres)?,
         };
         ensure!(plan.times > 0 && plan.burst > 0 && plan.live > 0, "nothing to measure");
         ensure!(
@@ -60,7 +60,7 @@ impl Plan {
 
 pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
     let scratch = temp_dir("jobs")?;
-    let mut sheet = Sheet::new("jobs")?;
+    let mut sheet = BenchResults::new("jobs")?;
     cloud::run(binaries, &scratch.path().join("cloud"), plan, &mut sheet).await?;
     crowd::run(binaries, &scratch.path().join("crowd"), plan, &mut sheet).await?;
     sheet.save()?;
@@ -68,29 +68,34 @@ pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
 }
 
 /// A server's managed jobs.
-struct Jobs {
+struct JobsClient {
     pool: Arc<Pool>,
 }
 
-impl Jobs {
-    async fn ask(&self, path: &str, body: &Value) -> Result<Value> {
+impl JobsClient {
+    async fn call(&self, path: &str, body: &Value) -> Result<Value> {
         self.pool.post(&format!("/api/project/main/{path}"), body).await
     }
 
     /// Launches so many copies of a file in one call; their numbers.
     async fn launch(&self, name: &str, text: &str, copies: usize) -> Result<Vec<i64>> {
         let answer =
-            self.ask("jobs/launch", &json!({"name": name, "text": text, "num_jobs": copies})).await?;
+            self.call("jobs/launch", &json!({"name": name, "text": text, "num_jobs": copies})).await?;
         let launched: Launched = serde_json::from_value(answer)?;
         Ok(launched.jobs.iter().map(|job| job.job_id).collect())
     }
 
     async fn read(&self, id: i64) -> Result<ManagedJob> {
-        Ok(serde_json::from_value(self.ask("jobs/get", &json!({"job_id": id})).await?)?)
+        Ok(serde_json::from_value(self.call("jobs/get", &json!({"job_id": id})).await?)?)
     }
 
     /// Waits until something is true of a job.
-    async fn until(&self, id: i64, what: &str, holds: impl Fn(&ManagedJob) -> bool) -> Result<ManagedJob> {
+    async fn wait_until(
+        &self,
+        id: i64,
+        what: &str,
+        holds: impl Fn(&ManagedJob) -> bool,
+    ) -> Result<ManagedJob> {
         let began = Instant::now();
         loop {
             let job = self.read(id).await?;
@@ -98,18 +103,18 @@ impl Jobs {
                 return Ok(job);
             }
             ensure!(job.schedule_state != "DONE", "not {what}: job {id} ended as {}", job.status);
-            ensure!(began.elapsed() < PATIENCE, "not {what}: job {id} is still {}", job.status);
-            tokio::time::sleep(LOOK).await;
+            ensure!(began.elapsed() < TIMEOUT, "not {what}: job {id} is still {}", job.status);
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
     /// Waits until no job of this name shows one of these statuses, or, with none given, until all are done with.
-    async fn none_left(&self, name: &str, statuses: &[&str], within: Duration) -> Result<()> {
+    async fn wait_until_none(&self, name: &str, statuses: &[&str], within: Duration) -> Result<()> {
         // One is asked for: a list costs the server what it shows.
         let body = json!({"name": name, "statuses": statuses, "skip_finished": true, "limit": 1});
         let began = Instant::now();
         loop {
-            let list = self.ask("jobs/list", &body).await?;
+            let list = self.call("jobs/list", &body).await?;
             let Some(one) = list.as_array().context("no list")?.first() else { return Ok(()) };
             ensure!(began.elapsed() < within, "jobs `{name}` take longer than {within:?}: {one}");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -122,7 +127,7 @@ impl Jobs {
         loop {
             let before = all.last().map(|job| job.job_id);
             let page =
-                self.ask("jobs/list", &json!({"name": name, "limit": 1_000, "prev_job_id": before})).await?;
+                self.call("jobs/list", &json!({"name": name, "limit": 1_000, "prev_job_id": before})).await?;
             let page: Vec<ManagedJob> = serde_json::from_value(page)?;
             if page.is_empty() {
                 return Ok(all);
@@ -132,6 +137,6 @@ impl Jobs {
     }
 
     async fn cancel(&self, name: &str) -> Result<()> {
-        self.ask("jobs/cancel", &json!({"name": name})).await.map(drop)
+        self.call("jobs/cancel", &json!({"name": name})).await.map(drop)
     }
 }

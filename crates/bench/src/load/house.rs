@@ -7,14 +7,14 @@ use std::{
 
 use anyhow::Result;
 
-use super::{below, history};
-use crate::runs::{Binaries, hosts_ready};
+use super::{create_subdir, history};
+use crate::runs::{Binaries, wait_for_hosts};
 use windlass_testenv::{
     hosts::Hosts,
-    server::{Options, Server},
+    server::{Server, ServerOptions},
 };
 
-pub(crate) struct House {
+pub(crate) struct LoadCluster {
     pub(crate) server: Server,
     pub(super) hosts: Hosts,
     /// From the start of the server until all hosts take jobs.
@@ -22,18 +22,22 @@ pub(crate) struct House {
 }
 
 /// What is in it when it opens.
-pub(crate) struct Opening<'a> {
+pub(crate) struct ClusterOptions<'a> {
     pub(crate) hosts: usize,
     /// Finished runs in the database.
     pub(crate) history: usize,
     pub(crate) postgres: Option<&'a str>,
 }
 
-impl House {
-    pub(crate) async fn open(binaries: &Binaries<'_>, home: &Path, opening: &Opening<'_>) -> Result<Self> {
-        let data = below(home, "server")?;
+impl LoadCluster {
+    pub(crate) async fn open(
+        binaries: &Binaries<'_>,
+        home: &Path,
+        opening: &ClusterOptions<'_>,
+    ) -> Result<Self> {
+        let data = create_subdir(home, "server")?;
         let log = home.join("server.log");
-        let options = Options {
+        let options = ServerOptions {
             binary: binaries.windlass,
             data: &data,
             database: opening.postgres,
@@ -49,7 +53,7 @@ impl House {
         let hosts = Hosts::start(binaries.agent, &home.join("hosts"), &data, postgres, count).await?;
         let started = Instant::now();
         let server = Server::start(&options).await?;
-        hosts_ready(&server, "hollow", opening.hosts).await?;
+        wait_for_hosts(&server, "hollow", opening.hosts).await?;
         Ok(Self { server, hosts, ready: started.elapsed() })
     }
 

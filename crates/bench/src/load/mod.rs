@@ -17,17 +17,17 @@ use anyhow::{Result, ensure};
 use tokio::task::JoinHandle;
 
 use self::{
-    house::{House, Opening},
-    traffic::Traffic,
+    house::{ClusterOptions, LoadCluster},
+    traffic::LoadTraffic,
 };
-use super::{api, flags::Flags, open::Pool, postgres_of, runs::Binaries, sheet::Sheet};
+use super::{api, flags::Flags, open::Pool, postgres_url, runs::Binaries, sheet::BenchResults};
 use windlass_testenv::{hosts, process};
 use windlass_testkit::temp_dir;
 
 /// Between two looks at memory.
-const SAMPLE_EVERY: Duration = Duration::from_millis(500);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 /// How long hosts without work are watched.
-const IDLE: Duration = Duration::from_secs(20);
+const IDLE_TIME: Duration = Duration::from_secs(20);
 
 pub struct Plan {
     pub hosts: usize,
@@ -45,7 +45,7 @@ pub struct Plan {
 
 impl Plan {
     pub fn read(flags: &mut Flags, postgres: Option<String>) -> Result<Self> {
-        let postgres = postgres_of(flags, postgres)?;
+        let postgres = postgres_url(flags, postgres)?;
         let runs = flags.value("--runs")?.unwrap_or(10_000);
         let plan = Self {
             hosts: flags.value("--hosts")?.unwrap_or(2_000),
@@ -66,9 +66,10 @@ impl Plan {
 pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
     let database = if plan.postgres.is_some() { "postgres" } else { "sqlite" };
     let scratch = temp_dir("load")?;
-    let mut sheet = Sheet::new(&format!("load-{database}"))?;
-    let opening = Opening { hosts: plan.hosts, history: plan.history, postgres: plan.postgres.as_deref() };
-    let house = House::open(binaries, scratch.path(), &opening).await?;
+    let mut sheet = BenchResults::new(&format!("load-{database}"))?;
+    let opening =
+        ClusterOptions { hosts: plan.hosts, history: plan.history, postgres: plan.postgres.as_deref() };
+    let house = LoadCluster::open(binaries, scratch.path(), &opening).await?;
     let server = &house.server;
     sheet.say(&format!(
         "{} hollow hosts, {} active runs, {} finished, {database}",
@@ -79,10 +80,10 @@ pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
     sheet.put("minutes", plan.hold.as_secs_f64() / 60.0);
     sheet.put("rate_per_s", plan.per_second);
     sheet.figure("hosts_ready_s", "start until all hosts take jobs", house.ready.as_secs_f64(), "s")?;
-    idle(&house, &mut sheet).await?;
+    measure_idle(&house, &mut sheet).await?;
 
     let pool = Pool::new(server.address());
-    let traffic = Arc::new(Traffic::new(pool, plan.runs));
+    let traffic = Arc::new(LoadTraffic::new(pool, plan.runs));
     traffic.fill(plan, &mut sheet).await?;
     sheet.figure("full_resident_mb", "server, resident, house full", server.resident_mb()?, "MB")?;
     hold(&house, &traffic, plan, &mut sheet).await?;
@@ -94,12 +95,12 @@ pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
 }
 
 /// What hosts cost that have nothing to do.
-async fn idle(house: &House, sheet: &mut Sheet) -> Result<()> {
+async fn measure_idle(house: &LoadCluster, sheet: &mut BenchResults) -> Result<()> {
     let (server, hosts) = (house.server.pid(), house.hosts.pid());
     process::settle(server).await?;
     let (before, before_hosts) = (process::cpu_secs(server)?, process::cpu_secs(hosts)?);
-    tokio::time::sleep(IDLE).await;
-    let share = |now: f64, before: f64| (now - before) / IDLE.as_secs_f64() * 1e3;
+    tokio::time::sleep(IDLE_TIME).await;
+    let share = |now: f64, before: f64| (now - before) / IDLE_TIME.as_secs_f64() * 1e3;
     let count = house.hosts.count as f64;
     let core = share(process::cpu_secs(server)?, before);
     let core_hosts = share(process::cpu_secs(hosts)?, before_hosts);
@@ -114,11 +115,16 @@ async fn idle(house: &House, sheet: &mut Sheet) -> Result<()> {
     sheet.figure("host_idle_mcore", "hosts, processor, each", core_hosts / count, "mcore")
 }
 
-async fn hold(house: &House, traffic: &Arc<Traffic>, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+async fn hold(
+    house: &LoadCluster,
+    traffic: &Arc<LoadTraffic>,
+    plan: &Plan,
+    sheet: &mut BenchResults,
+) -> Result<()> {
     let (server, hosts) = (house.server.pid(), house.hosts.pid());
     let (before, before_hosts) = (process::cpu_secs(server)?, process::cpu_secs(hosts)?);
     let resident = process::resident_mb(server)?;
-    let peak = watch(server);
+    let peak = watch_memory(server);
     let began = Instant::now();
     traffic.hold(plan).await?;
     let wall = began.elapsed().as_secs_f64();
@@ -140,26 +146,26 @@ async fn hold(house: &House, traffic: &Arc<Traffic>, plan: &Plan, sheet: &mut Sh
 }
 
 /// The most memory a process had while it was watched.
-struct Watch {
+struct MemoryWatch {
     stop: tokio::sync::oneshot::Sender<()>,
     task: JoinHandle<f64>,
 }
 
-fn watch(pid: u32) -> Watch {
+fn watch_memory(pid: u32) -> MemoryWatch {
     let (stop, mut stopped) = tokio::sync::oneshot::channel();
     let task = tokio::spawn(async move {
         let mut most: f64 = 0.0;
         loop {
             most = most.max(process::resident_mb(pid).unwrap_or_default());
-            if tokio::time::timeout(SAMPLE_EVERY, &mut stopped).await.is_ok() {
+            if tokio::time::timeout(SAMPLE_INTERVAL, &mut stopped).await.is_ok() {
                 return most;
             }
         }
     });
-    Watch { stop, task }
+    MemoryWatch { stop, task }
 }
 
-impl Watch {
+impl MemoryWatch {
     async fn stop(self) -> f64 {
         let _ = self.stop.send(());
         self.task.await.unwrap_or_default()
@@ -167,12 +173,12 @@ impl Watch {
 }
 
 /// A database with finished runs in it, for whoever starts a server on it next.
-async fn history(data: &Path, opening: &Opening<'_>) -> Result<()> {
+async fn history(data: &Path, opening: &ClusterOptions<'_>) -> Result<()> {
     let url = hosts::database(data, opening.postgres);
     if opening.history > 0 { api::fill(&url, opening.history).await } else { Ok(()) }
 }
 
-fn below(home: &Path, name: &str) -> Result<PathBuf> {
+fn create_subdir(home: &Path, name: &str) -> Result<PathBuf> {
     let path = home.join(name);
     std::fs::create_dir_all(&path)?;
     Ok(path)

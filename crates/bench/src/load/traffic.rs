@@ -14,21 +14,21 @@ use windlass_testkit::rng::Rng;
 
 use super::Plan;
 use crate::{
-    open::{Arrivals, Pool, Tally, Until},
-    sheet::Sheet,
+    open::{ArrivalPlan, Pool, StreamLimit, Tally},
+    sheet::BenchResults,
 };
 use windlass_testenv::server::submission;
 
 /// Between two looks at a run that is followed. A look is a request like any other, so it is rarer the longer the run
 /// takes: one part in so many of what it took. Else those who wait would be the load.
-const LOOK: Duration = Duration::from_millis(5);
-const LOOK_PART: u32 = 20;
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+const POLL_INTERVAL_SHARE: u32 = 20;
 /// One of so many submitted runs is followed, and stopped.
-const FOLLOWED: usize = 5;
+const FOLLOW_EVERY: usize = 5;
 /// A run that takes longer is a fault.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// All of the population runs by then.
-const FILL_WITHIN: Duration = Duration::from_secs(600);
+const FILL_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long a run lasts that comes and goes by itself.
 const SHORT_MS: u64 = 10_000;
 /// How long after its submission a followed run is stopped.
@@ -37,19 +37,19 @@ const LONG_MS: u64 = 24 * 3600 * 1000;
 /// The population writes a line every half minute.
 const LONG_LINES: u64 = LONG_MS / 30_000;
 /// Names in one request to stop.
-const STOP_NAMES: usize = 100;
+const STOP_BATCH: usize = 100;
 const PAGE: usize = 100;
 const SEED: u64 = 20_261_115;
 
-pub(super) struct Traffic {
+pub(super) struct LoadTraffic {
     pool: Arc<Pool>,
     /// The job's submission of each run of the population, for its log.
     submissions: Mutex<Vec<Option<String>>>,
-    tallies: Tallies,
+    tallies: TrafficTallies,
 }
 
 #[derive(Default)]
-struct Tallies {
+struct TrafficTallies {
     fill_submit: Tally,
     fill_running: Tally,
     submit: Tally,
@@ -62,24 +62,24 @@ struct Tallies {
     late: Tally,
 }
 
-impl Traffic {
+impl LoadTraffic {
     pub(super) fn new(pool: Arc<Pool>, runs: usize) -> Self {
-        Self { pool, submissions: Mutex::new(vec![None; runs]), tallies: Tallies::default() }
+        Self { pool, submissions: Mutex::new(vec![None; runs]), tallies: TrafficTallies::default() }
     }
 
     /// Submits the population and waits until all of it runs.
-    pub(super) async fn fill(self: &Arc<Self>, plan: &Plan, sheet: &mut Sheet) -> Result<()> {
+    pub(super) async fn fill(self: &Arc<Self>, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
         let began = Instant::now();
         let runs = plan.runs;
-        let arrivals = Arrivals {
+        let arrivals = ArrivalPlan {
             begin: began,
-            until: Until::Number(runs),
+            until: StreamLimit::Number(runs),
             per_second: plan.fill_per_second,
             rng: Rng::new(SEED),
         };
         let call = |number, planned| {
             let this = Arc::clone(self);
-            async move { this.move_in(number, planned).await }
+            async move { this.submit_long_run(number, planned).await }
         };
         arrivals.run(&self.tallies.late, call).await?;
         let submitted = began.elapsed();
@@ -88,7 +88,7 @@ impl Traffic {
             if running >= runs {
                 break;
             }
-            ensure!(began.elapsed() < FILL_WITHIN, "only {running} of {runs} runs are running");
+            ensure!(began.elapsed() < FILL_TIMEOUT, "only {running} of {runs} runs are running");
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         let took = began.elapsed();
@@ -99,7 +99,7 @@ impl Traffic {
         sheet.figure("fill_running_s", "all running after", took.as_secs_f64(), "s")
     }
 
-    async fn move_in(&self, number: usize, planned: Instant) {
+    async fn submit_long_run(&self, number: usize, planned: Instant) {
         let tallies = &self.tallies;
         let name = format!("long-{number}");
         let body = submission(&job(&name, LONG_MS, LONG_LINES));
@@ -108,8 +108,8 @@ impl Traffic {
         tallies.fill_submit.took(planned);
         let id = run["jobs"][0]["job_submissions"][0]["id"].as_str().map(str::to_owned);
         self.submissions.lock()[number] = id;
-        if number.is_multiple_of(FOLLOWED * 4)
-            && tallies.fill_running.keep(self.reaches(&name, &["running"]).await).is_some()
+        if number.is_multiple_of(FOLLOW_EVERY * 4)
+            && tallies.fill_running.keep(self.wait_for_status(&name, &["running"]).await).is_some()
         {
             tallies.fill_running.took(planned);
         }
@@ -119,9 +119,9 @@ impl Traffic {
     pub(super) async fn hold(self: &Arc<Self>, plan: &Plan) -> Result<()> {
         let mut rng = Rng::new(SEED + 1);
         let begin = Instant::now();
-        let mut arrivals = |part: f64| Arrivals {
+        let mut arrivals = |part: f64| ArrivalPlan {
             begin,
-            until: Until::Time(plan.hold),
+            until: StreamLimit::Time(plan.hold),
             per_second: plan.per_second * part,
             rng: rng.fork(),
         };
@@ -131,17 +131,17 @@ impl Traffic {
         let last = plan.runs as u64 - 1;
         let late = &self.tallies.late;
         let results = tokio::join!(
-            submits.run(late, |number, planned| Arc::clone(self).come_and_go(number, planned)),
-            gets.run(late, |_, planned| Arc::clone(self).look(pick.between(0, last), planned)),
+            submits.run(late, |number, planned| Arc::clone(self).submit_short_run(number, planned)),
+            gets.run(late, |_, planned| Arc::clone(self).get_run(pick.between(0, last), planned)),
             lists.run(late, |_, planned| Arc::clone(self).list(planned)),
             logs.run(late, |_, planned| Arc::clone(self).read(pick_log.between(0, last), planned)),
         );
         results.0.and(results.1).and(results.2).and(results.3)
     }
 
-    async fn come_and_go(self: Arc<Self>, number: usize, planned: Instant) {
+    async fn submit_short_run(self: Arc<Self>, number: usize, planned: Instant) {
         let tallies = &self.tallies;
-        let followed = number.is_multiple_of(FOLLOWED);
+        let followed = number.is_multiple_of(FOLLOW_EVERY);
         let name = format!("short-{number}");
         let body = submission(&job(&name, if followed { LONG_MS } else { SHORT_MS }, 1));
         let sent = self.pool.post("/api/project/main/runs/apply", &body).await;
@@ -149,7 +149,7 @@ impl Traffic {
             return;
         }
         tallies.submit.took(planned);
-        if !followed || tallies.running.keep(self.reaches(&name, &["running"]).await).is_none() {
+        if !followed || tallies.running.keep(self.wait_for_status(&name, &["running"]).await).is_none() {
             return;
         }
         tallies.running.took(planned);
@@ -161,12 +161,12 @@ impl Traffic {
             return;
         }
         tallies.stop.took(asked);
-        if tallies.stopped.keep(self.reaches(&name, &["terminated"]).await).is_some() {
+        if tallies.stopped.keep(self.wait_for_status(&name, &["terminated"]).await).is_some() {
             tallies.stopped.took(asked);
         }
     }
 
-    async fn look(self: Arc<Self>, number: u64, planned: Instant) {
+    async fn get_run(self: Arc<Self>, number: u64, planned: Instant) {
         let body = json!({"run_name": format!("long-{number}")});
         if self.tallies.get.keep(self.pool.post("/api/project/main/runs/get", &body).await).is_some() {
             self.tallies.get.took(planned);
@@ -190,14 +190,14 @@ impl Traffic {
     }
 
     /// Stops the oldest of the population, all at once, and waits until every one of them is over.
-    pub(super) async fn cancel(&self, count: usize, sheet: &mut Sheet) -> Result<()> {
+    pub(super) async fn cancel(&self, count: usize, sheet: &mut BenchResults) -> Result<()> {
         if count == 0 {
             return Ok(());
         }
         let names: Vec<String> = (0..count).map(|number| format!("long-{number}")).collect();
         let began = Instant::now();
         let mut calls = JoinSet::new();
-        for names in names.chunks(STOP_NAMES) {
+        for names in names.chunks(STOP_BATCH) {
             let (pool, body) = (Arc::clone(&self.pool), json!({"runs_names": names, "abort": false}));
             calls.spawn(async move { pool.post("/api/project/main/runs/stop", &body).await });
         }
@@ -208,7 +208,7 @@ impl Traffic {
         let names: BTreeSet<String> = names.into_iter().collect();
         // The first page tells; a complete count is for the end.
         while self.page(&Value::Null, true).await?.iter().any(|run| is_one_of(run, &names)) {
-            ensure!(began.elapsed() < FILL_WITHIN, "not all of {count} cancelled runs end");
+            ensure!(began.elapsed() < FILL_TIMEOUT, "not all of {count} cancelled runs end");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let took = began.elapsed();
@@ -219,7 +219,7 @@ impl Traffic {
         sheet.figure("cancel_final_s", "all final after", took.as_secs_f64(), "s")
     }
 
-    pub(super) fn report(&self, sheet: &mut Sheet) -> Result<()> {
+    pub(super) fn report(&self, sheet: &mut BenchResults) -> Result<()> {
         let tallies = &self.tallies;
         sheet.spread("submit", "submit", &mut tallies.submit.taken())?;
         sheet.spread("running", "submit to running", &mut tallies.running.taken())?;
@@ -231,7 +231,7 @@ impl Traffic {
         sheet.spread("late", "this driver, behind its plan", &mut tallies.late.taken())
     }
 
-    pub(super) fn errors(&self, sheet: &mut Sheet) -> Result<()> {
+    pub(super) fn errors(&self, sheet: &mut BenchResults) -> Result<()> {
         let t = &self.tallies;
         let all = [
             ("submit, filling", &t.fill_submit),
@@ -255,7 +255,7 @@ impl Traffic {
     }
 
     /// Waits for one of these states.
-    async fn reaches(&self, name: &str, wanted: &[&str]) -> Result<()> {
+    async fn wait_for_status(&self, name: &str, wanted: &[&str]) -> Result<()> {
         let asked = Instant::now();
         let body = json!({"run_name": name});
         loop {
@@ -265,8 +265,8 @@ impl Traffic {
                 return Ok(());
             }
             ensure!(!matches!(status, "failed" | "done" | "terminated"), "{name} ended as {status}");
-            ensure!(asked.elapsed() < PATIENCE, "{name} is still {status}");
-            tokio::time::sleep(LOOK.max(asked.elapsed() / LOOK_PART)).await;
+            ensure!(asked.elapsed() < TIMEOUT, "{name} is still {status}");
+            tokio::time::sleep(POLL_INTERVAL.max(asked.elapsed() / POLL_INTERVAL_SHARE)).await;
         }
     }
 

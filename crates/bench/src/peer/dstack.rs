@@ -9,26 +9,26 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::shelf::Shelf;
+use super::shelf::FileServer;
 use windlass_testenv::server::{Client, TOKEN};
 
 /// It looks for catalogues on the network while it starts.
-const READY_WITHIN: Duration = Duration::from_secs(300);
-const STOP_WITHIN: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(300);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
-pub(super) struct Dstack {
+pub(super) struct DstackServer {
     child: Child,
     pub(super) address: String,
     pub(super) ready: Duration,
     /// Where hosts get their agent.
-    _shelf: Shelf,
+    _shelf: FileServer,
 }
 
-impl Dstack {
+impl DstackServer {
     /// Hosts see this machine as `here`, and get `agent` in the place of theirs.
     pub(super) async fn start(venv: &Path, home: &Path, agent: &Path, here: Ipv4Addr) -> Result<Self> {
         std::fs::create_dir_all(home)?;
-        let shelf = Shelf::open(agent, here).await?;
+        let shelf = FileServer::open(agent, here).await?;
         let port = windlass_testkit::ports::free();
         let log = std::fs::File::create(home.join("log"))?;
         let mut command = Command::new(venv.join("bin/dstack"));
@@ -44,19 +44,19 @@ impl Dstack {
         let child = command.spawn().context("start dstack's server")?;
         let address = format!("127.0.0.1:{port}");
         let mut server = Self { child, address, ready: Duration::ZERO, _shelf: shelf };
-        while !server.answers().await {
+        while !server.is_answering().await {
             if let Some(status) = server.child.try_wait()? {
                 let said = std::fs::read_to_string(home.join("log")).unwrap_or_default();
                 bail!("dstack's server ended early: {status}: {said}");
             }
-            ensure!(started.elapsed() < READY_WITHIN, "dstack's server did not get ready");
+            ensure!(started.elapsed() < READY_TIMEOUT, "dstack's server did not get ready");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         server.ready = started.elapsed();
         Ok(server)
     }
 
-    async fn answers(&self) -> bool {
+    async fn is_answering(&self) -> bool {
         let Ok(mut client) = Client::connect(&self.address).await else { return false };
         client.post("/api/server/get_info", &serde_json::json!({})).await.is_ok()
     }
@@ -66,12 +66,12 @@ impl Dstack {
     }
 }
 
-impl Drop for Dstack {
+impl Drop for DstackServer {
     fn drop(&mut self) {
         // It ends its SSH connections, which are processes of their own.
         let _ = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status();
         let told = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && told.elapsed() < STOP_WITHIN {
+        while matches!(self.child.try_wait(), Ok(None)) && told.elapsed() < STOP_TIMEOUT {
             std::thread::sleep(Duration::from_millis(20));
         }
         let _ = self.child.kill();

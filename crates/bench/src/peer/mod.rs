@@ -20,11 +20,11 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use self::dstack::Dstack;
-use super::{runs::Binaries, sheet::Sheet};
-use windlass_testenv::server::{Client, Options, Server, TOKEN};
+use self::dstack::DstackServer;
+use super::{runs::Binaries, sheet::BenchResults};
+use windlass_testenv::server::{Client, Server, ServerOptions, TOKEN};
 use windlass_testenv::{
-    closed::{self, Figures, Load},
+    closed::{self, Load, LoadFigures},
     process,
 };
 use windlass_testkit::lab::{Host, Lab, WORKER};
@@ -35,25 +35,25 @@ const VARIABLE: &str = "WINDLASS_BENCH_DSTACK";
 const ROUNDS: usize = 3;
 const SUBMITS: usize = 200;
 const CLIENTS: usize = 8;
-const LASTS: Duration = Duration::from_secs(6);
+const DURATION: Duration = Duration::from_secs(6);
 /// dstack looks at a job every ten seconds, and brings a host up within minutes.
-const PATIENCE: Duration = Duration::from_secs(900);
+const TIMEOUT: Duration = Duration::from_secs(900);
 /// Between two looks at a run.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
     let venv = std::env::var_os(VARIABLE).with_context(|| format!("{VARIABLE} names no environment"))?;
     let scratch = temp_dir("peer")?;
     let lab = Lab::with_systemd(2)?;
-    let mut sheet = Sheet::new("peer")?;
+    let mut sheet = BenchResults::new("peer")?;
     sheet.say("dstack 0.22.5 and windlass, SQLite, one SSH host each, the same agent, jobs as processes")?;
     // The first start makes the database, and Python compiles what it reads.
     let (venv, home) = (Path::new(&venv), scratch.path().join("dstack"));
-    drop(Dstack::start(venv, &home, binaries.agent, lab.gateway()).await?);
-    let theirs = Dstack::start(venv, &home, binaries.agent, lab.gateway()).await?;
+    drop(DstackServer::start(venv, &home, binaries.agent, lab.gateway()).await?);
+    let theirs = DstackServer::start(venv, &home, binaries.agent, lab.gateway()).await?;
     let (data, log) = (scratch.path().join("windlass"), scratch.path().join("windlass.log"));
     std::fs::create_dir_all(&data)?;
-    let options = Options {
+    let options = ServerOptions {
         binary: binaries.windlass,
         data: &data,
         database: None,
@@ -64,13 +64,13 @@ pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
     };
     Server::start(&options).await?.stop()?;
     let ours = Server::start(&options).await?;
-    let pair = Pair {
-        theirs: System { name: "dstack", address: theirs.address.clone(), pid: theirs.pid() },
-        ours: System { name: "windlass", address: ours.address().to_owned(), pid: ours.pid() },
+    let pair = SystemPair {
+        theirs: MeasuredSystem { name: "dstack", address: theirs.address.clone(), pid: theirs.pid() },
+        ours: MeasuredSystem { name: "windlass", address: ours.address().to_owned(), pid: ours.pid() },
     };
     sheet.put("dstack.ready_ms", theirs.ready.as_secs_f64() * 1e3);
     sheet.put("windlass.ready_ms", ours.ready.as_secs_f64() * 1e3);
-    ratio(&mut sheet, "ready after start, ms", "ready_ms", Better::Less)?;
+    record_ratio(&mut sheet, "ready after start, ms", "ready_ms", BetterWhen::Less)?;
     pair.measure(&lab, &mut sheet).await?;
     sheet.save()?;
     ours.stop()
@@ -78,53 +78,55 @@ pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
 
 /// One of the two, as its clients see it.
 #[derive(Clone)]
-struct System {
+struct MeasuredSystem {
     name: &'static str,
     address: String,
     pid: u32,
 }
 
-struct Pair {
-    theirs: System,
-    ours: System,
+struct SystemPair {
+    theirs: MeasuredSystem,
+    ours: MeasuredSystem,
 }
 
 #[derive(Clone, Copy)]
-enum Better {
+enum BetterWhen {
     Less,
     More,
 }
 
 /// The line of one figure: theirs, ours, and how many times better ours is.
-fn ratio(sheet: &mut Sheet, what: &str, key: &str, better: Better) -> Result<()> {
+fn record_ratio(sheet: &mut BenchResults, what: &str, key: &str, better: BetterWhen) -> Result<()> {
     let theirs = sheet.read(&format!("dstack.{key}")).context("no figure of dstack")?;
     let ours = sheet.read(&format!("windlass.{key}")).context("no figure of windlass")?;
     let times = match better {
-        Better::Less => theirs / ours,
-        Better::More => ours / theirs,
+        BetterWhen::Less => theirs / ours,
+        BetterWhen::More => ours / theirs,
     };
     sheet.put(&format!("ratio.{key}"), times);
     sheet.say(&format!("{what:<44} dstack {theirs:>10.1}   windlass {ours:>10.1}   {times:>8.1} times"))
 }
 
-impl Pair {
-    async fn measure(&self, lab: &Lab, sheet: &mut Sheet) -> Result<()> {
+impl SystemPair {
+    async fn measure(&self, lab: &Lab, sheet: &mut BenchResults) -> Result<()> {
         for system in [&self.theirs, &self.ours] {
             process::settle(system.pid).await?;
             sheet.put(&format!("{}.idle_resident_mb", system.name), process::resident_mb(system.pid)?);
         }
-        ratio(sheet, "idle, resident, MB", "idle_resident_mb", Better::Less)?;
+        record_ratio(sheet, "idle, resident, MB", "idle_resident_mb", BetterWhen::Less)?;
         for system in [&self.theirs, &self.ours] {
             let get = system.load("/api/users/get_my_user", "", 16).await?;
             sheet.put(&format!("{}.get_per_s", system.name), get.per_second);
             sheet.put(&format!("{}.get_p99_ms", system.name), get.p99.as_secs_f64() * 1e3);
         }
-        ratio(sheet, "authenticated get, 16 connections, /s", "get_per_s", Better::More)?;
-        let (theirs, ours) =
-            tokio::join!(self.theirs.bring_up(lab.host(1), lab), self.ours.bring_up(lab.host(2), lab));
+        record_ratio(sheet, "authenticated get, 16 connections, /s", "get_per_s", BetterWhen::More)?;
+        let (theirs, ours) = tokio::join!(
+            self.theirs.create_fleet(lab.host(1), lab),
+            self.ours.create_fleet(lab.host(2), lab)
+        );
         theirs.and(ours)?;
-        self.lives(sheet).await?;
-        self.submits(sheet).await?;
+        self.measure_lifecycles(sheet).await?;
+        self.measure_submits(sheet).await?;
         for system in [&self.theirs, &self.ours] {
             let body = json!({"project_name": "main", "only_active": false, "limit": 100,
                 "job_submissions_limit": 1});
@@ -134,12 +136,12 @@ impl Pair {
             sheet.put(&format!("{}.end_resident_mb", system.name), process::resident_mb(system.pid)?);
         }
         let what = format!("list 100 runs after {SUBMITS}, /s");
-        ratio(sheet, &what, "list_per_s", Better::More)?;
-        ratio(sheet, "resident after that, MB", "end_resident_mb", Better::Less)
+        record_ratio(sheet, &what, "list_per_s", BetterWhen::More)?;
+        record_ratio(sheet, "resident after that, MB", "end_resident_mb", BetterWhen::Less)
     }
 
     /// One life of theirs, one of ours, and so on.
-    async fn lives(&self, sheet: &mut Sheet) -> Result<()> {
+    async fn measure_lifecycles(&self, sheet: &mut BenchResults) -> Result<()> {
         for (key, what, command) in
             [("running_ms", "submit to running, ms", "sleep 1"), ("done_ms", "submit to done, ms", "true")]
         {
@@ -147,7 +149,7 @@ impl Pair {
             for round in 0..ROUNDS {
                 for (system, taken) in [&self.theirs, &self.ours].into_iter().zip(&mut taken) {
                     let name = format!("{}-{round}", key.trim_end_matches("_ms"));
-                    let life = system.live(&name, command).await?;
+                    let life = system.measure_run(&name, command).await?;
                     taken.push(if key == "done_ms" {
                         life.ended
                     } else {
@@ -159,12 +161,12 @@ impl Pair {
                 taken.sort();
                 sheet.put(&format!("{}.{key}", system.name), taken[ROUNDS / 2].as_secs_f64() * 1e3);
             }
-            ratio(sheet, what, key, Better::Less)?;
+            record_ratio(sheet, what, key, BetterWhen::Less)?;
         }
         Ok(())
     }
 
-    async fn submits(&self, sheet: &mut Sheet) -> Result<()> {
+    async fn measure_submits(&self, sheet: &mut BenchResults) -> Result<()> {
         for system in [&self.theirs, &self.ours] {
             let (rate, p50) = system.submit_many().await?;
             sheet.put(&format!("{}.submits_per_s", system.name), rate);
@@ -172,30 +174,30 @@ impl Pair {
             let took = system.clear().await?;
             sheet.put(&format!("{}.cancel_{SUBMITS}_ms", system.name), took.as_secs_f64() * 1e3);
         }
-        ratio(sheet, &format!("submits, {CLIENTS} clients, /s"), "submits_per_s", Better::More)?;
+        record_ratio(sheet, &format!("submits, {CLIENTS} clients, /s"), "submits_per_s", BetterWhen::More)?;
         let key = format!("cancel_{SUBMITS}_ms");
-        ratio(sheet, &format!("cancel of {SUBMITS} waiting runs, ms"), &key, Better::Less)
+        record_ratio(sheet, &format!("cancel of {SUBMITS} waiting runs, ms"), &key, BetterWhen::Less)
     }
 }
 
-struct Life {
+struct RunTimes {
     running: Option<Duration>,
     ended: Duration,
 }
 
-impl System {
+impl MeasuredSystem {
     async fn client(&self) -> Result<Client> {
         Client::connect(&self.address).await
     }
 
-    async fn load(&self, path: &str, body: &str, connections: usize) -> Result<Figures> {
+    async fn load(&self, path: &str, body: &str, connections: usize) -> Result<LoadFigures> {
         let request = closed::post(path, TOKEN, body);
-        let load = Load { address: self.address.clone(), request, connections, lasts: LASTS };
+        let load = Load { address: self.address.clone(), request, connections, lasts: DURATION };
         closed::run(&load, |_, _| None).await.with_context(|| format!("{}: load {path}", self.name))
     }
 
     /// An SSH fleet of one host, until it takes jobs.
-    async fn bring_up(&self, host: &Host, lab: &Lab) -> Result<()> {
+    async fn create_fleet(&self, host: &Host, lab: &Lab) -> Result<()> {
         let mut client = self.client().await?;
         let (private, public) = lab.key_pair()?;
         let init = json!({"repo_id": "none", "repo_info": {"repo_type": "virtual"}, "repo_creds": null});
@@ -216,12 +218,12 @@ impl System {
                 Some("terminated") => bail!("{}: the host is refused: {instance}", self.name),
                 Some(_) | None => {}
             }
-            ensure!(started.elapsed() < PATIENCE, "{}: the host does not come up: {instance}", self.name);
+            ensure!(started.elapsed() < TIMEOUT, "{}: the host does not come up: {instance}", self.name);
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }
 
-    async fn live(&self, name: &str, command: &str) -> Result<Life> {
+    async fn measure_run(&self, name: &str, command: &str) -> Result<RunTimes> {
         let mut client = self.client().await?;
         let asked = Instant::now();
         client.post("/api/project/main/runs/apply", &submission(name, command)).await?;
@@ -231,12 +233,12 @@ impl System {
             let seen = asked.elapsed();
             match run["status"].as_str().unwrap_or_default() {
                 "running" => running = running.or(Some(seen)),
-                "done" => return Ok(Life { running, ended: seen }),
+                "done" => return Ok(RunTimes { running, ended: seen }),
                 "failed" | "terminated" => bail!("{}: {name} ended: {run}", self.name),
                 _ => {}
             }
-            ensure!(seen < PATIENCE, "{}: {name} is still {}", self.name, run["status"]);
-            tokio::time::sleep(LOOK).await;
+            ensure!(seen < TIMEOUT, "{}: {name} is still {}", self.name, run["status"]);
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -283,8 +285,8 @@ impl System {
             if list.as_array().is_some_and(Vec::is_empty) {
                 return Ok(started.elapsed());
             }
-            ensure!(started.elapsed() < PATIENCE, "{}: runs do not end", self.name);
-            tokio::time::sleep(LOOK).await;
+            ensure!(started.elapsed() < TIMEOUT, "{}: runs do not end", self.name);
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }

@@ -11,12 +11,12 @@ use tokio::{
 
 const REQUEST_MAX: usize = 8 << 10;
 
-pub(super) struct Shelf {
+pub(super) struct FileServer {
     url: String,
     task: JoinHandle<()>,
 }
 
-impl Shelf {
+impl FileServer {
     pub(super) async fn open(file: &Path, here: Ipv4Addr) -> Result<Self> {
         let bytes: Arc<[u8]> = std::fs::read(file)?.into();
         let listener = TcpListener::bind((here, 0)).await?;
@@ -24,7 +24,7 @@ impl Shelf {
         let task = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let bytes = Arc::clone(&bytes);
-                tokio::spawn(async move { hand_out(stream, &bytes).await.ok() });
+                tokio::spawn(async move { send_file(stream, &bytes).await.ok() });
             }
         });
         Ok(Self { url, task })
@@ -35,13 +35,13 @@ impl Shelf {
     }
 }
 
-impl Drop for Shelf {
+impl Drop for FileServer {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn hand_out(mut stream: TcpStream, bytes: &[u8]) -> Result<()> {
+async fn send_file(mut stream: TcpStream, bytes: &[u8]) -> Result<()> {
     let mut request = Vec::new();
     while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < REQUEST_MAX {
         if stream.read_buf(&mut request).await? == 0 {

@@ -16,8 +16,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use self::parts::{Pinned, Sample, Wrk};
-use super::{flags::Flags, sheet::Sheet};
+use self::parts::{PinnedProcess, WrkRun, WrkSample};
+use super::{flags::Flags, sheet::BenchResults};
 use windlass_testenv::{
     closed::{self, Load},
     process,
@@ -28,7 +28,7 @@ use windlass_testkit::temp_dir;
 const PROXY_CORE: u32 = 0;
 const OTHER_CORE: u32 = 1;
 /// Beside those of callers and replicas.
-const OWN_FILES: u64 = 1_000;
+const EXTRA_FILES: u64 = 1_000;
 
 /// What is measured, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -64,12 +64,12 @@ pub fn part(word: &str, arguments: &[String]) -> Option<Result<()>> {
 
 /// Who is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum System {
+enum ProxySystem {
     Windlass,
     Nginx,
 }
 
-impl System {
+impl ProxySystem {
     const BOTH: [Self; 2] = [Self::Windlass, Self::Nginx];
 
     const fn name(self) -> &'static str {
@@ -79,43 +79,43 @@ impl System {
         }
     }
 
-    async fn start(self, upstream: SocketAddr, scratch: &Path) -> Result<Pinned> {
-        let address = free()?;
+    async fn start(self, upstream: SocketAddr, scratch: &Path) -> Result<PinnedProcess> {
+        let address = free_address()?;
         match self {
             Self::Windlass => {
                 let program = std::env::current_exe()?;
                 let words = ["proxy-node".to_owned(), address.to_string(), upstream.to_string()];
-                Pinned::start(PROXY_CORE, &program, &words, address).await
+                PinnedProcess::start(PROXY_CORE, &program, &words, address).await
             }
             Self::Nginx => {
-                let file = parts::nginx(scratch, address, upstream)?;
+                let file = parts::nginx_config(scratch, address, upstream)?;
                 let words = ["-c".to_owned(), file.display().to_string()];
-                Pinned::start(PROXY_CORE, Path::new("nginx"), &words, address).await
+                PinnedProcess::start(PROXY_CORE, Path::new("nginx"), &words, address).await
             }
         }
     }
 }
 
-fn free() -> Result<SocketAddr> {
+fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 
 pub async fn run(plan: Plan) -> Result<()> {
     ensure!(std::thread::available_parallelism()?.get() >= 2, "two cores are needed");
-    parts::may_open(2 * plan.streams as u64 + OWN_FILES)?;
+    parts::raise_file_limit(2 * plan.streams as u64 + EXTRA_FILES)?;
     let scratch = temp_dir("proxy")?;
-    let address = free()?;
+    let address = free_address()?;
     let words = ["proxy-upstream".to_owned(), address.to_string()];
-    let upstream = Pinned::start(OTHER_CORE, &std::env::current_exe()?, &words, address).await?;
-    let mut sheet = Sheet::new("proxy")?;
+    let upstream = PinnedProcess::start(OTHER_CORE, &std::env::current_exe()?, &words, address).await?;
+    let mut sheet = BenchResults::new("proxy")?;
     sheet.say("one core for the proxy, one for callers and upstream; answers of 1 KiB")?;
 
-    throughput(&plan, &upstream, scratch.path(), &mut sheet).await?;
-    alone(&plan, &upstream, scratch.path(), &mut sheet).await?;
-    for system in System::BOTH {
+    measure_throughput(&plan, &upstream, scratch.path(), &mut sheet).await?;
+    measure_added_latency(&plan, &upstream, scratch.path(), &mut sheet).await?;
+    for system in ProxySystem::BOTH {
         let proxy = system.start(upstream.address, scratch.path()).await?;
         sheet.about(system.name());
-        streams::measure(&proxy, plan.streams, &mut sheet).await?;
+        streams::measure_streams(&proxy, plan.streams, &mut sheet).await?;
     }
     sheet.about("");
     sheet.save()?;
@@ -123,17 +123,27 @@ pub async fn run(plan: Plan) -> Result<()> {
 }
 
 /// As much as goes through, on connections that stay and on a new one for each request.
-async fn throughput(plan: &Plan, upstream: &Pinned, scratch: &Path, sheet: &mut Sheet) -> Result<()> {
+async fn measure_throughput(
+    plan: &Plan,
+    upstream: &PinnedProcess,
+    scratch: &Path,
+    sheet: &mut BenchResults,
+) -> Result<()> {
     for (key, what, closes) in
         [("keep", "connections that stay", false), ("new", "a connection for each request", true)]
     {
-        let mut samples: [Vec<Sample>; 2] = Default::default();
+        let mut samples: [Vec<WrkSample>; 2] = Default::default();
         let proxies = [
-            System::Windlass.start(upstream.address, scratch).await?,
-            System::Nginx.start(upstream.address, scratch).await?,
+            ProxySystem::Windlass.start(upstream.address, scratch).await?,
+            ProxySystem::Nginx.start(upstream.address, scratch).await?,
         ];
-        let wrk =
-            |address, lasts| Wrk { core: OTHER_CORE, address, connections: plan.connections, lasts, closes };
+        let wrk = |address, lasts| WrkRun {
+            core: OTHER_CORE,
+            address,
+            connections: plan.connections,
+            lasts,
+            closes,
+        };
         for proxy in &proxies {
             // Buffers grow and connections to the upstream are opened.
             wrk(proxy.address, Duration::from_secs(1)).run(proxy.pid()).await?;
@@ -145,9 +155,9 @@ async fn throughput(plan: &Plan, upstream: &Pinned, scratch: &Path, sheet: &mut 
         }
         sheet.say(what)?;
         let mut middles = Vec::new();
-        for (system, samples) in System::BOTH.into_iter().zip(samples) {
+        for (system, samples) in ProxySystem::BOTH.into_iter().zip(samples) {
             sheet.about(system.name());
-            middles.push(show(sheet, key, system, samples)?);
+            middles.push(record_median(sheet, key, system, samples)?);
         }
         sheet.about("");
         let [ours, theirs] = middles.as_slice() else { continue };
@@ -163,7 +173,12 @@ async fn throughput(plan: &Plan, upstream: &Pinned, scratch: &Path, sheet: &mut 
 }
 
 /// The middle one of the rounds, by throughput.
-fn show(sheet: &mut Sheet, key: &str, system: System, mut samples: Vec<Sample>) -> Result<Sample> {
+fn record_median(
+    sheet: &mut BenchResults,
+    key: &str,
+    system: ProxySystem,
+    mut samples: Vec<WrkSample>,
+) -> Result<WrkSample> {
     samples.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
     let (first, last) = (samples.first().copied(), samples.last().copied());
     let (first, last) = first.zip(last).context("no round was run")?;
@@ -187,7 +202,12 @@ fn show(sheet: &mut Sheet, key: &str, system: System, mut samples: Vec<Sample>) 
 }
 
 /// What a proxy adds for one caller who waits for each answer.
-async fn alone(plan: &Plan, upstream: &Pinned, scratch: &Path, sheet: &mut Sheet) -> Result<()> {
+async fn measure_added_latency(
+    plan: &Plan,
+    upstream: &PinnedProcess,
+    scratch: &Path,
+    sheet: &mut BenchResults,
+) -> Result<()> {
     sheet.say("one caller, one request after the other")?;
     let ask = async |address: SocketAddr| {
         let request = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".to_vec();
@@ -198,7 +218,7 @@ async fn alone(plan: &Plan, upstream: &Pinned, scratch: &Path, sheet: &mut Sheet
     let direct = ask(upstream.address).await?;
     sheet.figure("direct_p50_us", "straight to the upstream, p50", us(direct.p50), "µs")?;
     sheet.figure("direct_p99_us", "straight to the upstream, p99", us(direct.p99), "µs")?;
-    for system in System::BOTH {
+    for system in ProxySystem::BOTH {
         let proxy = system.start(upstream.address, scratch).await?;
         let through = ask(proxy.address).await?;
         sheet.about(system.name());
@@ -221,7 +241,7 @@ async fn alone(plan: &Plan, upstream: &Pinned, scratch: &Path, sheet: &mut Sheet
 }
 
 /// Resident memory now, after it has come to rest.
-async fn at_rest(proxy: &Pinned) -> Result<f64> {
+async fn measure_idle_memory(proxy: &PinnedProcess) -> Result<f64> {
     process::settle(proxy.pid()).await?;
     process::resident_mb(proxy.pid())
 }

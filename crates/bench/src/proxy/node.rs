@@ -6,15 +6,16 @@ use anyhow::{Context, Result};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use windlass_gateway::{
-    Bounds, Direct, Door, Gatekeeper, Listening, Nobody, Patience, Proxy, Routes, Verdict,
+    DirectConnector, Door, Gatekeeper, ListenerConfig, ListenerLimits, Nobody, Proxy, ProxyLimits, Routes,
+    Verdict,
     route::{Replica, Service, Snapshot, Target},
     serve,
 };
 
 /// nginx is not asked to check tokens either.
-struct Open;
+struct AllowAll;
 
-impl Gatekeeper for Open {
+impl Gatekeeper for AllowAll {
     fn check<'a>(&'a self, _token: &'a str, _project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Verdict> {
         Box::pin(std::future::ready(Verdict::Allow { identity: None }))
     }
@@ -40,19 +41,19 @@ pub(super) fn run(arguments: &[String]) -> Result<()> {
     routes.replace(Snapshot { generation: 1, services: vec![service] })?;
     let proxy = Proxy {
         routes,
-        connector: Arc::new(Direct),
-        gatekeeper: Arc::new(Open),
+        connector: Arc::new(DirectConnector),
+        gatekeeper: Arc::new(AllowAll),
         wake: Arc::new(Nobody),
         log: None,
         certificates: None,
-        bounds: Bounds::USUAL,
+        bounds: ProxyLimits::USUAL,
     };
-    let listening = Listening {
+    let listening = ListenerConfig {
         proxy: Arc::new(proxy),
         door: Door::Hosts,
         challenges: None,
         tls: None,
-        patience: Patience::USUAL,
+        patience: ListenerLimits::USUAL,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -17,19 +17,19 @@ use tokio::{
 
 use windlass_testenv::process;
 
-const READY_WITHIN: Duration = Duration::from_secs(10);
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// What each answer holds.
 const BODY: usize = 1024;
 /// Between two events of a stream.
-pub(super) const EVENT_EVERY: Duration = Duration::from_secs(10);
+pub(super) const EVENT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A program on one core. It ends when this is dropped.
-pub(super) struct Pinned {
+pub(super) struct PinnedProcess {
     child: Child,
     pub(super) address: SocketAddr,
 }
 
-impl Pinned {
+impl PinnedProcess {
     /// Once it answers at `address`.
     pub(super) async fn start(
         core: u32,
@@ -51,7 +51,7 @@ impl Pinned {
             if let Some(status) = pinned.child.try_wait()? {
                 bail!("{} ended: {status}", program.display());
             }
-            ensure!(asked.elapsed() < READY_WITHIN, "{} does not listen at {address}", program.display());
+            ensure!(asked.elapsed() < READY_TIMEOUT, "{} does not listen at {address}", program.display());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         Ok(pinned)
@@ -62,7 +62,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -70,7 +70,7 @@ impl Drop for Pinned {
 }
 
 /// So many files may be open in this process and those that it starts.
-pub(super) fn may_open(files: u64) -> Result<()> {
+pub(super) fn raise_file_limit(files: u64) -> Result<()> {
     let now = getrlimit(Resource::Nofile);
     if now.current.is_none_or(|most| most >= files) {
         return Ok(());
@@ -82,7 +82,7 @@ pub(super) fn may_open(files: u64) -> Result<()> {
 }
 
 /// The configuration of an nginx with one process, as our proxy has one thread.
-pub(super) fn nginx(scratch: &Path, listen: SocketAddr, upstream: SocketAddr) -> Result<PathBuf> {
+pub(super) fn nginx_config(scratch: &Path, listen: SocketAddr, upstream: SocketAddr) -> Result<PathBuf> {
     let place = scratch.join(format!("nginx-{}", listen.port()));
     std::fs::create_dir_all(&place)?;
     let dir = place.display();
@@ -120,13 +120,13 @@ pub(super) fn upstream(arguments: &[String]) -> Result<()> {
             stream.set_nodelay(true)?;
             tokio::spawn(async move {
                 // Who hangs up is gone.
-                let _ = talk(stream).await;
+                let _ = serve_requests(stream).await;
             });
         }
     })
 }
 
-async fn talk(mut stream: TcpStream) -> Result<()> {
+async fn serve_requests(mut stream: TcpStream) -> Result<()> {
     let mut answer =
         format!("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {BODY}\r\n\r\n").into_bytes();
     answer.resize(answer.len() + BODY, b'x');
@@ -139,24 +139,24 @@ async fn talk(mut stream: TcpStream) -> Result<()> {
             }
         }
         if asked.starts_with(b"GET /sse") {
-            return tell(stream).await;
+            return serve_events(stream).await;
         }
         stream.write_all(&answer).await?;
     }
 }
 
-async fn tell(mut stream: TcpStream) -> Result<()> {
+async fn serve_events(mut stream: TcpStream) -> Result<()> {
     let head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-store\r\n\
                  Transfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head).await?;
     loop {
         stream.write_all(b"d\r\ndata: event\n\n\r\n").await?;
-        tokio::time::sleep(EVENT_EVERY).await;
+        tokio::time::sleep(EVENT_INTERVAL).await;
     }
 }
 
 /// One run of wrk.
-pub(super) struct Wrk {
+pub(super) struct WrkRun {
     pub(super) core: u32,
     pub(super) address: SocketAddr,
     pub(super) connections: u32,
@@ -167,7 +167,7 @@ pub(super) struct Wrk {
 
 /// What it said, and what the proxy took meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Sample {
+pub(super) struct WrkSample {
     pub(super) per_second: f64,
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
@@ -176,8 +176,8 @@ pub(super) struct Sample {
     pub(super) cpu_us: f64,
 }
 
-impl Wrk {
-    pub(super) async fn run(&self, proxy: u32) -> Result<Sample> {
+impl WrkRun {
+    pub(super) async fn run(&self, proxy: u32) -> Result<WrkSample> {
         let before = process::cpu_secs(proxy)?;
         let mut command = Command::new("taskset");
         command.args(["-c", &self.core.to_string(), "wrk", "-t1", "--latency"]);
@@ -189,24 +189,26 @@ impl Wrk {
         let done = tokio::task::spawn_blocking(move || command.output()).await?.context("start wrk")?;
         let text = String::from_utf8_lossy(&done.stdout).into_owned();
         ensure!(done.status.success(), "wrk: {text}{}", String::from_utf8_lossy(&done.stderr));
-        let (mut sample, count) = read(&text).with_context(|| format!("read what wrk said:\n{text}"))?;
+        let (mut sample, count) =
+            parse_sample(&text).with_context(|| format!("read what wrk said:\n{text}"))?;
         sample.cpu_us = (process::cpu_secs(proxy)? - before) * 1e6 / count;
         Ok(sample)
     }
 }
 
 /// A sample without the proxy's part, and how many requests there were.
-fn read(text: &str) -> Result<(Sample, f64)> {
+fn parse_sample(text: &str) -> Result<(WrkSample, f64)> {
     let after = |word: &str| text.lines().find_map(|line| line.trim().strip_prefix(word)).map(str::trim);
     let per_second: f64 = after("Requests/sec:").context("no rate")?.parse()?;
-    let percentile = |word: &str| -> Result<f64> { milliseconds(after(word).context("no percentile")?) };
+    let percentile =
+        |word: &str| -> Result<f64> { parse_milliseconds(after(word).context("no percentile")?) };
     let counted = text.lines().find(|line| line.contains(" requests in ")).context("no count")?;
     let count: f64 = counted.split_whitespace().next().context("no count")?.parse()?;
     ensure!(count > 0.0, "no request was answered");
     let refused: f64 = after("Non-2xx or 3xx responses:").map_or(Ok(0.0), str::parse)?;
     let broken = after("Socket errors:")
         .map_or(0.0, |line| line.split([',', ' ']).filter_map(|word| word.parse::<f64>().ok()).sum());
-    let sample = Sample {
+    let sample = WrkSample {
         per_second,
         p50_ms: percentile("50%")?,
         p99_ms: percentile("99%")?,
@@ -217,7 +219,7 @@ fn read(text: &str) -> Result<(Sample, f64)> {
 }
 
 /// `812.00us`, `3.20ms`, `1.04s`.
-fn milliseconds(text: &str) -> Result<f64> {
+fn parse_milliseconds(text: &str) -> Result<f64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.strip_prefix(digits).unwrap_or_default();
     let value: f64 = digits.parse().with_context(|| format!("read `{text}`"))?;
@@ -252,14 +254,14 @@ Transfer/sec:     67.63MB
 
     #[test]
     fn what_wrk_says_is_understood() {
-        let (sample, count) = read(SAID).unwrap();
+        let (sample, count) = parse_sample(SAID).unwrap();
         assert_eq!((sample.per_second, sample.p50_ms, sample.p99_ms), (61_689.12, 0.812, 2.05));
         assert_eq!((count, sample.errors), (308_500.0, 0.0));
         let ill = SAID.replace(
             "Requests/sec",
             "  Socket errors: connect 0, read 5, write 1, timeout 2\n  Non-2xx or 3xx responses: 10\nRequests/sec",
         );
-        assert_eq!(read(&ill).unwrap().0.errors, 18.0);
-        assert!(read("unable to connect").is_err());
+        assert_eq!(parse_sample(&ill).unwrap().0.errors, 18.0);
+        assert!(parse_sample("unable to connect").is_err());
     }
 }

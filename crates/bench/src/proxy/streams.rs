@@ -17,19 +17,23 @@ use tokio::{
 };
 
 use super::{
-    at_rest,
-    parts::{EVENT_EVERY, Pinned},
+    measure_idle_memory,
+    parts::{EVENT_INTERVAL, PinnedProcess},
 };
-use crate::sheet::Sheet;
+use crate::sheet::BenchResults;
 use windlass_testenv::process;
 
 /// Streams that are being opened at once.
-const OPENING: usize = 64;
-const OPEN_WITHIN: Duration = Duration::from_secs(60);
+const OPENING_MAX: usize = 64;
+const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 const EVENT: &[u8] = b"data: event\n\n";
 
-pub(super) async fn measure(proxy: &Pinned, count: usize, sheet: &mut Sheet) -> Result<()> {
-    let before = at_rest(proxy).await?;
+pub(super) async fn measure_streams(
+    proxy: &PinnedProcess,
+    count: usize,
+    sheet: &mut BenchResults,
+) -> Result<()> {
+    let before = measure_idle_memory(proxy).await?;
     let began = Instant::now();
     // Events that came, of all of them together.
     let events = Arc::new(AtomicUsize::new(0));
@@ -37,21 +41,21 @@ pub(super) async fn measure(proxy: &Pinned, count: usize, sheet: &mut Sheet) -> 
     let mut open = 0;
     while open < count {
         let mut opening = JoinSet::new();
-        for _ in 0..OPENING.min(count - open) {
-            opening.spawn(begin(proxy.address));
+        for _ in 0..OPENING_MAX.min(count - open) {
+            opening.spawn(open_stream(proxy.address));
         }
         while let Some(stream) = opening.join_next().await {
             let stream = stream??;
-            readers.spawn(listen(stream, Arc::clone(&events)));
+            readers.spawn(count_events(stream, Arc::clone(&events)));
             open += 1;
         }
-        ensure!(began.elapsed() < OPEN_WITHIN, "{open} of {count} streams were open after a minute");
+        ensure!(began.elapsed() < OPEN_TIMEOUT, "{open} of {count} streams were open after a minute");
     }
     let took = began.elapsed();
     let (resident, busy) = (process::resident_mb(proxy.pid())?, process::cpu_secs(proxy.pid())?);
     let (counted, since) = (events.load(Ordering::Relaxed), Instant::now());
     // Each gets an event in this time.
-    tokio::time::sleep(EVENT_EVERY + Duration::from_secs(2)).await;
+    tokio::time::sleep(EVENT_INTERVAL + Duration::from_secs(2)).await;
     let came = events.load(Ordering::Relaxed) - counted;
     let busy = (process::cpu_secs(proxy.pid())? - busy) / since.elapsed().as_secs_f64();
     readers.abort_all();
@@ -67,7 +71,7 @@ pub(super) async fn measure(proxy: &Pinned, count: usize, sheet: &mut Sheet) -> 
 }
 
 /// A stream that has told its first event.
-async fn begin(address: SocketAddr) -> Result<TcpStream> {
+async fn open_stream(address: SocketAddr) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(address).await.context("connect")?;
     stream.write_all(b"GET /sse HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await?;
     let mut seen = Vec::with_capacity(512);
@@ -77,7 +81,7 @@ async fn begin(address: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-async fn listen(mut stream: TcpStream, events: Arc<AtomicUsize>) -> Result<()> {
+async fn count_events(mut stream: TcpStream, events: Arc<AtomicUsize>) -> Result<()> {
     let mut piece = [0; 256];
     loop {
         let count = stream.read(&mut piece).await?;

@@ -14,30 +14,30 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::{Binaries, hosts_ready, is_busy, live};
-use crate::sheet::Sheet;
+use super::{Binaries, has_active_run, live, wait_for_hosts};
+use crate::sheet::BenchResults;
 use windlass_testenv::{
     hosts::Hosts,
-    server::{Client, Options, Server, submission},
+    server::{Client, Server, ServerOptions, submission},
 };
 
 const HOSTS: usize = 200;
-const TIMES: usize = 20;
+const REPEATS: usize = 20;
 const AT_ONCE: usize = 16;
 /// Whole lives for the throughput.
 const LIVES: usize = 4_000;
 const SUBMITTERS: usize = 32;
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(super) async fn run(
     binaries: &Binaries<'_>,
     home: &Path,
     postgres: Option<&str>,
-    sheet: &mut Sheet,
+    sheet: &mut BenchResults,
 ) -> Result<()> {
     let data = home.join("server");
     std::fs::create_dir_all(&data)?;
-    let options = Options {
+    let options = ServerOptions {
         binary: binaries.windlass,
         data: &data,
         database: postgres,
@@ -50,13 +50,13 @@ pub(super) async fn run(
     drop(Server::start(&options).await?);
     let _hosts = Hosts::start(binaries.agent, &home.join("hosts"), &data, postgres, HOSTS).await?;
     let server = Server::start(&options).await?;
-    hosts_ready(&server, "hollow", HOSTS).await?;
+    wait_for_hosts(&server, "hollow", HOSTS).await?;
     let (name, key) = if postgres.is_some() { ("Postgres", "postgres") } else { ("SQLite", "sqlite") };
     sheet.say(&format!("hollow hosts: {HOSTS}, {name}"))?;
     sheet.about(key);
-    alone(&server, sheet).await?;
-    together(&server, sheet).await?;
-    many(&server, sheet).await
+    measure_single_runs(&server, sheet).await?;
+    measure_concurrent_runs(&server, sheet).await?;
+    measure_throughput(&server, sheet).await
 }
 
 fn empty_job(name: &str) -> Value {
@@ -65,10 +65,10 @@ fn empty_job(name: &str) -> Value {
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
-async fn alone(server: &Server, sheet: &mut Sheet) -> Result<()> {
+async fn measure_single_runs(server: &Server, sheet: &mut BenchResults) -> Result<()> {
     let mut client = server.client().await?;
     let (mut running, mut ended) = (Vec::new(), Vec::new());
-    for time in 0..=TIMES {
+    for time in 0..=REPEATS {
         let mut job = empty_job(&format!("alone-{time}"));
         // Long enough to be seen running.
         job["env"]["HOLLOW_RUN_MS"] = "30".into();
@@ -85,7 +85,7 @@ async fn alone(server: &Server, sheet: &mut Sheet) -> Result<()> {
     sheet.times("done", "submit to done, empty job", &mut ended)
 }
 
-async fn together(server: &Server, sheet: &mut Sheet) -> Result<()> {
+async fn measure_concurrent_runs(server: &Server, sheet: &mut BenchResults) -> Result<()> {
     let mut lives = JoinSet::new();
     for n in 0..AT_ONCE {
         let mut client = server.client().await?;
@@ -98,8 +98,8 @@ async fn together(server: &Server, sheet: &mut Sheet) -> Result<()> {
     sheet.times("done_together", &format!("the same, {AT_ONCE} at once"), &mut ended)
 }
 
-async fn many(server: &Server, sheet: &mut Sheet) -> Result<()> {
-    let before = passes(&mut server.client().await?).await?;
+async fn measure_throughput(server: &Server, sheet: &mut BenchResults) -> Result<()> {
+    let before = claims_by_pipeline(&mut server.client().await?).await?;
     let (cpu, started) = (server.cpu_secs()?, Instant::now());
     let next = Arc::new(AtomicUsize::new(0));
     let mut submitters = JoinSet::new();
@@ -122,8 +122,8 @@ async fn many(server: &Server, sheet: &mut Sheet) -> Result<()> {
     let submitted = started.elapsed();
     // The first one has been idle for longer than the server keeps such connections.
     let mut client = server.client().await?;
-    while is_busy(&mut client).await? {
-        ensure!(started.elapsed() < PATIENCE, "not all of {LIVES} runs end");
+    while has_active_run(&mut client).await? {
+        ensure!(started.elapsed() < TIMEOUT, "not all of {LIVES} runs end");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let took = started.elapsed();
@@ -133,7 +133,7 @@ async fn many(server: &Server, sheet: &mut Sheet) -> Result<()> {
     sheet.figure("lives_per_s", &format!("whole lives, of {LIVES}"), rate(took), "/s")?;
     sheet.figure("cpu_ms", "server's processor time, each", each * 1e3, "ms")?;
     sheet.figure("resident_mb", "server, resident after that", server.resident_mb()?, "MB")?;
-    for (pipeline, count) in passes(&mut client).await? {
+    for (pipeline, count) in claims_by_pipeline(&mut client).await? {
         let each = (count - before.get(&pipeline).unwrap_or(&0.0)) / LIVES as f64;
         if each >= 0.1 {
             sheet.figure(&format!("passes_{pipeline}"), &format!("passes of {pipeline}, each"), each, "")?;
@@ -143,7 +143,7 @@ async fn many(server: &Server, sheet: &mut Sheet) -> Result<()> {
 }
 
 /// Rows that each pipeline has claimed since the server was started.
-async fn passes(client: &mut Client) -> Result<BTreeMap<String, f64>> {
+async fn claims_by_pipeline(client: &mut Client) -> Result<BTreeMap<String, f64>> {
     let pipelines = client.post("/api/server/pipelines", &json!({})).await?;
     let all = pipelines.as_array().context("no list of pipelines")?.iter();
     let counted = all.filter_map(|one| Some((one["name"].as_str()?.to_owned(), one["claimed"].as_f64()?)));

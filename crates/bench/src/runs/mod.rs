@@ -13,17 +13,17 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::sheet::Sheet;
+use super::sheet::BenchResults;
 use windlass_testenv::server::{Client, Server, submission};
 use windlass_testkit::temp_dir;
 
 /// A run that takes longer is not a figure, it is a fault.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Between two looks at a run. Each look costs the server some 50 µs.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Between two looks at a whole fleet, which shows every host.
-const HOSTS_LOOK: Duration = Duration::from_millis(100);
+const HOSTS_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The binaries that are measured.
 pub struct Binaries<'a> {
@@ -34,7 +34,7 @@ pub struct Binaries<'a> {
 /// `postgres` is the url of an empty database.
 pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()> {
     let scratch = temp_dir("runs")?;
-    let mut sheet = Sheet::new("runs")?;
+    let mut sheet = BenchResults::new("runs")?;
     hollow::run(binaries, &scratch.path().join("sqlite"), None, &mut sheet).await?;
     match &postgres {
         Some(url) => {
@@ -50,7 +50,7 @@ pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()
 /// What it costs that plain processes are confined.
 pub async fn isolation(binaries: &Binaries<'_>) -> Result<()> {
     let scratch = temp_dir("isolation")?;
-    let mut sheet = Sheet::new("isolation")?;
+    let mut sheet = BenchResults::new("isolation")?;
     real::isolation(binaries, scratch.path(), &mut sheet).await?;
     sheet.save()?;
     Ok(())
@@ -58,13 +58,13 @@ pub async fn isolation(binaries: &Binaries<'_>) -> Result<()> {
 
 /// How long after its submission a run was seen in each state.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Life {
+pub(super) struct RunTimes {
     pub(super) running: Option<Duration>,
     pub(super) ended: Duration,
 }
 
 /// Submits a run and watches it to its end.
-pub(super) async fn live(client: &mut Client, configuration: &Value) -> Result<Life> {
+pub(super) async fn live(client: &mut Client, configuration: &Value) -> Result<RunTimes> {
     let name = configuration["name"].as_str().context("a run without a name")?.to_owned();
     let asked = Instant::now();
     client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
@@ -74,19 +74,19 @@ pub(super) async fn live(client: &mut Client, configuration: &Value) -> Result<L
         let seen = asked.elapsed();
         match run["status"].as_str().unwrap_or_default() {
             "running" => running = running.or(Some(seen)),
-            "done" => return Ok(Life { running, ended: seen }),
+            "done" => return Ok(RunTimes { running, ended: seen }),
             "failed" | "terminated" => {
                 bail!("{name} ended as {}: {}", run["status"], run["jobs"][0]["job_submissions"][0])
             }
             _ => {}
         }
-        ensure!(seen < PATIENCE, "{name} is still {} after {seen:?}", run["status"]);
-        tokio::time::sleep(LOOK).await;
+        ensure!(seen < TIMEOUT, "{name} is still {} after {seen:?}", run["status"]);
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Whether a run of the project is not over. One is asked for: a list costs the server what it shows.
-async fn is_busy(client: &mut Client) -> Result<bool> {
+async fn has_active_run(client: &mut Client) -> Result<bool> {
     let body = json!({"project_name": "main", "only_active": true, "limit": 1, "job_submissions_limit": 1});
     let list = client.post("/api/runs/list", &body).await?;
     Ok(!list.as_array().context("no list")?.is_empty())
@@ -98,7 +98,7 @@ fn median(taken: &mut [Duration]) -> Duration {
 }
 
 /// Waits until the project's fleet has so many hosts that take jobs.
-pub(super) async fn hosts_ready(server: &Server, fleet: &str, hosts: usize) -> Result<()> {
+pub(super) async fn wait_for_hosts(server: &Server, fleet: &str, hosts: usize) -> Result<()> {
     let mut client = server.client().await?;
     let started = Instant::now();
     loop {
@@ -110,7 +110,7 @@ pub(super) async fn hosts_ready(server: &Server, fleet: &str, hosts: usize) -> R
             return Ok(());
         }
         let last = instances.last().cloned().unwrap_or_default();
-        ensure!(started.elapsed() < PATIENCE, "only {ready} of {hosts} hosts are ready, the last: {last}");
-        tokio::time::sleep(HOSTS_LOOK).await;
+        ensure!(started.elapsed() < TIMEOUT, "only {ready} of {hosts} hosts are ready, the last: {last}");
+        tokio::time::sleep(HOSTS_POLL_INTERVAL).await;
     }
 }

@@ -9,31 +9,31 @@ use anyhow::{Context, Result, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::{Binaries, PATIENCE, hosts_ready, live};
-use crate::{agent::engine::Engine, sheet::Sheet};
-use windlass_testenv::server::{Client, Options, Server, submission};
+use super::{Binaries, TIMEOUT, live, wait_for_hosts};
+use crate::{agent::engine::Engine, sheet::BenchResults};
+use windlass_testenv::server::{Client, Server, ServerOptions, submission};
 
-const TIMES: usize = 10;
-const LOOK: Duration = Duration::from_millis(1);
+const REPEATS: usize = 10;
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, sheet: &mut Sheet) -> Result<()> {
+pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, sheet: &mut BenchResults) -> Result<()> {
     processes(binaries, &home.join("process"), sheet).await?;
     std::fs::create_dir_all(home)?;
     let engine = Engine::from_environment(home)?;
-    containers(binaries, &home.join("docker"), &engine, sheet).await
+    measure_containers(binaries, &home.join("docker"), &engine, sheet).await
 }
 
 /// Plain processes with the server's own rights and confined ones, in turns: what the borders cost.
-pub(super) async fn isolation(binaries: &Binaries<'_>, home: &Path, sheet: &mut Sheet) -> Result<()> {
-    let own = start_with(binaries, &home.join("own"), None, "own").await?;
-    let confined = start_with(binaries, &home.join("confined"), None, "confined").await?;
+pub(super) async fn isolation(binaries: &Binaries<'_>, home: &Path, sheet: &mut BenchResults) -> Result<()> {
+    let own = start_server_with(binaries, &home.join("own"), None, "own").await?;
+    let confined = start_server_with(binaries, &home.join("confined"), None, "confined").await?;
     let (mut own_client, mut confined_client) = (own.client().await?, confined.client().await?);
     let (mut owns, mut confineds) = (Vec::new(), Vec::new());
-    for time in 0..=2 * TIMES {
-        let mut job = task(&format!("line-{time}"), "none", "echo hello");
+    for time in 0..=2 * REPEATS {
+        let mut job = task_config(&format!("line-{time}"), "none", "echo hello");
         job.as_object_mut().context("a task is an object")?.remove("user");
-        let of_own = first_line(&mut own_client, &job).await?;
-        let of_confined = first_line(&mut confined_client, &job).await?;
+        let of_own = measure_first_line(&mut own_client, &job).await?;
+        let of_confined = measure_first_line(&mut confined_client, &job).await?;
         if time > 0 {
             owns.push(of_own);
             confineds.push(of_confined);
@@ -48,11 +48,11 @@ pub(super) async fn isolation(binaries: &Binaries<'_>, home: &Path, sheet: &mut 
     confined.stop()
 }
 
-async fn start(binaries: &Binaries<'_>, data: &Path, engine: Option<&Path>) -> Result<Server> {
-    start_with(binaries, data, engine, "own").await
+async fn start_server(binaries: &Binaries<'_>, data: &Path, engine: Option<&Path>) -> Result<Server> {
+    start_server_with(binaries, data, engine, "own").await
 }
 
-async fn start_with(
+async fn start_server_with(
     binaries: &Binaries<'_>,
     data: &Path,
     engine: Option<&Path>,
@@ -61,7 +61,7 @@ async fn start_with(
     std::fs::create_dir_all(data)?;
     // A socket that is not there: then jobs are processes, whatever this machine has.
     let engine = engine.map_or_else(|| data.join("no-engine.sock"), Path::to_owned);
-    let server = Server::start(&Options {
+    let server = Server::start(&ServerOptions {
         binary: binaries.windlass,
         data,
         database: None,
@@ -75,24 +75,26 @@ async fn start_with(
         log: None,
     })
     .await?;
-    hosts_ready(&server, "local", 1).await?;
+    wait_for_hosts(&server, "local", 1).await?;
     Ok(server)
 }
 
-fn task(name: &str, image: &str, command: &str) -> Value {
+fn task_config(name: &str, image: &str, command: &str) -> Value {
     json!({"type": "task", "name": name, "image": image, "user": "root", "commands": [command],
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
-async fn processes(binaries: &Binaries<'_>, data: &Path, sheet: &mut Sheet) -> Result<()> {
-    let server = start(binaries, data, None).await?;
+async fn processes(binaries: &Binaries<'_>, data: &Path, sheet: &mut BenchResults) -> Result<()> {
+    let server = start_server(binaries, data, None).await?;
     let mut client = server.client().await?;
     let (mut lines, mut ends, mut exits, mut stops) = (vec![], vec![], vec![], vec![]);
-    for time in 0..=TIMES {
-        let line = first_line(&mut client, &task(&format!("line-{time}"), "none", "echo hello")).await?;
-        let end = live(&mut client, &task(&format!("end-{time}"), "none", "true")).await?.ended;
-        let exit = exit_to_finished(&mut client, &format!("exit-{time}"), data).await?;
-        let stop = stop_to_signal(&mut client, &format!("stop-{time}"), data).await?;
+    for time in 0..=REPEATS {
+        let line =
+            measure_first_line(&mut client, &task_config(&format!("line-{time}"), "none", "echo hello"))
+                .await?;
+        let end = live(&mut client, &task_config(&format!("end-{time}"), "none", "true")).await?.ended;
+        let exit = measure_exit_to_finished(&mut client, &format!("exit-{time}"), data).await?;
+        let stop = measure_stop_to_signal(&mut client, &format!("stop-{time}"), data).await?;
         if time > 0 {
             lines.push(line);
             ends.push(end);
@@ -111,16 +113,21 @@ async fn processes(binaries: &Binaries<'_>, data: &Path, sheet: &mut Sheet) -> R
 }
 
 /// How a job's container is on the network, in the words of `docker run`.
-const AS_A_JOB: [&str; 3] = ["windlass", "--publish", "127.0.0.1::10022"];
+const JOB_NETWORK_ARGS: [&str; 3] = ["windlass", "--publish", "127.0.0.1::10022"];
 
-async fn containers(binaries: &Binaries<'_>, data: &Path, engine: &Engine, sheet: &mut Sheet) -> Result<()> {
-    let server = start(binaries, data, Some(&engine.socket)).await?;
+async fn measure_containers(
+    binaries: &Binaries<'_>,
+    data: &Path,
+    engine: &Engine,
+    sheet: &mut BenchResults,
+) -> Result<()> {
+    let server = start_server(binaries, data, Some(&engine.socket)).await?;
     let mut client = server.client().await?;
     let (mut lines, mut same, mut bare) = (Vec::new(), Vec::new(), Vec::new());
-    for time in 0..=TIMES {
-        let job = task(&format!("line-{time}"), &engine.image, "echo hello");
-        let line = first_line(&mut client, &job).await?;
-        let (alike, _) = engine.run(&AS_A_JOB)?;
+    for time in 0..=REPEATS {
+        let job = task_config(&format!("line-{time}"), &engine.image, "echo hello");
+        let line = measure_first_line(&mut client, &job).await?;
+        let (alike, _) = engine.run(&JOB_NETWORK_ARGS)?;
         let (said, _) = engine.run(&["host"])?;
         if time > 0 {
             lines.push(line);
@@ -139,7 +146,7 @@ async fn containers(binaries: &Binaries<'_>, data: &Path, engine: &Engine, sheet
 }
 
 /// From the submission until the word can be read from the server.
-async fn first_line(client: &mut Client, configuration: &Value) -> Result<Duration> {
+async fn measure_first_line(client: &mut Client, configuration: &Value) -> Result<Duration> {
     let asked = Instant::now();
     let run = client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
     let body = json!({"run_name": configuration["name"], "limit": 10,
@@ -156,8 +163,8 @@ async fn first_line(client: &mut Client, configuration: &Value) -> Result<Durati
         if said.starts_with(b"hello") {
             break asked.elapsed();
         }
-        ensure!(asked.elapsed() < PATIENCE, "no line came: {page}");
-        tokio::time::sleep(LOOK).await;
+        ensure!(asked.elapsed() < TIMEOUT, "no line came: {page}");
+        tokio::time::sleep(POLL_INTERVAL).await;
     };
     wait_end(client, configuration["name"].as_str().context("no name")?).await?;
     Ok(took)
@@ -170,13 +177,13 @@ async fn wait_end(client: &mut Client, name: &str) -> Result<()> {
         if matches!(run["status"].as_str(), Some("done" | "failed" | "terminated")) {
             return Ok(());
         }
-        ensure!(asked.elapsed() < PATIENCE, "{name} does not end: {run}");
-        tokio::time::sleep(LOOK).await;
+        ensure!(asked.elapsed() < TIMEOUT, "{name} does not end: {run}");
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// The job's last act is to remove a file; from that moment on until the run is done.
-async fn exit_to_finished(client: &mut Client, name: &str, scratch: &Path) -> Result<Duration> {
+async fn measure_exit_to_finished(client: &mut Client, name: &str, scratch: &Path) -> Result<Duration> {
     let (go, flag) = (scratch.join(format!("{name}.go")), scratch.join(format!("{name}.flag")));
     std::fs::write(&flag, "")?;
     let command = format!(
@@ -184,7 +191,7 @@ async fn exit_to_finished(client: &mut Client, name: &str, scratch: &Path) -> Re
         go = go.display(),
         flag = flag.display()
     );
-    client.post("/api/project/main/runs/apply", &submission(&task(name, "none", &command))).await?;
+    client.post("/api/project/main/runs/apply", &submission(&task_config(name, "none", &command))).await?;
     wait_running(client, name).await?;
     std::fs::write(&go, "")?;
     while flag.exists() {
@@ -196,22 +203,22 @@ async fn exit_to_finished(client: &mut Client, name: &str, scratch: &Path) -> Re
 }
 
 /// From the request to stop until the job's own trap has written a file.
-async fn stop_to_signal(client: &mut Client, name: &str, scratch: &Path) -> Result<Duration> {
+async fn measure_stop_to_signal(client: &mut Client, name: &str, scratch: &Path) -> Result<Duration> {
     let (ready, flag) = (scratch.join(format!("{name}.ready")), scratch.join(format!("{name}.flag")));
     let command = format!(
         "trap 'echo x > {flag}; exit 0' INT TERM; echo x > {ready}; while :; do sleep 0.005; done",
         flag = flag.display(),
         ready = ready.display()
     );
-    client.post("/api/project/main/runs/apply", &submission(&task(name, "none", &command))).await?;
+    client.post("/api/project/main/runs/apply", &submission(&task_config(name, "none", &command))).await?;
     wait_running(client, name).await?;
     while !ready.exists() {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     let asked = Instant::now();
     client.post("/api/project/main/runs/stop", &json!({"runs_names": [name], "abort": false})).await?;
     while !flag.exists() {
-        ensure!(asked.elapsed() < PATIENCE, "{name} gets no signal");
+        ensure!(asked.elapsed() < TIMEOUT, "{name} gets no signal");
         std::thread::sleep(Duration::from_micros(100));
     }
     let took = asked.elapsed();
@@ -226,7 +233,7 @@ async fn wait_running(client: &mut Client, name: &str) -> Result<()> {
         if run["status"] == "running" {
             return Ok(());
         }
-        ensure!(asked.elapsed() < PATIENCE, "{name} does not run: {run}");
-        tokio::time::sleep(LOOK).await;
+        ensure!(asked.elapsed() < TIMEOUT, "{name} does not run: {run}");
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -8,16 +8,15 @@ use windlass_model::config::ports::PortMapping;
 
 use super::{apply::ports, is_finished, logs::since};
 use crate::{
-    cli::At,
+    cli::ServerArgs,
     context::{self, Context},
     exit::Exit,
     follow::{
-        self, Forwards, How, Login, Manner, Ports, Standing, Voices,
+        self, FollowOptions, JobProgress, LogPrinter, Login, OutputMode, PortForwards, Ports, job_progress,
         ssh::{self, Place},
-        standings,
     },
     output,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -67,13 +66,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) door: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if args.stdio {
         let at = match &args.door {
-            Some(file) => ssh::at_door(file, args.at.project.clone())?,
+            Some(file) => ssh::read_saved_server(file, args.at.project.clone())?,
             None => args.at.clone(),
         };
         return context::with(&at, async |cx| carry(cx, args).await);
@@ -82,41 +81,41 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     let attached = context::with(&args.at, async |cx| {
         let run = cx.run(&args.name).await?;
         if is_finished(&run.status) {
-            return Err(Problem::new(format!("attach to `{}`", args.name))
+            return Err(CliError::new(format!("attach to `{}`", args.name))
                 .why(format!("it has ended: {}", run.status_message))
                 .hint(format!("`windlass logs {}` shows what it wrote", args.name)));
         }
         let place = place(&run, args.replica, args.job);
-        let spec = spec_of(&run, place);
+        let spec = find_job_spec(&run, place);
         let ports = Ports {
             host: args.host,
             ports: ports(&spec, &args.port),
             replica: place.replica,
             job: place.job,
         };
-        let how = How {
-            output: args.logs.then(|| Manner::Text(Voices::new(args.raw, false, None))),
+        let how = FollowOptions {
+            output: args.logs.then(|| OutputMode::Text(LogPrinter::new(args.raw, false, None))),
             since,
-            forwards: Some(Forwards::bind(ports).await?),
+            forwards: Some(PortForwards::bind(ports).await?),
             may_stop: false,
             login: Some(Login { at: args.at.clone(), place, identity: args.ssh_identity.clone() }),
         };
         follow::follow(cx, &run, how).await
     });
-    attached.map_err(Problem::ours)
+    attached.map_err(CliError::ours)
 }
 
 /// The job that is meant. Of replicas that nobody named, the first that runs.
 pub(super) fn place(run: &Run, replica: Option<i64>, rank: i64) -> Place {
-    let all = standings(run);
-    let of_rank = |job: &&Standing| job.job == rank;
+    let all = job_progress(run);
+    let of_rank = |job: &&JobProgress| job.job == rank;
     let any =
         all.iter().filter(of_rank).find(|job| job.status == "running").or_else(|| all.iter().find(of_rank));
     let replica = replica.unwrap_or_else(|| any.map_or(0, |job| job.replica));
     Place { replica, job: rank }
 }
 
-fn spec_of(run: &Run, place: Place) -> serde_json::Value {
+fn find_job_spec(run: &Run, place: Place) -> serde_json::Value {
     let mut specs = run.jobs.iter().map(|job| job.job_spec.value().unwrap_or_default());
     specs
         .find(|spec| spec["replica_num"] == place.replica && spec["job_num"] == place.job)
@@ -124,20 +123,21 @@ fn spec_of(run: &Run, place: Place) -> serde_json::Value {
 }
 
 /// OpenSSH's end of the way to the job's SSH server. It ends when the job's end does.
-async fn carry(cx: &Context, args: &Args) -> Result<Exit, Problem> {
+async fn carry(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let run = cx.run(&args.name).await?;
     let place = place(&run, args.replica, args.job);
-    let job = standings(&run).into_iter().find(|job| place.is(job) && job.status == "running").ok_or_else(
-        || {
-            Problem::new(format!("log in to `{}`", args.name))
+    let job = job_progress(&run)
+        .into_iter()
+        .find(|job| place.matches(job) && job.status == "running")
+        .ok_or_else(|| {
+            CliError::new(format!("log in to `{}`", args.name))
                 .code(Code::UnknownName)
                 .why(format!(
                     "job {} of replica {} does not run: the run is {}",
                     place.job, place.replica, run.status
                 ))
                 .hint(format!("`windlass why {}` says more", args.name))
-        },
-    )?;
+        })?;
     let request = ConnectRequest { run_name: args.name.clone(), job_submission_id: job.submission, port: 0 };
     let far = match cx.client.connect_job(&cx.project, &request).await {
         Ok(far) => far,

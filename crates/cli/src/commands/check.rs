@@ -22,12 +22,12 @@ use windlass_model::{
     sky::{self, Given, Kind, Secret},
 };
 
-use self::images::{ImageReport, Images};
+use self::images::{ImageChecker, ImageReport};
 use crate::{
-    cli::{Format, Output},
+    cli::{Format, OutputArgs},
     exit::Exit,
     output::{self, words},
-    problem::{self, Problem},
+    problem::{self, CliError},
 };
 
 const EXAMPLES: &str = "\
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) images: bool,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 fn assignment(text: &str) -> Result<(String, String), String> {
@@ -87,7 +87,7 @@ impl Dialect {
     }
 
     /// Profiles are known by the name of their file, task files by their fields.
-    fn of(file: &Path, source: &str) -> Self {
+    fn detect(file: &Path, source: &str) -> Self {
         if file.file_stem().is_some_and(|stem| stem == "profiles") {
             Self::Profiles
         } else if sky::is_task_file(source) {
@@ -114,14 +114,14 @@ struct Valid {
 }
 
 /// The verdict on one file.
-enum Checked {
+enum CheckResult {
     Valid { dialect: Dialect, source: String, valid: Box<Valid> },
     Invalid { dialect: Dialect, source: String, problems: Vec<Diagnosis> },
     Unreadable { problem: String },
 }
 
-impl Checked {
-    fn is_fine(&self) -> bool {
+impl CheckResult {
+    fn is_ok(&self) -> bool {
         match self {
             Self::Valid { valid, .. } => {
                 valid.refusals.is_empty() && !matches!(valid.image, Some(ImageReport::Missing { .. }))
@@ -131,39 +131,39 @@ impl Checked {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
-    let images = args.images.then(Images::new).transpose()?;
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
+    let images = args.images.then(ImageChecker::new).transpose()?;
     let files = args.files.iter();
-    let checked: Vec<(String, Checked)> =
+    let checked: Vec<(String, CheckResult)> =
         files.map(|file| (file.display().to_string(), check(file, args, images.as_ref()))).collect();
     let documents = || checked.iter().map(|(file, checked)| document(file, checked)).collect::<Vec<_>>();
     match args.output.format {
         Format::Table | Format::Wide => checked.iter().for_each(|(file, checked)| tell(file, checked)),
-        Format::Json => output::json_array(&documents())?,
-        Format::Jsonl => output::jsonl(&documents())?,
+        Format::Json => output::print_json_array(&documents())?,
+        Format::Jsonl => output::print_jsonl(&documents())?,
         // The names of files that are no good, for `xargs`.
         Format::Name => {
-            checked.iter().filter(|(_, checked)| !checked.is_fine()).for_each(|(file, _)| output::data(file))
+            checked.iter().filter(|(_, checked)| !checked.is_ok()).for_each(|(file, _)| output::data(file))
         }
     }
-    let fine = checked.iter().all(|(_, checked)| checked.is_fine());
+    let fine = checked.iter().all(|(_, checked)| checked.is_ok());
     Ok(if fine { Exit::Done } else { Exit::Failed })
 }
 
-fn check(file: &Path, args: &Args, images: Option<&Images>) -> Checked {
+fn check(file: &Path, args: &Args, images: Option<&ImageChecker>) -> CheckResult {
     let source = match read(file) {
         Ok(source) => source,
-        Err(error) => return Checked::Unreadable { problem: error.to_string() },
+        Err(error) => return CheckResult::Unreadable { problem: error.to_string() },
     };
-    let dialect = Dialect::of(file, &source);
+    let dialect = Dialect::detect(file, &source);
     let read = match dialect {
         Dialect::Profiles => config::parse_profiles(&source).map(|_| valid("profiles", Vec::new())),
         Dialect::Windlass => config::parse(&source).and_then(|parsed| resolved(parsed, &args.env, images)),
-        Dialect::Skypilot => task_file(&source, args),
+        Dialect::Skypilot => check_task_file(&source, args),
     };
     match read {
-        Ok(valid) => Checked::Valid { dialect, source, valid: Box::new(valid) },
-        Err(problems) => Checked::Invalid { dialect, source, problems },
+        Ok(valid) => CheckResult::Valid { dialect, source, valid: Box::new(valid) },
+        Err(problems) => CheckResult::Invalid { dialect, source, problems },
     }
 }
 
@@ -172,7 +172,7 @@ fn valid(kind: &'static str, unset: Vec<String>) -> Valid {
 }
 
 /// What `jobs launch` would find.
-fn task_file(source: &str, args: &Args) -> Result<Valid, Vec<Diagnosis>> {
+fn check_task_file(source: &str, args: &Args) -> Result<Valid, Vec<Diagnosis>> {
     let envs: BTreeMap<String, String> = args.env.iter().cloned().collect();
     let secrets = args.secret.iter().map(|(name, value)| (name.clone(), Secret(value.clone()))).collect();
     let parsed = sky::parse(source, &Given { envs, secrets })?;
@@ -200,7 +200,7 @@ fn task_file(source: &str, args: &Args) -> Result<Valid, Vec<Diagnosis>> {
 fn resolved(
     mut parsed: config::Parsed,
     env: &[(String, String)],
-    images: Option<&Images>,
+    images: Option<&ImageChecker>,
 ) -> Result<Valid, Vec<Diagnosis>> {
     let context = unsupported::Context { node: Some(&parsed.node), ..unsupported::Context::default() };
     let review = unsupported::review(&parsed.configuration, context);
@@ -221,7 +221,7 @@ fn resolved(
             String::new()
         }))
     };
-    match resolve::for_client(configuration, &[], environment) {
+    match resolve::resolve_for_client(configuration, &[], environment) {
         Ok(()) => {
             let run = parsed.configuration.run();
             let image = images.zip(run).and_then(|(images, run)| images.check(run));
@@ -240,20 +240,20 @@ fn read(file: &Path) -> std::io::Result<String> {
     std::fs::read_to_string(file)
 }
 
-fn tell(file: &str, checked: &Checked) {
+fn tell(file: &str, checked: &CheckResult) {
     let rendered = |problems: &[Diagnosis], source: &str| {
-        output::say(output::printable(&config::render(problems, file, source)).trim_end());
+        output::print_message(output::printable(&config::render(problems, file, source)).trim_end());
     };
     match checked {
-        Checked::Valid { source, valid, .. } => {
+        CheckResult::Valid { source, valid, .. } => {
             let Valid { described, unset, warnings, refusals, image, .. } = &**valid;
             let verdict = if refusals.is_empty() { "" } else { ", which cannot be launched here" };
-            output::say(&output::printable(&format!("{file}: valid {described}{verdict}")));
+            output::print_message(&output::printable(&format!("{file}: valid {described}{verdict}")));
             if !unset.is_empty() {
                 let names = unset.join(", ");
                 let note =
                     format!("  note: `apply` takes from its environment, and here is not set: {names}");
-                output::say(&output::printable(&note));
+                output::print_message(&output::printable(&note));
             }
             if let Some(image) = image {
                 let label = match image {
@@ -261,26 +261,26 @@ fn tell(file: &str, checked: &Checked) {
                     ImageReport::Missing { .. } => "error",
                     ImageReport::Unknown { .. } => "warning",
                 };
-                output::say(&output::printable(&format!("  {label}: {}", image.text())));
+                output::print_message(&output::printable(&format!("  {label}: {}", image.text())));
             }
             for warning in warnings {
                 let text = format!("  warning: line {}: {}", warning.span.start.line, warning.message);
-                output::say(&output::printable(&text));
+                output::print_message(&output::printable(&text));
             }
             if !refusals.is_empty() {
                 rendered(refusals, source);
             }
         }
-        Checked::Invalid { source, problems, .. } => rendered(problems, source),
-        Checked::Unreadable { problem } => {
-            output::say(&Problem::new(format!("read `{file}`")).why(problem).text());
+        CheckResult::Invalid { source, problems, .. } => rendered(problems, source),
+        CheckResult::Unreadable { problem } => {
+            output::print_message(&CliError::new(format!("read `{file}`")).why(problem).text());
         }
     }
 }
 
-fn document(file: &str, checked: &Checked) -> Value {
+fn document(file: &str, checked: &CheckResult) -> Value {
     match checked {
-        Checked::Valid { dialect, valid, .. } => {
+        CheckResult::Valid { dialect, valid, .. } => {
             let Valid { kind, unset, warnings, refusals, image, .. } = &**valid;
             let mut document = json!({
                 "file": file, "valid": true, "dialect": dialect.as_str(), "type": kind, "problems": refusals,
@@ -295,10 +295,10 @@ fn document(file: &str, checked: &Checked) -> Value {
             }
             document
         }
-        Checked::Invalid { dialect, problems, .. } => {
+        CheckResult::Invalid { dialect, problems, .. } => {
             json!({ "file": file, "valid": false, "dialect": dialect.as_str(), "problems": problems })
         }
-        Checked::Unreadable { problem } => {
+        CheckResult::Unreadable { problem } => {
             json!({ "file": file, "valid": false, "problems": [{ "code": problem::Code::Failed.id(), "message": format!("read the file: {problem}") }] })
         }
     }

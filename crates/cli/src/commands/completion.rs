@@ -2,7 +2,7 @@
 
 use clap_complete::env::Shells;
 
-use crate::{complete, exit::Exit, output, problem::Problem};
+use crate::{complete, exit::Exit, output, problem::CliError};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,15 +43,16 @@ impl Shell {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let shells = Shells::builtins();
     let name = args.shell.name();
-    let shell = shells.completer(name).ok_or_else(|| Problem::new(format!("write completion for {name}")))?;
+    let shell =
+        shells.completer(name).ok_or_else(|| CliError::new(format!("write completion for {name}")))?;
     let mut script = Vec::new();
     // By name, not by path: whichever `windlass` is first in the path answers, also after an update.
     shell
         .write_registration(complete::VARIABLE, "windlass", "windlass", "windlass", &mut script)
-        .map_err(|error| Problem::caused("write the script", &error))?;
+        .map_err(|error| CliError::from_error("write the script", &error))?;
     output::raw(&script);
     Ok(Exit::Done)
 }

@@ -4,15 +4,15 @@ use serde_json::{Value, json};
 use windlass_api::queue::{Client, QueueError, encoded};
 
 use crate::{
-    cli::{At, Output},
+    cli::{OutputArgs, ServerArgs},
     context::{self, Context},
     exit::Exit,
     output::{
         self,
-        facts::Facts,
+        facts::DetailView,
         table::{Cell, Table},
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -30,9 +30,9 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -79,15 +79,15 @@ pub(crate) enum Action {
     },
 }
 
-fn problem(error: &QueueError) -> Problem {
-    Problem::caused("ask the container queue", error)
+fn problem(error: &QueueError) -> CliError {
+    CliError::from_error("ask the container queue", error)
 }
 
-pub(crate) fn client(cx: &Context) -> Result<Client, Problem> {
-    Client::knowing(&cx.url, &cx.token, cx.certificate.as_deref()).map_err(|error| problem(&error))
+pub(crate) fn client(cx: &Context) -> Result<Client, CliError> {
+    Client::with_certificate(&cx.url, &cx.token, cx.certificate.as_deref()).map_err(|error| problem(&error))
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     context::with(&args.at, async |cx| {
         let client = client(cx)?;
@@ -96,8 +96,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             Some(Action::List { all }) => list(&client, *all, format).await,
             Some(Action::Show { uuid }) => show(&client, uuid, format).await,
             Some(Action::Logs { uuid, stderr }) => logs(&client, uuid, *stderr).await,
-            Some(Action::Cancel { uuid }) => weigh(&client, uuid, 0).await,
-            Some(Action::Priority { uuid, priority }) => weigh(&client, uuid, *priority).await,
+            Some(Action::Cancel { uuid }) => set_priority(&client, uuid, 0).await,
+            Some(Action::Priority { uuid, priority }) => set_priority(&client, uuid, *priority).await,
         }
     })
 }
@@ -110,16 +110,16 @@ fn text(record: &Value, name: &str) -> String {
     }
 }
 
-async fn items(client: &Client, path: &str) -> Result<Vec<Value>, Problem> {
+async fn fetch_items(client: &Client, path: &str) -> Result<Vec<Value>, CliError> {
     let page = client.get(path).await.map_err(|error| problem(&error))?;
     Ok(page["items"].as_array().cloned().unwrap_or_default())
 }
 
-async fn list(client: &Client, all: bool, format: crate::cli::Format) -> Result<Exit, Problem> {
+async fn list(client: &Client, all: bool, format: crate::cli::Format) -> Result<Exit, CliError> {
     let states = if all { json!([]) } else { json!([["state", "in", ["Queued", "Locked", "Running"]]]) };
     let order = encoded(&json!(["priority desc", "created_at"]).to_string());
     let path = format!("containers?limit=1000&filters={}&order={order}", encoded(&states.to_string()));
-    let found = items(client, &path).await?;
+    let found = fetch_items(client, &path).await?;
     let names: Vec<String> = found.iter().map(|one| text(one, "uuid")).collect();
     output::one(format, &json!({ "containers": found }), &names.join("\n"), |_| {
         let mut table = Table::new(vec!["CONTAINER", "STATE", "PRIORITY", "IMAGE", "EXIT", "WHY"]);
@@ -140,13 +140,13 @@ async fn list(client: &Client, all: bool, format: crate::cli::Format) -> Result<
     Ok(Exit::Done)
 }
 
-async fn show(client: &Client, uuid: &str, format: crate::cli::Format) -> Result<Exit, Problem> {
+async fn show(client: &Client, uuid: &str, format: crate::cli::Format) -> Result<Exit, CliError> {
     let record = client.get(&format!("containers/{uuid}")).await.map_err(|error| problem(&error))?;
     let filters = encoded(&json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string());
-    let said = items(client, &format!("logs?filters={filters}&order=id&limit=100")).await?;
+    let said = fetch_items(client, &format!("logs?filters={filters}&order=id&limit=100")).await?;
     let document = json!({ "container": record, "dispatch": said });
     output::one(format, &document, uuid, |_| {
-        let mut facts = Facts::new();
+        let mut facts = DetailView::new();
         facts.add("Container", uuid);
         facts.status("State", text(&record, "state"));
         for (name, attribute) in [
@@ -168,7 +168,7 @@ async fn show(client: &Client, uuid: &str, format: crate::cli::Format) -> Result
         facts.add("Why", told("error"));
         facts.add("Warning", told("warning"));
         facts.add("Output", text(&record, "output"));
-        facts.add("Used", used(&record["runtime_status"]["usage"]));
+        facts.add("Used", format_usage(&record["runtime_status"]["usage"]));
         for row in &said {
             let properties = &row["properties"];
             facts.add(
@@ -187,7 +187,7 @@ async fn show(client: &Client, uuid: &str, format: crate::cli::Format) -> Result
 }
 
 /// `cpu 1.2s, memory 36 MB, time 3.0s`, of which it says what is known.
-fn used(usage: &Value) -> String {
+fn format_usage(usage: &Value) -> String {
     let seconds = |name: &str| usage[name].as_f64().map(|us| us / 1e6);
     let cpu = seconds("cpu_us").map(|secs| format!("cpu {secs:.1} s"));
     let memory = usage["memory_peak"].as_u64().map(|bytes| format!("memory {} MB", bytes.div_ceil(1 << 20)));
@@ -196,7 +196,7 @@ fn used(usage: &Value) -> String {
     parts.join(", ")
 }
 
-async fn logs(client: &Client, uuid: &str, stderr: bool) -> Result<Exit, Problem> {
+async fn logs(client: &Client, uuid: &str, stderr: bool) -> Result<Exit, CliError> {
     let stream = if stderr { "stderr" } else { "stdout" };
     let mut from = 0;
     loop {
@@ -210,11 +210,11 @@ async fn logs(client: &Client, uuid: &str, stderr: bool) -> Result<Exit, Problem
 }
 
 /// The priority of a container is that of its requests.
-async fn weigh(client: &Client, uuid: &str, priority: u64) -> Result<Exit, Problem> {
+async fn set_priority(client: &Client, uuid: &str, priority: u64) -> Result<Exit, CliError> {
     let filters = encoded(&json!([["container_uuid", "=", uuid], ["state", "=", "Committed"]]).to_string());
-    let requests = items(client, &format!("container_requests?filters={filters}&limit=1000")).await?;
+    let requests = fetch_items(client, &format!("container_requests?filters={filters}&limit=1000")).await?;
     if requests.is_empty() {
-        return Err(Problem::new(format!("no request of yours waits for {uuid}"))
+        return Err(CliError::new(format!("no request of yours waits for {uuid}"))
             .hint("`windlass container` lists what waits and runs"));
     }
     for request in requests {
@@ -222,7 +222,7 @@ async fn weigh(client: &Client, uuid: &str, priority: u64) -> Result<Exit, Probl
         let change = json!({ "container_request": { "priority": priority } });
         client.put(&path, &change).await.map_err(|error| problem(&error))?;
     }
-    output::say(&match priority {
+    output::print_message(&match priority {
         0 => format!("Nobody waits for {uuid} any more; it is stopped if it runs."),
         priority => format!("The priority of {uuid} is {priority}."),
     });

@@ -3,13 +3,13 @@
 use serde::Serialize;
 
 use crate::{
-    cli::Output,
-    context::closest,
+    cli::OutputArgs,
+    context::closest_name,
     exit::Exit,
     home::Home,
-    login::{self, Login, PROJECT},
+    login::{self, DEFAULT_PROJECT, Login},
     output::{self, List, table::Table},
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -70,47 +70,47 @@ pub(crate) struct LogoutArgs {
 
 /// A row of the list. The token is not shown.
 #[derive(Serialize)]
-struct Known {
+struct ContextRow {
     name: String,
     url: String,
     project: String,
     current: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let home = Home::find()?;
     match &args.action {
         None | Some(Action::List) => {
-            let all = known(&home)?;
-            let name = |one: &Known| one.name.clone();
+            let all = list_contexts(&home)?;
+            let name = |one: &ContextRow| one.name.clone();
             let list = List { project: None, kind: "contexts", name, none: "" };
             list.print(&all, args.output.format, |_| table(&all))?;
         }
-        Some(Action::Use { name }) => choose(&home, name)?,
-        Some(Action::Delete { name }) => forget(&home, name)?,
+        Some(Action::Use { name }) => use_context(&home, name)?,
+        Some(Action::Delete { name }) => delete_context(&home, name)?,
     }
     Ok(Exit::Done)
 }
 
-pub(crate) fn logout(args: &LogoutArgs) -> Result<Exit, Problem> {
+pub(crate) fn logout(args: &LogoutArgs) -> Result<Exit, CliError> {
     let home = Home::find()?;
     let name = match (&args.name, Login::read(&home)?) {
         (Some(name), _) => name.clone(),
         (None, Some(login)) => login.context_name(),
         (None, None) => {
-            output::say("Not logged in: commands talk to the server on this machine.");
+            output::print_message("Not logged in: commands talk to the server on this machine.");
             return Ok(Exit::Done);
         }
     };
-    forget(&home, &name)?;
+    delete_context(&home, &name)?;
     Ok(Exit::Done)
 }
 
 /// Those that were logged in to, and the server on this machine.
-fn known(home: &Home) -> Result<Vec<Known>, Problem> {
+fn list_contexts(home: &Home) -> Result<Vec<ContextRow>, CliError> {
     let current = Login::read(home)?.map(|login| login.context_name());
-    let local = Known {
-        name: login::LOCAL.to_owned(),
+    let local = ContextRow {
+        name: login::LOCAL_CONTEXT.to_owned(),
         url: "(the server on this machine)".to_owned(),
         project: login::local_project(home)?,
         current: current.is_none(),
@@ -118,13 +118,13 @@ fn known(home: &Home) -> Result<Vec<Known>, Problem> {
     let mut all = vec![local];
     for one in Login::all(home)? {
         let name = one.context_name();
-        let project = one.project.unwrap_or_else(|| PROJECT.to_owned());
-        all.push(Known { current: current.as_ref() == Some(&name), name, url: one.url, project });
+        let project = one.project.unwrap_or_else(|| DEFAULT_PROJECT.to_owned());
+        all.push(ContextRow { current: current.as_ref() == Some(&name), name, url: one.url, project });
     }
     Ok(all)
 }
 
-fn table(all: &[Known]) -> Table {
+fn table(all: &[ContextRow]) -> Table {
     let mut table = Table::new(["NAME", "URL", "PROJECT", "IN USE"]);
     for one in all {
         table.row(vec![
@@ -137,27 +137,27 @@ fn table(all: &[Known]) -> Table {
     table
 }
 
-fn choose(home: &Home, name: &str) -> Result<(), Problem> {
-    if name == login::LOCAL {
+fn use_context(home: &Home, name: &str) -> Result<(), CliError> {
+    if name == login::LOCAL_CONTEXT {
         login::clear(home)?;
-        output::say("Commands talk to the server on this machine.");
+        output::print_message("Commands talk to the server on this machine.");
         return Ok(());
     }
-    let found = find(home, name)?;
+    let found = find_context(home, name)?;
     found.write(home)?;
-    let project = found.project.as_deref().unwrap_or(PROJECT);
-    output::say(&format!("Commands talk to {}, project `{project}`.", found.url));
+    let project = found.project.as_deref().unwrap_or(DEFAULT_PROJECT);
+    output::print_message(&format!("Commands talk to {}, project `{project}`.", found.url));
     Ok(())
 }
 
-fn find(home: &Home, name: &str) -> Result<Login, Problem> {
+fn find_context(home: &Home, name: &str) -> Result<Login, CliError> {
     let mut all = Login::all(home)?;
     if let Some(at) = all.iter().position(|one| one.context_name() == name) {
         return Ok(all.swap_remove(at));
     }
     let names: Vec<String> = all.iter().map(Login::context_name).collect();
-    let problem = Problem::new(format!("no context named `{name}`")).code(Code::UnknownName);
-    Err(match closest(name, names.iter().map(String::as_str)) {
+    let problem = CliError::new(format!("no context named `{name}`")).code(Code::UnknownName);
+    Err(match closest_name(name, names.iter().map(String::as_str)) {
         Some(near) => problem.hint(format!("did you mean `{near}`?")),
         None => {
             problem.hint("`windlass context` lists them; `windlass login --name NAME --url URL` adds one")
@@ -165,19 +165,22 @@ fn find(home: &Home, name: &str) -> Result<Login, Problem> {
     })
 }
 
-fn forget(home: &Home, name: &str) -> Result<(), Problem> {
-    if name == login::LOCAL {
-        return Err(Problem::misuse("the server on this machine cannot be forgotten")
+fn delete_context(home: &Home, name: &str) -> Result<(), CliError> {
+    if name == login::LOCAL_CONTEXT {
+        return Err(CliError::usage("the server on this machine cannot be forgotten")
             .hint("`windlass server stop` stops it"));
     }
-    let found = find(home, name)?;
+    let found = find_context(home, name)?;
     let is_current = Login::read(home)?.is_some_and(|login| login.context_name() == name);
     found.remove(home)?;
     if is_current {
         login::clear(home)?;
-        output::say(&format!("Logged out of {}. Commands talk to the server on this machine.", found.url));
+        output::print_message(&format!(
+            "Logged out of {}. Commands talk to the server on this machine.",
+            found.url
+        ));
     } else {
-        output::say(&format!("Forgot {}.", found.url));
+        output::print_message(&format!("Forgot {}.", found.url));
     }
     Ok(())
 }

@@ -2,13 +2,13 @@
 
 use clap::ValueEnum;
 use windlass_api::{
-    costs::{By, Item, ListRequest, Listing},
+    costs::{CostGrouping, CostItem, CostReport, ListRequest},
     operations::ListCosts,
 };
 
 use super::logs::since;
 use crate::{
-    cli::{At, Format, Output},
+    cli::{Format, OutputArgs, ServerArgs},
     context,
     exit::Exit,
     output::{
@@ -17,7 +17,7 @@ use crate::{
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -47,9 +47,9 @@ pub(crate) struct Args {
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) last: u16,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,31 +59,31 @@ pub(crate) enum Group {
     Fleet,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let request = ListRequest {
         by: match args.by {
-            Group::Run => By::Run,
-            Group::User => By::User,
-            Group::Fleet => By::Fleet,
+            Group::Run => CostGrouping::Run,
+            Group::User => CostGrouping::User,
+            Group::Fleet => CostGrouping::Fleet,
         },
         since: Some(since(&args.since)?),
         until: args.until.as_deref().map(since).transpose()?,
         limit: args.last.into(),
     };
     if request.until.is_some_and(|until| request.since > Some(until)) {
-        return Err(Problem::misuse("the period ends before it begins")
+        return Err(CliError::usage("the period ends before it begins")
             .hint("`--since` is the beginning, `--until` the end"));
     }
     context::with(&args.at, async |cx| {
         let listing = cx.call::<ListCosts>(&request).await?;
         match args.output.format {
             Format::Json => output::one(Format::Json, &listing, "", |_| {})?,
-            Format::Jsonl => output::jsonl(&listing.items)?,
+            Format::Jsonl => output::print_jsonl(&listing.items)?,
             Format::Name => {
                 listing.items.iter().for_each(|item| output::data(&output::printable(&item.name)))
             }
             Format::Table | Format::Wide if listing.items.is_empty() => {
-                output::say("Nothing was used in this period.");
+                output::print_message("Nothing was used in this period.");
             }
             Format::Table | Format::Wide => table(&listing, args).print(),
         }
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     })
 }
 
-fn table(listing: &Listing, args: &Args) -> Table {
+fn table(listing: &CostReport, args: &Args) -> Table {
     let wide = args.output.format == Format::Wide;
     let (first, count) = match args.by {
         Group::Run => ("RUN", "SUBMISSIONS"),
@@ -106,9 +106,9 @@ fn table(listing: &Listing, args: &Args) -> Table {
         head.extend([count, "ID"]);
     }
     let mut table = Table::new(head);
-    let row = |item: &Item| {
+    let row = |item: &CostItem| {
         let mut row: Vec<Cell> =
-            vec![item.name.as_str().into(), hours(item.hours).into(), money(item.cost).into()];
+            vec![item.name.as_str().into(), hours(item.hours).into(), format_money(item.cost).into()];
         if args.by == Group::Run {
             row.insert(1, item.user.clone().unwrap_or_default().into());
         }
@@ -119,8 +119,11 @@ fn table(listing: &Listing, args: &Args) -> Table {
     };
     listing.items.iter().for_each(|item| table.row(row(item)));
     let bold = |text: String| Cell::coloured(text, Colour::Bold);
-    let mut total =
-        vec![bold("total".to_owned()), bold(hours(listing.total.hours)), bold(money(listing.total.cost))];
+    let mut total = vec![
+        bold("total".to_owned()),
+        bold(hours(listing.total.hours)),
+        bold(format_money(listing.total.cost)),
+    ];
     if args.by == Group::Run {
         total.insert(1, "".into());
     }
@@ -136,16 +139,19 @@ fn hours(hours: f64) -> String {
 }
 
 /// Cents, and less where there are none.
-fn money(dollars: f64) -> String {
+fn format_money(dollars: f64) -> String {
     if dollars == 0.0 || dollars >= 0.01 { format!("${dollars:.2}") } else { words::price(dollars) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::money;
+    use super::format_money;
 
     #[test]
     fn money_is_shown_to_the_cent_and_little_money_is_not_nothing() {
-        assert_eq!([money(0.0), money(12.3456), money(0.0004)], ["$0.00", "$12.35", "$0.0004"]);
+        assert_eq!(
+            [format_money(0.0), format_money(12.3456), format_money(0.0004)],
+            ["$0.00", "$12.35", "$0.0004"]
+        );
     }
 }

@@ -17,11 +17,11 @@ use windlass_model::config::Configuration;
 
 use super::{apply::described, fleet, gateway, is_finished, volume, wait_for_end};
 use crate::{
-    cli::At,
+    cli::ServerArgs,
     context::{self, Context},
     exit::Exit,
     output,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -32,7 +32,7 @@ Examples:
 
 A deleted run is no longer listed, and its name is free. Its events stay; its output goes within an hour or so.";
 
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -50,18 +50,18 @@ pub(crate) struct Args {
     #[arg(short, long)]
     pub(crate) wait: bool,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     match &args.file {
-        Some(file) => of_file(args, file),
+        Some(file) => delete_from_file(args, file),
         None => context::with(&args.at, async |cx| finished(cx, &args.names, args.yes).await),
     }
 }
 
 /// All of them are there and finished, or nothing is deleted.
-async fn finished(cx: &Context, names: &[String], yes: bool) -> Result<Exit, Problem> {
+async fn finished(cx: &Context, names: &[String], yes: bool) -> Result<Exit, CliError> {
     let mut active = Vec::new();
     for name in names {
         let run = cx.run(name).await?;
@@ -72,31 +72,34 @@ async fn finished(cx: &Context, names: &[String], yes: bool) -> Result<Exit, Pro
     if let Some((first, _)) = active.first() {
         let listed: Vec<String> =
             active.iter().map(|(name, status)| format!("`{name}` is {status}")).collect();
-        return Err(Problem::new(format!("cannot delete runs that are not finished: {}", listed.join(", ")))
-            .code(Code::Refused)
-            .hint(format!("`windlass stop --wait {first}` first")));
+        return Err(CliError::new(format!(
+            "cannot delete runs that are not finished: {}",
+            listed.join(", ")
+        ))
+        .code(Code::Refused)
+        .hint(format!("`windlass stop --wait {first}` first")));
     }
     if !output::confirm_delete(yes, &names.join(", "))? {
         return Ok(Exit::Failed);
     }
-    forget(cx, names).await?;
+    call_delete(cx, names).await?;
     Ok(Exit::Done)
 }
 
-async fn forget(cx: &Context, names: &[String]) -> Result<(), Problem> {
+async fn call_delete(cx: &Context, names: &[String]) -> Result<(), CliError> {
     cx.call::<DeleteRuns>(&runs::DeleteRequest { runs_names: names.to_vec() }).await?;
-    output::say(&format!("Deleted {}.", names.join(", ")));
+    output::print_message(&format!("Deleted {}.", names.join(", ")));
     Ok(())
 }
 
-fn of_file(args: &Args, file: &Path) -> Result<Exit, Problem> {
+fn delete_from_file(args: &Args, file: &Path) -> Result<Exit, CliError> {
     if file.as_os_str() == "-" && !args.yes {
-        return Err(Problem::misuse("the file comes from standard input, where the answer would come from")
+        return Err(CliError::usage("the file comes from standard input, where the answer would come from")
             .hint("pass `-y`"));
     }
     let configuration = described(file)?;
     let Some(name) = configuration.name().map(str::to_owned) else {
-        return Err(Problem::misuse(format!(
+        return Err(CliError::usage(format!(
             "`{}` gives its {} no name",
             file.display(),
             configuration.kind()
@@ -112,18 +115,18 @@ fn of_file(args: &Args, file: &Path) -> Result<Exit, Problem> {
                 cx,
                 std::slice::from_ref(&name),
                 &[],
-                fleet::Sure { yes: args.yes, force: false },
+                fleet::DeleteOptions { yes: args.yes, force: false },
                 args.wait,
             )
             .await
         }
-        Configuration::Volume(_) => of_volume(cx, args, &name).await,
-        Configuration::Gateway(_) => of_gateway(cx, args, &name).await,
+        Configuration::Volume(_) => delete_volume(cx, args, &name).await,
+        Configuration::Gateway(_) => delete_gateway(cx, args, &name).await,
     })
 }
 
 /// The run of a file, which is stopped if it has to be.
-async fn active(cx: &Context, args: &Args, name: &str) -> Result<Exit, Problem> {
+async fn active(cx: &Context, args: &Args, name: &str) -> Result<Exit, CliError> {
     let run = cx.run(name).await?;
     let is_over = is_finished(&run.status);
     let question = if is_over {
@@ -132,19 +135,19 @@ async fn active(cx: &Context, args: &Args, name: &str) -> Result<Exit, Problem> 
         format!("Stop and delete {name}? It is {}.", run.status)
     };
     if !output::confirm(args.yes, &question)? {
-        output::say("Nothing was deleted.");
+        output::print_message("Nothing was deleted.");
         return Ok(Exit::Failed);
     }
     if !is_over {
-        output::say(&format!("Stopping `{name}`…"));
+        output::print_message(&format!("Stopping `{name}`…"));
         cx.call::<StopRuns>(&runs::StopRequest { runs_names: vec![name.to_owned()], abort: false }).await?;
         wait_for_end(cx, run.id).await?;
     }
-    forget(cx, &[name.to_owned()]).await?;
+    call_delete(cx, &[name.to_owned()]).await?;
     Ok(Exit::Done)
 }
 
-async fn of_volume(cx: &Context, args: &Args, name: &str) -> Result<Exit, Problem> {
+async fn delete_volume(cx: &Context, args: &Args, name: &str) -> Result<Exit, CliError> {
     let names = [name.to_owned()];
     let request = volumes::DeleteRequest { names: names.to_vec() };
     let call = async || cx.call::<DeleteVolumes>(&request).await.map(drop);
@@ -156,7 +159,7 @@ async fn of_volume(cx: &Context, args: &Args, name: &str) -> Result<Exit, Proble
     Ok(exit)
 }
 
-async fn of_gateway(cx: &Context, args: &Args, name: &str) -> Result<Exit, Problem> {
+async fn delete_gateway(cx: &Context, args: &Args, name: &str) -> Result<Exit, CliError> {
     let names = [name.to_owned()];
     let request = gateways::DeleteRequest { names: names.to_vec() };
     let call = async || cx.call::<DeleteGateways>(&request).await.map(drop);
@@ -169,11 +172,11 @@ async fn of_gateway(cx: &Context, args: &Args, name: &str) -> Result<Exit, Probl
 }
 
 /// Until the server has no such thing.
-async fn wait_until_gone<O: Operation>(cx: &Context, request: &O::Request) -> Result<(), Problem> {
+async fn wait_until_gone<O: Operation>(cx: &Context, request: &O::Request) -> Result<(), CliError> {
     loop {
         match cx.try_call::<O>(request).await {
-            Ok(_) => tokio::time::sleep(LOOK_EVERY).await,
-            Err(error) if error.is_absent() => return Ok(()),
+            Ok(_) => tokio::time::sleep(POLL_INTERVAL).await,
+            Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => return Err(cx.explain(&error).await),
         }
     }

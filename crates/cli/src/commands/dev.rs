@@ -17,9 +17,9 @@ use crate::{
     context::{Context, name_of},
     exit::Exit,
     local,
-    login::{Chosen, PROJECT},
+    login::{DEFAULT_PROJECT, ServerTarget},
     output,
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -52,17 +52,17 @@ pub(crate) struct Args {
 }
 
 /// How long runs get to end with the server they belong to.
-const END_WITHIN: Duration = Duration::from_secs(10);
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A directory that goes away with its guard, unless somebody named it.
-struct Place {
+struct DataDir {
     path: PathBuf,
     kept: bool,
 }
 
-impl Place {
-    fn new(given: Option<&Path>) -> Result<Self, Problem> {
+impl DataDir {
+    fn new(given: Option<&Path>) -> Result<Self, CliError> {
         if let Some(path) = given {
             return Ok(Self { path: path.to_owned(), kept: true });
         }
@@ -72,12 +72,12 @@ impl Place {
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
-            .map_err(|error| Problem::caused(&format!("make `{}`", path.display()), &error))?;
+            .map_err(|error| CliError::from_error(&format!("make `{}`", path.display()), &error))?;
         Ok(Self { path, kept: false })
     }
 }
 
-impl Drop for Place {
+impl Drop for DataDir {
     fn drop(&mut self) {
         if !self.kept {
             let _ = std::fs::remove_dir_all(&self.path);
@@ -85,9 +85,9 @@ impl Drop for Place {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     log(args.log_level, LogFormat::Text);
-    let place = Place::new(args.data_dir.as_deref())?;
+    let place = DataDir::new(args.data_dir.as_deref())?;
     let token = local::draw()?;
     let given = Given {
         port: Some(args.port),
@@ -99,26 +99,28 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         ..Given::default()
     };
     let settings =
-        Settings::new(given, None).map_err(|error| Problem::caused("read the settings", &error))?;
+        Settings::new(given, None).map_err(|error| CliError::from_error("read the settings", &error))?;
     turn(serve(settings, Start::Dev { token, kept: place.kept }))?;
     Ok(Exit::Done)
 }
 
 /// Runs on this machine would go on without their server; here nothing shall.
-pub(super) async fn end_runs(url: &str, token: &str) {
-    match tokio::time::timeout(END_WITHIN, try_end_runs(url, token)).await {
+pub(super) async fn stop_runs(url: &str, token: &str) {
+    match tokio::time::timeout(STOP_TIMEOUT, try_stop_runs(url, token)).await {
         Ok(Ok(())) => {}
-        Ok(Err(problem)) => output::say(&problem.text()),
-        Err(_) => output::say("Some runs have not ended in time; they may go on without their server."),
+        Ok(Err(problem)) => output::print_message(&problem.text()),
+        Err(_) => {
+            output::print_message("Some runs have not ended in time; they may go on without their server.")
+        }
     }
 }
 
-async fn try_end_runs(url: &str, token: &str) -> Result<(), Problem> {
-    let chosen = Chosen {
+async fn try_stop_runs(url: &str, token: &str) -> Result<(), CliError> {
+    let chosen = ServerTarget {
         url: url.to_owned(),
         token: token.to_owned(),
         certificate: None,
-        project: PROJECT.to_owned(),
+        project: DEFAULT_PROJECT.to_owned(),
     };
     let cx = Context::new(chosen)?;
     let request = ListRequest { only_active: true, include_jobs: false, ..ListRequest::default() };
@@ -128,6 +130,6 @@ async fn try_end_runs(url: &str, token: &str) -> Result<(), Problem> {
             return Ok(());
         }
         cx.call::<StopRuns>(&StopRequest { runs_names, abort: true }).await?;
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

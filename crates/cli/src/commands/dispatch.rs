@@ -21,7 +21,7 @@ use windlass_dispatch::{
 use windlass_model::{causes::chain, time::Span};
 
 use super::server::{LogFormat, LogLevel, log, turn};
-use crate::{cli::At, context, exit::Exit, login, output, problem::Problem};
+use crate::{cli::ServerArgs, context, exit::Exit, login, output, problem::CliError};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,7 +30,7 @@ Examples:
   windlass dispatch slurm --server https://windlass:3443 --server-cert cert.pem --token-file dispatch.token";
 
 /// News that come thick and fast are gathered for this long at most.
-const REST_MAX: Duration = Duration::from_millis(500);
+const COALESCE_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -40,7 +40,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Common {
+pub(crate) struct CommonArgs {
     /// Where the server is
     #[arg(long, env = "WINDLASS_URL", value_name = "URL", default_value = "http://127.0.0.1:3000")]
     pub(crate) server: String,
@@ -101,7 +101,7 @@ pub(crate) enum Action {
     #[command(after_help = "Examples:\n  (umask 077; windlass dispatch token > dispatch.token)")]
     Token {
         #[command(flatten)]
-        at: At,
+        at: ServerArgs,
     },
     /// Make a dispatcher look at once; for a hook that runs when a job ends
     #[command(after_help = "Examples:\n  windlass dispatch knock /run/windlass/dispatch.sock")]
@@ -116,7 +116,7 @@ pub(crate) enum Action {
     )]
     Local {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Where attempts are kept, so that a dispatcher that comes back finds them
         #[arg(long, value_name = "DIR", default_value = "/var/lib/windlass/containers")]
         dir: PathBuf,
@@ -130,7 +130,7 @@ pub(crate) enum Action {
     )]
     Slurm {
         #[command(flatten)]
-        common: Common,
+        common: CommonArgs,
         /// Slurm's configuration, where it is not the usual one
         #[arg(long, env = "SLURM_CONF", value_name = "FILE")]
         slurm_conf: Option<PathBuf>,
@@ -155,26 +155,26 @@ pub(crate) enum Action {
     },
 }
 
-pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: Args) -> Result<Exit, CliError> {
     let begun = Instant::now();
     match args.action {
         Action::Token { at } => token(&at),
         Action::Knock { socket } => {
-            hook::knock(&socket).map_err(|error| {
-                Problem::caused(&format!("knock at {}", socket.display()), &error)
+            hook::notify(&socket).map_err(|error| {
+                CliError::from_error(&format!("knock at {}", socket.display()), &error)
                     .hint("a dispatcher with `--hook-socket` listens there while it runs")
             })?;
             Ok(Exit::Done)
         }
         Action::Local { common, dir, gpus } => {
-            check(&common)?;
+            check_flags(&common)?;
             log(LogLevel::Info, LogFormat::Auto);
             let settings = local::Settings { dir, executor: executor(&common)?, size: None, gpus };
             let scheduler = Local::new(settings, begun);
             Ok(turn(serve(common, scheduler, begun, None))?)
         }
         Action::Slurm { common, slurm_conf, tag, name, partition, account, preemptible_qos, rest_socket } => {
-            check(&common)?;
+            check_flags(&common)?;
             log(LogLevel::Info, LogFormat::Auto);
             let settings = slurm::Settings {
                 config: slurm_conf,
@@ -191,16 +191,16 @@ pub(crate) fn run(args: Args) -> Result<Exit, Problem> {
 }
 
 /// What cannot be meant, before anything is started.
-fn check(common: &Common) -> Result<(), Problem> {
+fn check_flags(common: &CommonArgs) -> Result<(), CliError> {
     if common.runtime == "process" && !common.allow_process {
-        return Err(Problem::misuse("`--runtime process` runs every container as a plain process")
+        return Err(CliError::usage("`--runtime process` runs every container as a plain process")
             .hint("say `--allow-process` too if that is meant"));
     }
     let found = std::fs::metadata(&common.token_file)
-        .map_err(|error| Problem::caused(&format!("read {}", common.token_file.display()), &error))?;
+        .map_err(|error| CliError::from_error(&format!("read {}", common.token_file.display()), &error))?;
     if std::os::unix::fs::MetadataExt::mode(&found) & 0o007 != 0 {
         let file = common.token_file.display();
-        return Err(Problem::new(format!(
+        return Err(CliError::new(format!(
             "everybody on this machine may open {file}, which holds the token"
         ))
         .hint(format!("`chmod 600 {file}`; a token that others may have read is replaced by a new one")));
@@ -208,25 +208,25 @@ fn check(common: &Common) -> Result<(), Problem> {
     Ok(())
 }
 
-fn executor(common: &Common) -> Result<PathBuf, Problem> {
+fn executor(common: &CommonArgs) -> Result<PathBuf, CliError> {
     if let Some(agent) = &common.agent {
         return Ok(agent.clone());
     }
-    let own = std::env::current_exe().map_err(|error| Problem::caused("find this program", &error))?;
+    let own = std::env::current_exe().map_err(|error| CliError::from_error("find this program", &error))?;
     let beside = own.with_file_name("windlass-agent");
     if beside.is_file() {
         Ok(beside)
     } else {
-        Err(Problem::new("`windlass-agent` is not beside this program").hint("name it with `--agent FILE`"))
+        Err(CliError::new("`windlass-agent` is not beside this program").hint("name it with `--agent FILE`"))
     }
 }
 
-fn token(at: &At) -> Result<Exit, Problem> {
+fn token(at: &ServerArgs) -> Result<Exit, CliError> {
     context::with(at, async |cx| {
         let client = super::container::client(cx)?;
         let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
         let made = client.post("api_client_authorizations", &body).await;
-        let made = made.map_err(|error| Problem::caused("make a token", &error))?;
+        let made = made.map_err(|error| CliError::from_error("make a token", &error))?;
         let part = |name: &str| made[name].as_str().unwrap_or_default().to_owned();
         output::data(&format!("v2/{}/{}", part("uuid"), part("api_token")));
         Ok(Exit::Done)
@@ -238,7 +238,7 @@ fn absolute(path: &std::path::Path) -> PathBuf {
 }
 
 /// Plain processes are what people must know of who run this as somebody else than root.
-fn warn_of_processes(is_here: bool) {
+fn log_process_isolation(is_here: bool) {
     if is_here && rustix::process::geteuid().is_root() {
         tracing::info!("containers without an image run as plain processes, each with a user of its own");
     } else {
@@ -250,7 +250,7 @@ fn warn_of_processes(is_here: bool) {
 }
 
 async fn serve(
-    common: Common,
+    common: CommonArgs,
     scheduler: impl Scheduler + Sync,
     begun: Instant,
     name: Option<Name>,
@@ -261,7 +261,7 @@ async fn serve(
         .map_err(|error| anyhow::anyhow!("read {}: {error}", common.token_file.display()))?;
     let certificate = login::certificate(common.server_cert.as_deref())
         .map_err(|problem| anyhow::anyhow!(problem.parts().0))?;
-    let client = Client::knowing(&common.server, &token, certificate.as_deref())?;
+    let client = Client::with_certificate(&common.server, &token, certificate.as_deref())?;
     let pause = Duration::from_secs_f64(common.poll.clamp(0.05, 3600.0));
     let news = News::listen(client.clone());
     let hook = common.hook_socket.as_deref().map(|path| {
@@ -282,7 +282,7 @@ async fn serve(
         ("WINDLASS_EXEC_NETWORK".to_owned(), common.network.clone()),
     ];
     if common.allow_process {
-        warn_of_processes(scheduler.is_here());
+        log_process_isolation(scheduler.is_here());
         environment.push(("WINDLASS_EXEC_ALLOW_PROCESS".to_owned(), "true".to_owned()));
         environment.push(("WINDLASS_EXEC_PROCESS_USERS".to_owned(), common.process_users.clone()));
         let hidden = [Some(&common.token_file), common.outputs.as_ref()];
@@ -336,7 +336,7 @@ async fn serve(
             dispatcher.release().await;
             return Ok(Exit::Done);
         }
-        let rested = Instant::now() + (pause / 10).min(REST_MAX);
+        let rested = Instant::now() + (pause / 10).min(COALESCE_MAX);
         let knocked = async {
             match &hook {
                 Some(hook) => hook.next().await,

@@ -15,7 +15,7 @@ use windlass_model::time::{Span, Timestamp};
 
 use super::{fleet, gateway, instance, logs::since, secret, volume};
 use crate::{
-    cli::{At, Format, Output},
+    cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context},
     exit::Exit,
     output::{
@@ -24,16 +24,16 @@ use crate::{
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const PAGE: i64 = 100;
 /// What `--since` shows at most.
 const SINCE_MAX: usize = 10_000;
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Transactions end in another order than their events are dated: so far back is looked again, and what was shown is
 /// not shown again.
-const LOOK_BACK: Span = Span::secs(5);
+const OVERLAP: Span = Span::secs(5);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -61,20 +61,20 @@ pub(crate) struct Args {
           value_parser = clap::value_parser!(u16).range(0..=100))]
     pub(crate) last: u16,
     #[command(flatten)]
-    pub(crate) about: About,
+    pub(crate) about: TargetArgs,
     /// Only events that name things of this type, such as `job` or `instance`; may be repeated
     #[arg(long, value_name = "TYPE")]
     pub(crate) include_target_type: Vec<String>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 /// What events are about.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
-pub(crate) struct About {
+pub(crate) struct TargetArgs {
     /// About this run; may be repeated, as all of these
     #[arg(long, value_name = "RUN", help_heading = "About")]
     pub(crate) target_run: Vec<String>,
@@ -101,10 +101,10 @@ pub(crate) struct About {
     pub(crate) within_fleet: Vec<String>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let from = args.since.as_deref().map(since).transpose()?;
     if args.follow && args.output.format == Format::Json {
-        return Err(Problem::misuse("`-f` has no end, and one document has").hint("`-o jsonl`"));
+        return Err(CliError::usage("`-f` has no end, and one document has").hint("`-o jsonl`"));
     }
     context::with(&args.at, async |cx| {
         let asked = asked(cx, args).await?;
@@ -124,26 +124,26 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         print(&events, args.output.format)?;
         // To begin after the last one, it has to be known even if it is not shown.
         let last = if events.is_empty() { newest(cx, &asked, 1).await? } else { events };
-        let mut feed = Feed::after(asked, &last);
+        let mut feed = EventFeed::after(asked, &last);
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             print(&feed.look(cx).await?, args.output.format)?;
         }
     })
 }
 
 /// The question, with names turned into ids.
-async fn asked(cx: &Context, args: &Args) -> Result<ListRequest, Problem> {
+async fn asked(cx: &Context, args: &Args) -> Result<ListRequest, CliError> {
     let about = &args.about;
     let mut request = ListRequest { limit: PAGE, ..ListRequest::default() };
-    let runs = async |names: &[String]| -> Result<Option<Vec<Uuid>>, Problem> {
+    let runs = async |names: &[String]| -> Result<Option<Vec<Uuid>>, CliError> {
         let mut ids = Vec::new();
         for name in names {
             ids.push(cx.run(name).await?.id);
         }
         Ok((!ids.is_empty()).then_some(ids))
     };
-    let fleets = async |names: &[String]| -> Result<Option<Vec<Uuid>>, Problem> {
+    let fleets = async |names: &[String]| -> Result<Option<Vec<Uuid>>, CliError> {
         let mut ids = Vec::new();
         for name in names {
             ids.push(fleet::find(cx, name).await?.id);
@@ -176,12 +176,12 @@ async fn asked(cx: &Context, args: &Args) -> Result<ListRequest, Problem> {
 }
 
 /// The project's events, all of them.
-pub(crate) async fn of_project(cx: &Context) -> Result<ListRequest, Problem> {
+pub(crate) async fn project_request(cx: &Context) -> Result<ListRequest, CliError> {
     let project = cx.call::<ReadProject>(&Nothing {}).await?.project_id;
     Ok(ListRequest { within_projects: Some(vec![project]), limit: PAGE, ..ListRequest::default() })
 }
 
-pub(crate) async fn newest(cx: &Context, asked: &ListRequest, count: i64) -> Result<Vec<Event>, Problem> {
+pub(crate) async fn newest(cx: &Context, asked: &ListRequest, count: i64) -> Result<Vec<Event>, CliError> {
     if count == 0 {
         return Ok(Vec::new());
     }
@@ -191,16 +191,18 @@ pub(crate) async fn newest(cx: &Context, asked: &ListRequest, count: i64) -> Res
 }
 
 /// From a moment on, page by page.
-async fn after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Result<Vec<Event>, Problem> {
+async fn after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Result<Vec<Event>, CliError> {
     let mut request = ListRequest { ascending: true, prev_recorded_at: Some(from), ..asked.clone() };
     let mut all: Vec<Event> = Vec::new();
     loop {
-        let page = cx.patiently::<ListEvents>(&request).await?;
+        let page = cx.call_with_retry::<ListEvents>(&request).await?;
         let full = i64::try_from(page.len()) == Ok(request.limit);
         all.extend(page);
         let Some(last) = all.last().filter(|_| full) else { return Ok(all) };
         if all.len() >= SINCE_MAX {
-            output::say(&format!("These are the first {SINCE_MAX}; `--since` a later time shows the rest."));
+            output::print_message(&format!(
+                "These are the first {SINCE_MAX}; `--since` a later time shows the rest."
+            ));
             return Ok(all);
         }
         (request.prev_recorded_at, request.prev_id) = (Some(last.recorded_at), Some(last.id));
@@ -208,24 +210,24 @@ async fn after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Result<Vec
 }
 
 /// Events as they come, each once.
-pub(crate) struct Feed {
+pub(crate) struct EventFeed {
     asked: ListRequest,
     from: Timestamp,
     /// When each of the last ones was dated.
     shown: BTreeMap<Uuid, Timestamp>,
 }
 
-impl Feed {
+impl EventFeed {
     /// From the last of these on. Without any, from the beginning: there was nothing before.
     pub(crate) fn after(asked: ListRequest, events: &[Event]) -> Self {
         let mut feed = Self { asked, from: Timestamp(0), shown: BTreeMap::new() };
-        feed.note(events);
+        feed.mark_shown(events);
         feed
     }
 
-    fn note(&mut self, events: &[Event]) {
+    fn mark_shown(&mut self, events: &[Event]) {
         if let Some(newest) = events.iter().map(|event| event.recorded_at).max() {
-            self.from = self.from.max(newest - LOOK_BACK);
+            self.from = self.from.max(newest - OVERLAP);
         }
         self.shown.extend(events.iter().map(|event| (event.id, event.recorded_at)));
         // At the very moment itself nothing is asked for again.
@@ -234,11 +236,11 @@ impl Feed {
     }
 
     /// What is new. A server that restarts is waited for.
-    pub(crate) async fn look(&mut self, cx: &Context) -> Result<Vec<Event>, Problem> {
+    pub(crate) async fn look(&mut self, cx: &Context) -> Result<Vec<Event>, CliError> {
         let mut events = after(cx, &self.asked, self.from).await?;
         let known: BTreeSet<Uuid> = self.shown.keys().copied().collect();
         events.retain(|event| !known.contains(&event.id));
-        self.note(&events);
+        self.mark_shown(&events);
         Ok(events)
     }
 }
@@ -259,10 +261,10 @@ pub(crate) fn by(event: &Event) -> &str {
 }
 
 /// One after the other: nobody knows how wide the next will be.
-fn print(events: &[Event], format: Format) -> Result<(), Problem> {
+fn print(events: &[Event], format: Format) -> Result<(), CliError> {
     let style = Style::stdout();
     match format {
-        Format::Json | Format::Jsonl => output::jsonl(events)?,
+        Format::Json | Format::Jsonl => output::print_jsonl(events)?,
         Format::Name => events.iter().for_each(|event| output::data(&event.id.to_string())),
         Format::Table | Format::Wide => events.iter().for_each(|event| {
             let line = format!("{:<10}  {:<28}  {}", by(event), about(event), event.message);
@@ -297,7 +299,7 @@ fn table(events: &[Event], wide: bool) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::{Event, Feed, ListRequest, Timestamp, Uuid};
+    use super::{Event, EventFeed, ListRequest, Timestamp, Uuid};
 
     fn event(id: u128, secs: i64) -> Event {
         Event {
@@ -313,13 +315,13 @@ mod tests {
 
     #[test]
     fn what_comes_late_is_still_found_and_what_was_shown_is_known() {
-        let mut feed = Feed::after(ListRequest::default(), &[event(1, 90), event(2, 100)]);
+        let mut feed = EventFeed::after(ListRequest::default(), &[event(1, 90), event(2, 100)]);
         // So far back it looks again, and no further.
         assert_eq!((feed.from, feed.shown.len()), (Timestamp::from_secs(95), 1));
-        feed.note(&[event(3, 97)]);
+        feed.mark_shown(&[event(3, 97)]);
         assert_eq!((feed.from, feed.shown.len()), (Timestamp::from_secs(95), 2));
-        feed.note(&[event(4, 200)]);
+        feed.mark_shown(&[event(4, 200)]);
         assert_eq!((feed.from, feed.shown.len()), (Timestamp::from_secs(195), 1));
-        assert_eq!(Feed::after(ListRequest::default(), &[]).from, Timestamp(0));
+        assert_eq!(EventFeed::after(ListRequest::default(), &[]).from, Timestamp(0));
     }
 }

@@ -3,11 +3,11 @@
 use serde::Serialize;
 
 use crate::{
-    cli::Output,
-    context::closest,
+    cli::OutputArgs,
+    context::closest_name,
     exit::Exit,
     output::{self, List, table::Table},
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(value_name = "CODE")]
     code: Option<String>,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgs,
 }
 
 /// The pages of `docs/errors`, in the program.
@@ -60,7 +60,7 @@ impl Page {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     let Some(wanted) = &args.code else {
         let name = |page: &Page| page.code.to_owned();
@@ -85,9 +85,9 @@ fn table() -> Table {
     table
 }
 
-fn unknown(wanted: &str, code: &str) -> Problem {
-    let problem = Problem::misuse(format!("no error has the code `{wanted}`")).code(Code::UnknownName);
-    match closest(code, PAGES.iter().map(|page| page.code)) {
+fn unknown(wanted: &str, code: &str) -> CliError {
+    let problem = CliError::usage(format!("no error has the code `{wanted}`")).code(Code::UnknownName);
+    match closest_name(code, PAGES.iter().map(|page| page.code)) {
         Some(near) => problem.hint(format!("`windlass explain {near}`?")),
         None => problem.hint("`windlass explain` lists them"),
     }

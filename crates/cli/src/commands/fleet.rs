@@ -13,7 +13,7 @@ use windlass_model::config::{Configuration, error};
 
 use super::{apply, instance::trouble};
 use crate::{
-    cli::{At, Format, Output, Watch},
+    cli::{Format, OutputArgs, ServerArgs, WatchArgs},
     context::{self, Context},
     exit::Exit,
     output::{
@@ -21,7 +21,7 @@ use crate::{
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -40,18 +40,18 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) listing: Watch,
+    pub(crate) listing: WatchArgs,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List fleets and their instances
     #[command(after_help = "Examples:\n  windlass fleet list -w")]
-    List(Watch),
+    List(WatchArgs),
     /// Show one fleet
     #[command(after_help = "Examples:\n  windlass fleet get rack -o json")]
     Get {
@@ -92,12 +92,12 @@ pub(crate) enum Action {
     },
 }
 
-const NONE: &str = "No fleets. `windlass apply -f FILE` makes one.";
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const NO_FLEETS: &str = "No fleets. `windlass apply -f FILE` makes one.";
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The fleet of the machine that the server runs on.
-const LOCAL: &str = "local";
+const LOCAL_FLEET: &str = "local";
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     let listing = match &args.action {
         Some(Action::List(listing)) => listing,
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     context::with(&args.at, async |cx| match &args.action {
         None | Some(Action::List(_)) => {
             let name = |fleet: &Fleet| fleet.name.clone();
-            let list = List { project: Some(&cx.project), kind: "fleets", name, none: NONE };
+            let list = List { project: Some(&cx.project), kind: "fleets", name, none: NO_FLEETS };
             list.show(format, listing.watch, async || self::list(cx).await, table).await
         }
         Some(Action::Get { name }) => {
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             Ok(Exit::Done)
         }
         Some(Action::Delete { names, instance, yes, force, wait }) => {
-            remove(cx, names, instance, Sure { yes: *yes, force: *force }, *wait).await
+            remove(cx, names, instance, DeleteOptions { yes: *yes, force: *force }, *wait).await
         }
         // It is applied, and was done above.
         Some(Action::Add { .. }) => Ok(Exit::Done),
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 
 /// What needs no question, and no answer of a host.
 #[derive(Clone, Copy)]
-pub(super) struct Sure {
+pub(super) struct DeleteOptions {
     pub(super) yes: bool,
     pub(super) force: bool,
 }
@@ -137,45 +137,45 @@ pub(super) async fn remove(
     cx: &Context,
     names: &[String],
     nums: &[i64],
-    sure: Sure,
+    sure: DeleteOptions,
     wait: bool,
-) -> Result<Exit, Problem> {
-    let fleets = delete(cx, names, nums, sure).await?;
+) -> Result<Exit, CliError> {
+    let fleets = request_delete(cx, names, nums, sure).await?;
     if fleets.is_empty() {
         return Ok(Exit::Failed);
     }
-    if names.iter().any(|name| name == LOCAL) && nums.is_empty() {
-        output::say("`windlass fleet add local` brings the machine of the server back.");
+    if names.iter().any(|name| name == LOCAL_FLEET) && nums.is_empty() {
+        output::print_message("`windlass fleet add local` brings the machine of the server back.");
     }
     if wait {
         wait_for_end(cx, &fleets, nums).await?;
-        output::say("Deleted.");
+        output::print_message("Deleted.");
     }
     Ok(Exit::Done)
 }
 
 /// The fleet that a server makes at its first start, and only then.
-fn add_local(args: &Args, name: &str, yes: bool) -> Result<Exit, Problem> {
+fn add_local(args: &Args, name: &str, yes: bool) -> Result<Exit, CliError> {
     let document = json!({
         "type": "fleet", "name": name, "backends": ["local"], "nodes": { "min": 1, "max": 1 },
         "blocks": "auto", "idle_duration": "off",
     });
     let configuration = Configuration::from_json(&document)
-        .map_err(|problems| Problem::new("describe the fleet").why(error::summary(&problems)))?;
+        .map_err(|problems| CliError::new("describe the fleet").why(error::summary(&problems)))?;
     let applied = apply::Args::plain(args.at.clone(), args.output, yes);
     let source = apply::complete(&applied, "the command line".to_owned(), PathBuf::from("."), configuration)?;
     apply::submit(&applied, &source)
 }
 
-async fn list(cx: &Context) -> Result<Vec<Fleet>, Problem> {
+async fn list(cx: &Context) -> Result<Vec<Fleet>, CliError> {
     cx.call::<ListProjectFleets>(&ProjectListRequest { include_imported: true }).await
 }
 
-pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, Problem> {
+pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, CliError> {
     let request = ReadRequest { name: Some(name.to_owned()), id: None };
     match cx.try_call::<ReadFleet>(&request).await {
         Ok(fleet) => Ok(fleet),
-        Err(error) if error.is_absent() => {
+        Err(error) if error.is_not_found() => {
             let all = list(cx).await?;
             Err(cx.unknown("fleet", name, all.iter().map(|fleet| fleet.name.as_str())))
         }
@@ -184,7 +184,12 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, Problem> {
 }
 
 /// The fleets that it asked the server for; none when the user does not want it.
-async fn delete(cx: &Context, names: &[String], nums: &[i64], sure: Sure) -> Result<Vec<Uuid>, Problem> {
+async fn request_delete(
+    cx: &Context,
+    names: &[String],
+    nums: &[i64],
+    sure: DeleteOptions,
+) -> Result<Vec<Uuid>, CliError> {
     let mut fleets = Vec::new();
     for name in names {
         fleets.push(find(cx, name).await?.id);
@@ -196,7 +201,7 @@ async fn delete(cx: &Context, names: &[String], nums: &[i64], sure: Sure) -> Res
             let nums: Vec<String> = nums.iter().map(ToString::to_string).collect();
             format!("instance {} of {name}", nums.join(", "))
         }
-        _ => return Err(Problem::misuse("`-i` names instances of one fleet, and several fleets are given")),
+        _ => return Err(CliError::usage("`-i` names instances of one fleet, and several fleets are given")),
     };
     if !output::confirm_delete(sure.yes, &what)? {
         return Ok(Vec::new());
@@ -208,12 +213,12 @@ async fn delete(cx: &Context, names: &[String], nums: &[i64], sure: Sure) -> Res
         }
         names => cx.call::<DeleteFleets>(&DeleteRequest { names: names.to_vec(), force: sure.force }).await?,
     }
-    output::say(&format!("Deleting {what}."));
+    output::print_message(&format!("Deleting {what}."));
     Ok(fleets)
 }
 
 /// Until the fleets, or those instances of the one, are no longer listed as alive.
-async fn wait_for_end(cx: &Context, fleets: &[Uuid], nums: &[i64]) -> Result<(), Problem> {
+async fn wait_for_end(cx: &Context, fleets: &[Uuid], nums: &[i64]) -> Result<(), CliError> {
     loop {
         let listed = list(cx).await?;
         let alive = listed.iter().filter(|fleet| fleets.contains(&fleet.id)).any(|fleet| {
@@ -224,7 +229,7 @@ async fn wait_for_end(cx: &Context, fleets: &[Uuid], nums: &[i64]) -> Result<(),
         if !alive {
             return Ok(());
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -235,7 +240,7 @@ pub(crate) fn show(fleets: &[Fleet], format: Format) {
     } else {
         table.print();
         for line in fleets.iter().flat_map(|fleet| &fleet.instances).filter_map(hindrance) {
-            output::say(&output::printable(&line));
+            output::print_message(&output::printable(&line));
         }
     }
 }
@@ -272,7 +277,7 @@ fn table(fleets: &[Fleet], wide: bool) -> Table {
     for fleet in fleets {
         let spec = fleet.spec.value().unwrap_or_default();
         let mut row: Vec<Cell> =
-            vec![fleet.name.as_str().into(), nodes(&spec["configuration"]).into(), "".into()];
+            vec![fleet.name.as_str().into(), format_nodes(&spec["configuration"]).into(), "".into()];
         if wide {
             row.push("".into());
         }
@@ -294,7 +299,7 @@ fn table(fleets: &[Fleet], wide: bool) -> Table {
 }
 
 /// `1..4`, or the number of hosts.
-fn nodes(configuration: &Value) -> String {
+fn format_nodes(configuration: &Value) -> String {
     if let Some(hosts) = configuration["ssh_config"]["hosts"].as_array() {
         return hosts.len().to_string();
     }

@@ -13,16 +13,16 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{At, Output, Watch},
+    cli::{OutputArgs, ServerArgs, WatchArgs},
     context::{self, Context},
     exit::Exit,
     output::{
         self, List,
-        facts::Facts,
+        facts::DetailView,
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -39,18 +39,18 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) listing: Watch,
+    pub(crate) listing: WatchArgs,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List gateways
     #[command(after_help = "Examples:\n  windlass gateway list")]
-    List(Watch),
+    List(WatchArgs),
     /// Show one gateway
     #[command(after_help = "Examples:\n  windlass gateway get entry")]
     Get {
@@ -86,7 +86,7 @@ pub(crate) enum Action {
     Install(Box<install::Args>),
     /// Take the process of a gateway away from hosts
     #[command(after_help = "Examples:\n  windlass gateway uninstall entry root@edge")]
-    Uninstall(install::Hosts),
+    Uninstall(install::HostArgs),
     /// Delete gateways
     #[command(after_help = "Examples:\n  windlass gateway delete -y entry")]
     Delete {
@@ -99,7 +99,7 @@ pub(crate) enum Action {
     },
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     if let Some(Action::Serve(serving)) = &args.action {
         return serve::run(serving);
@@ -125,7 +125,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         }
         Some(Action::Update { name, set_default, domain }) => {
             let gateway = update(cx, name, *set_default, domain.clone()).await?;
-            output::one(format, &gateway, name, |_| output::say(&format!("Updated `{name}`.")))?;
+            output::one(format, &gateway, name, |_| output::print_message(&format!("Updated `{name}`.")))?;
             Ok(Exit::Done)
         }
         Some(Action::Token { name }) => {
@@ -145,14 +145,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     })
 }
 
-async fn list(cx: &Context) -> Result<Vec<Gateway>, Problem> {
+async fn list(cx: &Context) -> Result<Vec<Gateway>, CliError> {
     cx.call::<ListGateways>(&ListRequest { include_imported: true }).await
 }
 
-pub(crate) async fn find(cx: &Context, name: &str) -> Result<Gateway, Problem> {
+pub(crate) async fn find(cx: &Context, name: &str) -> Result<Gateway, CliError> {
     match cx.try_call::<ReadGateway>(&NameRequest { name: name.to_owned() }).await {
         Ok(gateway) => Ok(gateway),
-        Err(error) if error.is_absent() => {
+        Err(error) if error.is_not_found() => {
             let all = list(cx).await?;
             Err(cx.unknown("gateway", name, all.iter().map(|gateway| gateway.name.as_str())))
         }
@@ -165,9 +165,9 @@ async fn update(
     name: &str,
     set_default: bool,
     domain: Option<String>,
-) -> Result<Gateway, Problem> {
+) -> Result<Gateway, CliError> {
     if !set_default && domain.is_none() {
-        return Err(Problem::misuse("nothing to change").hint("`--set-default` or `--domain DOMAIN`"));
+        return Err(CliError::usage("nothing to change").hint("`--set-default` or `--domain DOMAIN`"));
     }
     find(cx, name).await?;
     if set_default {
@@ -181,9 +181,9 @@ async fn update(
     find(cx, name).await
 }
 
-fn facts(gateway: &Gateway) -> Facts {
+fn facts(gateway: &Gateway) -> DetailView {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let mut facts = Facts::new();
+    let mut facts = DetailView::new();
     facts.add("Name", &gateway.name);
     facts.status("Status", &gateway.status);
     facts.add("Why", text(&gateway.status_message));

@@ -4,10 +4,10 @@ use clap::CommandFactory as _;
 
 use crate::{
     cli::Cli,
-    context::closest,
+    context::closest_name,
     exit::Exit,
     output,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -79,7 +79,7 @@ pub(crate) struct Args {
     words: Vec<String>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if let [word] = args.words.as_slice()
         && let Some((_, text)) = TOPICS.iter().find(|(topic, _)| topic == word)
     {
@@ -99,15 +99,15 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(Exit::Done)
 }
 
-pub(crate) fn topics() -> impl Iterator<Item = &'static str> {
+pub(crate) fn list_topics() -> impl Iterator<Item = &'static str> {
     TOPICS.iter().map(|(topic, _)| *topic)
 }
 
-fn unknown(word: &str, names: &[String]) -> Problem {
-    let problem = Problem::misuse(format!("there is no command `{word}`")).code(Code::UnknownName);
+fn unknown(word: &str, names: &[String]) -> CliError {
+    let problem = CliError::usage(format!("there is no command `{word}`")).code(Code::UnknownName);
     let mut all: Vec<&str> = names.iter().map(String::as_str).collect();
-    topics().for_each(|topic| all.push(topic));
-    match closest(word, all.into_iter()) {
+    list_topics().for_each(|topic| all.push(topic));
+    match closest_name(word, all.into_iter()) {
         Some(near) => problem.hint(format!("did you mean `{near}`?")),
         None => problem.hint("`windlass help` lists the commands"),
     }

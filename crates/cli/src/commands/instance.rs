@@ -12,16 +12,16 @@ use windlass_model::plan::runs_in::Processes;
 
 use super::instance_status;
 use crate::{
-    cli::{At, Output, Watch},
+    cli::{OutputArgs, ServerArgs, WatchArgs},
     context::{self, Context},
     exit::Exit,
     output::{
         self, List,
-        facts::Facts,
+        facts::DetailView,
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const PAGE: i64 = 1000;
@@ -41,9 +41,9 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) listing: Listing,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 /// What to list, and how often.
@@ -56,7 +56,7 @@ pub(crate) struct Listing {
     #[arg(long, value_name = "FLEET")]
     pub(crate) fleet: Vec<String>,
     #[command(flatten)]
-    pub(crate) often: Watch,
+    pub(crate) often: WatchArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -73,7 +73,7 @@ pub(crate) enum Action {
     },
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     let listing = match &args.action {
         Some(Action::List(listing)) => listing,
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     })
 }
 
-async fn chosen(cx: &Context, asked: &Listing) -> Result<Vec<Instance>, Problem> {
+async fn chosen(cx: &Context, asked: &Listing) -> Result<Vec<Instance>, CliError> {
     let mut fleets = Vec::new();
     for name in &asked.fleet {
         fleets.push(super::fleet::find(cx, name).await?.id);
@@ -107,7 +107,7 @@ pub(crate) async fn list(
     cx: &Context,
     only_active: bool,
     fleet_ids: Option<Vec<Uuid>>,
-) -> Result<Vec<Instance>, Problem> {
+) -> Result<Vec<Instance>, CliError> {
     let request = ListRequest {
         project_names: Some(vec![cx.project.clone()]),
         fleet_ids,
@@ -119,11 +119,11 @@ pub(crate) async fn list(
 }
 
 /// By name, or by id. A live one before one that is gone.
-pub(crate) async fn find(cx: &Context, name: &str) -> Result<Instance, Problem> {
+pub(crate) async fn find(cx: &Context, name: &str) -> Result<Instance, CliError> {
     if let Ok(id) = name.parse::<Uuid>() {
         match cx.try_call::<ReadInstance>(&ReadRequest { id }).await {
             Ok(instance) => return Ok(instance),
-            Err(error) if error.is_absent() => {}
+            Err(error) if error.is_not_found() => {}
             Err(error) => return Err(cx.explain(&error).await),
         }
     }
@@ -149,7 +149,7 @@ pub(crate) fn resources(instance: &Instance) -> String {
 }
 
 /// `2/8`; nothing of an instance that is not divided.
-fn blocks(instance: &Instance) -> String {
+fn format_blocks(instance: &Instance) -> String {
     match instance.total_blocks {
         Some(total) if total > 1 => format!("{}/{total}", instance.busy_blocks),
         Some(_) | None => String::new(),
@@ -178,11 +178,11 @@ pub(crate) fn processes(instance: &Instance) -> Option<Processes> {
     Some(processes_of(Some(&told), told.mode))
 }
 
-pub(crate) fn facts(instance: &Instance) -> Facts {
+pub(crate) fn facts(instance: &Instance) -> DetailView {
     let now = words::now();
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let ago = |time: Option<_>| time.map(|time| words::ago(time, now)).unwrap_or_default();
-    let mut facts = Facts::new();
+    let mut facts = DetailView::new();
     facts.add("Name", &instance.name);
     facts.status("Status", instance_status(instance));
     facts.add("Why", trouble(instance));
@@ -194,7 +194,7 @@ pub(crate) fn facts(instance: &Instance) -> Facts {
     facts.add("Health", &instance.health_status);
     facts.add("Fleet", text(&instance.fleet_name));
     facts.add("Job", text(&instance.job_name));
-    facts.add("Blocks", blocks(instance));
+    facts.add("Blocks", format_blocks(instance));
     facts.add("Backend", backend(instance));
     facts.add("Region", text(&instance.region));
     facts.add("Host", text(&instance.hostname));
@@ -240,7 +240,7 @@ fn table(instances: &[Instance], wide: bool) -> Table {
         if wide {
             let driver = instance.gpu_driver.as_ref().map(|driver| driver.version.clone());
             row.extend([
-                blocks(instance).into(),
+                format_blocks(instance).into(),
                 kind(instance)["name"].as_str().unwrap_or_default().into(),
                 text(&instance.hostname),
                 text(&instance.region),

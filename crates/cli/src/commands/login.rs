@@ -4,20 +4,20 @@ use std::io::Read as _;
 
 use serde_json::json;
 use windlass_api::{
-    client::{CallError, Client},
+    client::{ApiClient, CallError},
     operations::{ListProjects, ReadMyUser, ReadProject},
     projects,
     server::Nothing,
 };
 
 use crate::{
-    cli::{At, Output},
+    cli::{OutputArgs, ServerArgs},
     context::{self, Context},
     exit::Exit,
     home::Home,
-    login::{self, Chosen, Login, PROJECT},
+    login::{self, DEFAULT_PROJECT, Login, ServerTarget},
     output,
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -53,12 +53,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", conflicts_with = "show_token")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if args.show_token {
-        let at = At {
+        let at = ServerArgs {
             project: None,
             url: std::env::var("WINDLASS_URL").ok(),
             token: args.token.clone(),
@@ -70,52 +70,53 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         });
     }
     if let Some(name) = args.name.as_deref().filter(|name| !login::is_context_name(name)) {
-        return Err(Problem::misuse(format!("`{name}` cannot be the name of a context"))
+        return Err(CliError::usage(format!("`{name}` cannot be the name of a context"))
             .hint("1 to 60 letters, digits, `.`, `-` and `_`, a letter or digit first; `local` is taken"));
     }
     let home = Home::find()?;
     let token = match &args.token {
         Some(given) => token(given)?,
-        None => output::ask_secret("Token", "--token -")?,
+        None => output::prompt_secret("Token", "--token -")?,
     };
     let url = args.url.as_deref().unwrap_or_default().trim_end_matches('/').to_owned();
-    let login = context::block_on(check(args, url, token))?;
+    let login = context::block_on(check_token(args, url, token))?;
     login.0.write(&home)?;
-    output::say(&format!(
+    output::print_message(&format!(
         "Logged in at {} as `{}`, project `{}` (written to {}).",
         login.0.url,
         login.1,
-        login.0.project.as_deref().unwrap_or(PROJECT),
+        login.0.project.as_deref().unwrap_or(DEFAULT_PROJECT),
         home.login_file().display()
     ));
     // The token stays where it was written.
     let document = json!({ "url": login.0.url, "user": login.1, "project": login.0.project });
-    let project = login.0.project.as_deref().unwrap_or(PROJECT);
+    let project = login.0.project.as_deref().unwrap_or(DEFAULT_PROJECT);
     output::one(args.output.format, &document, project, |_| {})?;
     Ok(Exit::Done)
 }
 
 /// On the command line others can see it: `-` reads it from standard input.
-fn token(given: &str) -> Result<String, Problem> {
+fn token(given: &str) -> Result<String, CliError> {
     let mut token = given.to_owned();
     if given == "-" {
         token.clear();
         std::io::stdin()
             .lock()
             .read_to_string(&mut token)
-            .map_err(|error| Problem::caused("read the token", &error))?;
+            .map_err(|error| CliError::from_error("read the token", &error))?;
     }
     let token = token.trim().to_owned();
     if token.is_empty() || token.contains(|letter: char| letter.is_control()) {
-        return Err(Problem::misuse("the token is empty or has a line break in it"));
+        return Err(CliError::usage("the token is empty or has a line break in it"));
     }
     Ok(token)
 }
 
-async fn check(args: &Args, url: String, token: String) -> Result<(Login, String), Problem> {
+async fn check_token(args: &Args, url: String, token: String) -> Result<(Login, String), CliError> {
     let project = args.project.clone().unwrap_or_default();
     let certificate = login::certificate(args.server_cert.as_deref())?;
-    let chosen = Chosen { url: url.clone(), token: token.clone(), certificate: certificate.clone(), project };
+    let chosen =
+        ServerTarget { url: url.clone(), token: token.clone(), certificate: certificate.clone(), project };
     let context = Context::new(chosen)?;
     let user = context.call::<ReadMyUser>(&Nothing {}).await?;
     let project = match &args.project {
@@ -124,20 +125,20 @@ async fn check(args: &Args, url: String, token: String) -> Result<(Login, String
             context.call::<ReadProject>(&Nothing {}).await?;
             Some(name.clone())
         }
-        None => default_project(&context.client).await.map_err(|error| Problem::call(&url, &error))?,
+        None => default_project(&context.client).await.map_err(|error| CliError::call(&url, &error))?,
     };
     Ok((Login { url, token, project, certificate, name: args.name.clone() }, user.username))
 }
 
 /// `main` if there is one, else the only project, else none: commands then want `--project`.
-async fn default_project(client: &Client) -> Result<Option<String>, CallError> {
+async fn default_project(client: &ApiClient) -> Result<Option<String>, CallError> {
     let request = projects::ListRequest { include_not_joined: false, ..projects::ListRequest::default() };
     let all = match client.call::<ListProjects>(&[], &request).await? {
         projects::Listing::Plain(all) | projects::Listing::Counted { projects: all, .. } => all,
     };
     let mut names: Vec<String> = all.into_iter().map(|project| project.project_name).collect();
-    if names.iter().any(|name| name == PROJECT) {
-        return Ok(Some(PROJECT.to_owned()));
+    if names.iter().any(|name| name == DEFAULT_PROJECT) {
+        return Ok(Some(DEFAULT_PROJECT.to_owned()));
     }
     Ok(if names.len() == 1 { names.pop() } else { None })
 }

@@ -15,14 +15,15 @@ use windlass_model::{
 
 use super::stop::is_finished;
 use crate::{
-    cli::At,
+    cli::ServerArgs,
     context::{self, Context},
     exit::Exit,
     follow::{
-        Chorus, Manner, Pace, Pages, Part, Piece, Sung, Tail, Tree, Voices, last_lines, ssh::named_job,
+        LogChunk, LogMux, LogPrinter, LogRange, LogTail, OutputMode, Pages, PollBackoff, ProgressTree,
+        PumpEnd, find_last_lines, ssh::parse_job_name,
     },
     output::{self, words},
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -78,23 +79,23 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(crate) diagnose: bool,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
 }
 
 /// What is wanted, understood.
-struct Wanted<'a> {
+struct LogQuery<'a> {
     args: &'a Args,
     since: Option<Timestamp>,
     until: Option<Timestamp>,
     grep: Option<Regex>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let grep = args.grep.as_deref().map(Regex::new).transpose().map_err(|error| {
-        Problem::misuse(format!("understand the pattern `{}`", args.grep.as_deref().unwrap_or_default()))
+        CliError::usage(format!("understand the pattern `{}`", args.grep.as_deref().unwrap_or_default()))
             .why(error.syntax_error().map_or_else(|| error.to_string(), ToString::to_string))
     })?;
-    let wanted = Wanted {
+    let wanted = LogQuery {
         args,
         since: args.since.as_deref().map(since).transpose()?,
         until: args.until.as_deref().map(since).transpose()?,
@@ -104,13 +105,13 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 /// What the jobs of one run wrote: all there is, or until its end.
-pub(crate) async fn of_run(
+pub(crate) async fn print_run_logs(
     cx: &Context,
-    at: &At,
+    at: &ServerArgs,
     name: &str,
     follow: bool,
     tail: Option<usize>,
-) -> Result<Exit, Problem> {
+) -> Result<Exit, CliError> {
     let args = Args {
         name: name.to_owned(),
         follow,
@@ -126,28 +127,28 @@ pub(crate) async fn of_run(
         diagnose: false,
         at: at.clone(),
     };
-    Wanted { args: &args, since: None, until: None, grep: None }.print(cx).await
+    LogQuery { args: &args, since: None, until: None, grep: None }.print(cx).await
 }
 
 /// A length of time ago, or a moment.
-pub(crate) fn since(text: &str) -> Result<Timestamp, Problem> {
+pub(crate) fn since(text: &str) -> Result<Timestamp, CliError> {
     if let Ok(secs) = parse_duration(text) {
         return Ok(words::now() - Span::secs(secs));
     }
     Timestamp::parse(text).map_err(|_| {
-        Problem::misuse(format!("`{text}` is not a time"))
+        CliError::usage(format!("`{text}` is not a time"))
             .hint("`10s`, `5m`, `2h` or `1d` ago, or a time such as `2026-11-20T09:00:00Z`")
     })
 }
 
-impl Wanted<'_> {
-    async fn print(&self, cx: &Context) -> Result<Exit, Problem> {
+impl LogQuery<'_> {
+    async fn print(&self, cx: &Context) -> Result<Exit, CliError> {
         let unknown = match cx.run(&self.args.name).await {
-            Ok(run) => return self.of(cx, run).await,
+            Ok(run) => return self.print_run(cx, run).await,
             Err(problem) => problem,
         };
         // Perhaps it is the name of a job.
-        let Some((name, place)) = named_job(&self.args.name) else { return Err(unknown) };
+        let Some((name, place)) = parse_job_name(&self.args.name) else { return Err(unknown) };
         let Ok(run) = cx.run(name).await else { return Err(unknown) };
         let args = Args {
             name: name.to_owned(),
@@ -155,21 +156,21 @@ impl Wanted<'_> {
             job: Some(place.job),
             ..self.args.clone()
         };
-        Wanted { args: &args, since: self.since, until: self.until, grep: self.grep.clone() }
-            .of(cx, run)
+        LogQuery { args: &args, since: self.since, until: self.until, grep: self.grep.clone() }
+            .print_run(cx, run)
             .await
     }
 
-    async fn of(&self, cx: &Context, run: Run) -> Result<Exit, Problem> {
-        if self.args.follow { self.follow(cx, run).await } else { self.once(cx, &run).await }
+    async fn print_run(&self, cx: &Context, run: Run) -> Result<Exit, CliError> {
+        if self.args.follow { self.follow(cx, run).await } else { self.print_existing(cx, &run).await }
     }
 
-    fn parts(&self, run: &Run) -> Vec<((i64, i64), Part)> {
+    fn parts(&self, run: &Run) -> Vec<((i64, i64), LogRange)> {
         run.jobs.iter().filter_map(|job| self.part(job)).collect()
     }
 
     /// The part of a job's log that is wanted, but for `--tail`.
-    fn part(&self, job: &Job) -> Option<((i64, i64), Part)> {
+    fn part(&self, job: &Job) -> Option<((i64, i64), LogRange)> {
         let spec = job.job_spec.value().unwrap_or_default();
         let number = |name: &str| spec[name].as_i64().unwrap_or(0);
         let place = (number("replica_num"), number("job_num"));
@@ -177,15 +178,15 @@ impl Wanted<'_> {
             && self.args.job.is_none_or(|job| job == place.1);
         let mut newest_first = job.job_submissions.iter().rev();
         let submission = newest_first.nth(usize::from(self.args.previous)).filter(|_| is_wanted)?;
-        let mut part = Part::whole(&self.args.name, submission.id);
+        let mut part = LogRange::whole(&self.args.name, submission.id);
         (part.since, part.until, part.diagnose) = (self.since, self.until, self.args.diagnose);
         Some((place, part))
     }
 
     /// With `--tail`, only the end of it.
-    async fn end_of(&self, cx: &Context, mut part: Part) -> Result<Part, Problem> {
+    async fn apply_tail(&self, cx: &Context, mut part: LogRange) -> Result<LogRange, CliError> {
         if let Some(lines) = self.args.tail
-            && let Some(offset) = last_lines(cx, &part, lines).await?
+            && let Some(offset) = find_last_lines(cx, &part, lines).await?
         {
             part.offset = offset;
         }
@@ -193,21 +194,21 @@ impl Wanted<'_> {
     }
 
     /// All there is, in the order it was written.
-    async fn once(&self, cx: &Context, run: &Run) -> Result<Exit, Problem> {
+    async fn print_existing(&self, cx: &Context, run: &Run) -> Result<Exit, CliError> {
         let parts = self.parts(run);
         if parts.is_empty() {
-            return Err(self.nothing(run));
+            return Err(self.no_such_log(run));
         }
-        let mut voices = Voices::new(self.args.raw, parts.len() > 1, self.grep.clone())
+        let mut voices = LogPrinter::new(self.args.raw, parts.len() > 1, self.grep.clone())
             .with_timestamps(self.args.timestamps);
         let mut is_empty = true;
         let mut sources = Vec::new();
         for (place, part) in parts {
-            let part = self.end_of(cx, part).await?;
-            sources.push(Source { pages: Pages::new(&part), pieces: Vec::new().into_iter(), place });
+            let part = self.apply_tail(cx, part).await?;
+            sources.push(JobLog { pages: Pages::new(&part), pieces: Vec::new().into_iter(), place });
         }
         // The oldest piece of all is next.
-        let mut heads: BinaryHeap<Reverse<(Timestamp, usize, Piece)>> = BinaryHeap::new();
+        let mut heads: BinaryHeap<Reverse<(Timestamp, usize, LogChunk)>> = BinaryHeap::new();
         for (index, source) in sources.iter_mut().enumerate() {
             heads.extend(source.next(cx).await?.map(|piece| Reverse((piece.at, index, piece))));
         }
@@ -220,13 +221,13 @@ impl Wanted<'_> {
         }
         voices.end();
         if is_empty {
-            self.say_that_it_waits(run);
+            self.print_not_started(run);
         }
         Ok(Exit::Done)
     }
 
     /// Of a run that has not started there is nothing to read, and that is no error.
-    fn say_that_it_waits(&self, run: &Run) {
+    fn print_not_started(&self, run: &Run) {
         let mut submissions = run.jobs.iter().flat_map(|job| &job.job_submissions);
         let is_early = |status: &str| matches!(status, "submitted" | "provisioning" | "pulling");
         if is_finished(&run.status)
@@ -236,35 +237,37 @@ impl Wanted<'_> {
         }
         let name = &self.args.name;
         let more = if self.args.follow { "" } else { ", and `windlass logs -f` follows it" };
-        output::say(&format!("`{name}` has not started yet: `windlass why {name}` says why{more}."));
+        output::print_message(&format!(
+            "`{name}` has not started yet: `windlass why {name}` says why{more}."
+        ));
     }
 
-    async fn follow(&self, cx: &Context, mut run: Run) -> Result<Exit, Problem> {
+    async fn follow(&self, cx: &Context, mut run: Run) -> Result<Exit, CliError> {
         let request = ReadRequest { run_name: None, id: Some(run.id) };
         // There is nothing to draw; whoever only reads logs knows that it runs.
-        let mut tree = Tree::new(&self.args.name);
+        let mut tree = ProgressTree::new(&self.args.name);
         let voices =
-            Voices::new(self.args.raw, false, self.grep.clone()).with_timestamps(self.args.timestamps);
-        self.say_that_it_waits(&run);
-        let mut chorus = Chorus::new(Manner::Text(voices));
-        let mut pace = Pace::new();
+            LogPrinter::new(self.args.raw, false, self.grep.clone()).with_timestamps(self.args.timestamps);
+        self.print_not_started(&run);
+        let mut chorus = LogMux::new(OutputMode::Text(voices));
+        let mut pace = PollBackoff::new();
         loop {
             let finished = is_finished(&run.status);
             let parts = self.parts(&run);
             if parts.is_empty() && finished {
-                return Err(self.nothing(&run));
+                return Err(self.no_such_log(&run));
             }
             for (place, part) in parts {
-                match chorus.submission_at(place) {
+                match chorus.submission_of(place) {
                     Some(known) if known == part.submission => continue,
                     Some(_) => {
                         // First all of the attempt before.
-                        if !chorus.leave(place, &mut tree).await? {
+                        if !chorus.remove(place, &mut tree).await? {
                             return Ok(Exit::Done);
                         }
-                        chorus.add(place, Tail::new(cx, part));
+                        chorus.add(place, LogTail::new(cx, part));
                     }
-                    None => chorus.add(place, Tail::new(cx, self.end_of(cx, part).await?)),
+                    None => chorus.add(place, LogTail::new(cx, self.apply_tail(cx, part).await?)),
                 }
                 pace.news();
             }
@@ -276,17 +279,17 @@ impl Wanted<'_> {
             if chorus.is_empty() {
                 sleep_until(due).await;
             } else {
-                match chorus.sing(due, &mut tree).await? {
-                    Sung::Due => {}
-                    Sung::Over => pace.news(),
-                    Sung::Unread => return Ok(Exit::Done),
+                match chorus.pump(due, &mut tree).await? {
+                    PumpEnd::DeadlineReached => {}
+                    PumpEnd::Over => pace.news(),
+                    PumpEnd::OutputClosed => return Ok(Exit::Done),
                 }
             }
-            run = cx.patiently::<ReadRun>(&request).await?;
+            run = cx.call_with_retry::<ReadRun>(&request).await?;
         }
     }
 
-    fn nothing(&self, run: &Run) -> Problem {
+    fn no_such_log(&self, run: &Run) -> CliError {
         let Args { name, replica, job, previous, .. } = self.args;
         let which = match (replica, job) {
             (None, None) => "a job".to_owned(),
@@ -294,7 +297,7 @@ impl Wanted<'_> {
             (None, Some(job)) => format!("job {job}"),
             (Some(replica), Some(job)) => format!("job {job} of replica {replica}"),
         };
-        let problem = Problem::new(format!("find {which} of `{name}`")).code(Code::UnknownName);
+        let problem = CliError::new(format!("find {which} of `{name}`")).code(Code::UnknownName);
         if run.jobs.is_empty() {
             return problem.why(format!("the run has no job yet: it is {}", run.status));
         }
@@ -308,14 +311,14 @@ impl Wanted<'_> {
 }
 
 /// One job's log, piece by piece.
-struct Source {
+struct JobLog {
     place: (i64, i64),
     pages: Pages,
-    pieces: std::vec::IntoIter<Piece>,
+    pieces: std::vec::IntoIter<LogChunk>,
 }
 
-impl Source {
-    async fn next(&mut self, cx: &Context) -> Result<Option<Piece>, Problem> {
+impl JobLog {
+    async fn next(&mut self, cx: &Context) -> Result<Option<LogChunk>, CliError> {
         if let Some(piece) = self.pieces.next() {
             return Ok(Some(piece));
         }

@@ -9,18 +9,18 @@ use windlass_api::{
 use windlass_model::time::{Span, Timestamp};
 
 use crate::{
-    cli::{At, Output},
+    cli::{OutputArgs, ServerArgs},
     context::{self, Context},
     exit::Exit,
     output::{self, List, live, spark, style::Style, table::Table, words},
-    problem::Problem,
+    problem::CliError,
 };
 
 /// What the server keeps of a job that runs.
 const PERIOD: Span = Span::hours(1);
 /// As many points as that may hold.
 const POINTS_MAX: i64 = 1000;
-const WIDTH: usize = 30;
+const CHART_WIDTH: usize = 30;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,21 +51,21 @@ pub(crate) struct Args {
     #[arg(short, long)]
     pub(crate) watch: bool,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 /// Of one job; newest first.
 #[derive(Serialize)]
-struct Used {
+struct JobUsage {
     run: String,
     replica_num: i64,
     job_num: i64,
     metrics: Vec<Metric>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     context::with(&args.at, async |cx| {
         let run = cx.run(&args.name).await?;
         if args.requests {
@@ -79,12 +79,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             .await;
         }
         let used = used(cx, args, &jobs).await?;
-        let known: Vec<Used> = used.into_iter().filter(|one| !one.metrics.is_empty()).collect();
+        let known: Vec<JobUsage> = used.into_iter().filter(|one| !one.metrics.is_empty()).collect();
         let none = format!(
             "Nothing is known of `{}` yet: it is {}, and two samples, ten seconds apart, make a point.",
             args.name, run.status
         );
-        let name = |one: &Used| format!("{}-{}-{}", one.run, one.job_num, one.replica_num);
+        let name = |one: &JobUsage| format!("{}-{}-{}", one.run, one.job_num, one.replica_num);
         List { project: Some(&cx.project), kind: "metrics", name, none: &none }.print(
             &known,
             args.output.format,
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 /// The service as a whole.
-async fn requests(cx: &Context, args: &Args) -> Result<Exit, Problem> {
+async fn requests(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let query = ServiceQuery { seconds: 60 };
     let ask = async || match cx.client.call::<ReadServiceMetrics>(&[&cx.project, &args.name], &query).await {
         Ok(asked) => Ok(asked),
@@ -146,7 +146,7 @@ fn requests_table(name: &str, asked: &ServiceMetrics) -> Table {
 }
 
 /// Replica and number of those that are asked for.
-fn jobs(run: &Run, args: &Args) -> Result<Vec<(i64, i64)>, Problem> {
+fn jobs(run: &Run, args: &Args) -> Result<Vec<(i64, i64)>, CliError> {
     let number = |spec: &serde_json::Value, key: &str| spec[key].as_i64().unwrap_or(0);
     let all = run.jobs.iter().map(|job| {
         let spec = job.job_spec.value().unwrap_or_default();
@@ -157,13 +157,13 @@ fn jobs(run: &Run, args: &Args) -> Result<Vec<(i64, i64)>, Problem> {
     };
     let found: Vec<(i64, i64)> = all.filter(wanted).collect();
     if found.is_empty() {
-        let problem = Problem::new(format!("find that job of `{}`", args.name));
+        let problem = CliError::new(format!("find that job of `{}`", args.name));
         return Err(problem.hint(format!("`windlass ps` shows its {}", words::count(run.jobs.len(), "job"))));
     }
     Ok(found)
 }
 
-async fn used(cx: &Context, args: &Args, jobs: &[(i64, i64)]) -> Result<Vec<Used>, Problem> {
+async fn used(cx: &Context, args: &Args, jobs: &[(i64, i64)]) -> Result<Vec<JobUsage>, CliError> {
     let mut all = Vec::new();
     for (replica_num, job_num) in jobs.iter().copied() {
         let query =
@@ -173,13 +173,13 @@ async fn used(cx: &Context, args: &Args, jobs: &[(i64, i64)]) -> Result<Vec<Used
             Ok(metrics) => metrics,
             Err(error) => return Err(cx.explain(&error).await),
         };
-        all.push(Used { run: args.name.clone(), replica_num, job_num, metrics });
+        all.push(JobUsage { run: args.name.clone(), replica_num, job_num, metrics });
     }
     Ok(all)
 }
 
 /// The hour that ends with the newest point: of a run that is over it is its last.
-fn period(used: &[Used], now: Timestamp) -> (i64, i64) {
+fn period(used: &[JobUsage], now: Timestamp) -> (i64, i64) {
     let newest =
         used.iter().flat_map(|one| &one.metrics).filter_map(|metric| metric.timestamps.first()).max();
     let until = newest.copied().unwrap_or(now);
@@ -190,7 +190,7 @@ fn series<'a>(metrics: &'a [Metric], name: &str) -> Option<&'a Metric> {
     metrics.iter().find(|metric| metric.name == name)
 }
 
-fn last(metrics: &[Metric], name: &str) -> Option<f64> {
+fn latest_value(metrics: &[Metric], name: &str) -> Option<f64> {
     series(metrics, name)?.values.first()?.as_f64()
 }
 
@@ -198,36 +198,38 @@ fn last(metrics: &[Metric], name: &str) -> Option<f64> {
 fn chart(metric: &Metric, full: f64, (from, until): (i64, i64)) -> String {
     let points = metric.timestamps.iter().zip(&metric.values);
     let points: Vec<(i64, f64)> = points.filter_map(|(at, value)| Some((at.0, value.as_f64()?))).collect();
-    spark::line(&points, from, until, WIDTH, full)
+    spark::line(&points, from, until, CHART_WIDTH, full)
 }
 
 /// Against the most there was, where nobody knows how much there is.
-fn highest(metric: &Metric) -> f64 {
+fn max_value(metric: &Metric) -> f64 {
     metric.values.iter().filter_map(serde_json::Value::as_f64).fold(0.0, f64::max)
 }
 
-fn memory(metrics: &[Metric], name: &str, total: &str, period: (i64, i64)) -> String {
+fn format_memory(metrics: &[Metric], name: &str, total: &str, period: (i64, i64)) -> String {
     let Some(metric) = series(metrics, name) else { return String::new() };
     let used = metric.values.first().and_then(serde_json::Value::as_f64).unwrap_or(0.0);
-    match last(metrics, total) {
-        Some(total) => format!("{} {}/{}", chart(metric, total, period), bytes(used), bytes(total)),
-        None => format!("{} {}", chart(metric, highest(metric), period), bytes(used)),
+    match latest_value(metrics, total) {
+        Some(total) => {
+            format!("{} {}/{}", chart(metric, total, period), format_bytes(used), format_bytes(total))
+        }
+        None => format!("{} {}", chart(metric, max_value(metric), period), format_bytes(used)),
     }
 }
 
-fn table(used: &[Used], now: Timestamp) -> Table {
+fn table(used: &[JobUsage], now: Timestamp) -> Table {
     let period = period(used, now);
     let mut table = Table::new(["JOB", "OF", "UTILIZATION", "MEMORY"]);
     for one in used {
         let metrics = &one.metrics;
         let name = format!("{}-{}-{}", one.run, one.job_num, one.replica_num);
         // Of one processor, as it is stored.
-        let cpus = last(metrics, "cpus_detected_num").filter(|cpus| *cpus > 0.0).unwrap_or(1.0);
+        let cpus = latest_value(metrics, "cpus_detected_num").filter(|cpus| *cpus > 0.0).unwrap_or(1.0);
         let cpu = series(metrics, "cpu_usage_percent").map(|metric| {
             let now = metric.values.first().and_then(serde_json::Value::as_f64).unwrap_or(0.0) / cpus;
             format!("{} {now:.0}%", chart(metric, cpus * 100.0, period))
         });
-        let memory_used = memory(metrics, "memory_working_set_bytes", "memory_total_bytes", period);
+        let memory_used = format_memory(metrics, "memory_working_set_bytes", "memory_total_bytes", period);
         table.row(vec![name.into(), "cpu".into(), cpu.unwrap_or_default().into(), memory_used.into()]);
         for gpu in 0.. {
             let Some(busy) = series(metrics, &format!("gpu_util_percent_gpu{gpu}")) else { break };
@@ -237,7 +239,7 @@ fn table(used: &[Used], now: Timestamp) -> Table {
                 "".into(),
                 format!("gpu={gpu}").into(),
                 format!("{} {now:.0}%", chart(busy, 100.0, period)).into(),
-                memory(metrics, &used, "gpu_memory_total_bytes", period).into(),
+                format_memory(metrics, &used, "gpu_memory_total_bytes", period).into(),
             ]);
         }
     }
@@ -245,7 +247,7 @@ fn table(used: &[Used], now: Timestamp) -> Table {
 }
 
 /// `512MB`, `2.1GB`.
-fn bytes(count: f64) -> String {
+fn format_bytes(count: f64) -> String {
     let mb = count / f64::from(1 << 20);
     if mb < 1024.0 { format!("{mb:.0}MB") } else { format!("{:.1}GB", mb / 1024.0) }
 }
@@ -256,7 +258,7 @@ mod tests {
     use windlass_api::metrics::Metric;
     use windlass_model::time::Timestamp;
 
-    use super::{Used, bytes, table};
+    use super::{JobUsage, format_bytes, table};
     use crate::output::style::Style;
 
     fn metric(name: &str, values: &[i64]) -> Metric {
@@ -271,7 +273,7 @@ mod tests {
     #[test]
     fn each_job_has_a_row_for_its_processors_and_for_each_gpu() {
         let gb = 1 << 30;
-        let used = Used {
+        let used = JobUsage {
             run: "train".to_owned(),
             replica_num: 0,
             job_num: 1,
@@ -293,6 +295,6 @@ mod tests {
 
     #[test]
     fn bytes_are_said_in_their_largest_unit() {
-        assert_eq!([bytes(0.0), bytes(5e8), bytes(3e9)], ["0MB", "477MB", "2.8GB"]);
+        assert_eq!([format_bytes(0.0), format_bytes(5e8), format_bytes(3e9)], ["0MB", "477MB", "2.8GB"]);
     }
 }

@@ -91,7 +91,7 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
     let exit = done.unwrap_or_else(|problem| {
         let text = problem.text();
         if !text.is_empty() {
-            output::say(&text);
+            output::print_message(&text);
         }
         problem.exit()
     });

@@ -10,9 +10,9 @@ use windlass_api::{
 };
 use windlass_model::config::{Configuration, error};
 
-use super::{apply::refusals, wants::Wants};
+use super::{apply::refusals, wants::ResourceArgs};
 use crate::{
-    cli::{At, Format, Output},
+    cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context},
     exit::Exit,
     output::{
@@ -21,11 +21,11 @@ use crate::{
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 /// Places that are named when nothing fits.
-const PLACES_MAX: usize = 10;
+const REFUSALS_MAX: usize = 10;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,7 +41,7 @@ When nothing fits, every place is named with what it lacks.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(crate) wants: Wants,
+    pub(crate) wants: ResourceArgs,
     /// A line for each GPU instead of each offer: `gpu`, and with it `backend`, `region` (of a backend) and `count`
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     pub(crate) group_by: Vec<String>,
@@ -49,59 +49,59 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) max_offers: u16,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let spec = spec(&args.wants)?;
     let by = group_by(&args.group_by)?;
     context::with(&args.at, async |cx| match by {
-        Some(by) => groups(cx, args, spec.clone(), by.clone()).await,
+        Some(by) => show_groups(cx, args, spec.clone(), by.clone()).await,
         None => offers(cx, args, spec.clone()).await,
     })
 }
 
 /// A task that wants nothing but what the flags say. All that is wrong with them is found here.
-fn spec(wants: &Wants) -> Result<Document, Problem> {
+fn spec(wants: &ResourceArgs) -> Result<Document, CliError> {
     let mut configuration = json!({
         "type": "task", "image": "scratch", "user": "root", "commands": [":"],
         "resources": { "cpu": "1..", "memory": "0..", "gpu": "0..", "disk": null },
     });
-    wants.onto(&mut configuration);
+    wants.write_to(&mut configuration);
     let configuration = Configuration::from_json(&configuration).map_err(|problems| {
-        Problem::misuse("understand what is wanted")
+        CliError::usage("understand what is wanted")
             .why(error::summary(&problems))
             .hint("`windlass offer --help` shows how to write it")
     })?;
     let spec = json!({ "run_name": null, "configuration": configuration, "profile": { "name": "default" } });
-    Document::new(&spec).map_err(|error| Problem::caused("write the question", &error))
+    Document::new(&spec).map_err(|error| CliError::from_error("write the question", &error))
 }
 
 /// `gpu` has to be among them, as what a line is about.
-fn group_by(words: &[String]) -> Result<Option<Vec<String>>, Problem> {
+fn group_by(words: &[String]) -> Result<Option<Vec<String>>, CliError> {
     if words.is_empty() {
         return Ok(None);
     }
     let known = ["gpu", "backend", "region", "count"];
     if let Some(wrong) = words.iter().find(|word| !known.contains(&word.as_str())) {
         return Err(
-            Problem::misuse(format!("nothing is grouped by `{wrong}`")).hint("gpu, backend, region, count")
+            CliError::usage(format!("nothing is grouped by `{wrong}`")).hint("gpu, backend, region, count")
         );
     }
     let has = |word: &str| words.iter().any(|other| other == word);
     if !has("gpu") {
-        return Err(Problem::misuse("`--group-by` wants `gpu`").hint("`--group-by gpu,backend`"));
+        return Err(CliError::usage("`--group-by` wants `gpu`").hint("`--group-by gpu,backend`"));
     }
     if has("region") && !has("backend") {
-        return Err(Problem::misuse("a region is one of a backend").hint("`--group-by gpu,backend,region`"));
+        return Err(CliError::usage("a region is one of a backend").hint("`--group-by gpu,backend,region`"));
     }
     Ok(Some(words.iter().filter(|word| *word != "gpu").cloned().collect()))
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct OfferDocument<'a> {
     project: &'a str,
     user: &'a str,
     requirements: Value,
@@ -111,7 +111,7 @@ struct Answer<'a> {
     why: Option<Value>,
 }
 
-async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, Problem> {
+async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, CliError> {
     let request = PlanRequest {
         run_spec,
         max_offers: Some(args.max_offers.into()),
@@ -121,13 +121,13 @@ async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, P
         for_offers_only: true,
     };
     let plan = cx.call::<PlanRun>(&request).await?;
-    let none = || Problem::new("read the server's answer").why("it has no plan");
+    let none = || CliError::new("read the server's answer").why("it has no plan");
     let job: &JobPlan = plan.job_plans.first().ok_or_else(none)?;
     let why = job.why.as_ref().and_then(|why| why.value().ok());
     match args.output.format {
         Format::Json => {
             let spec = job.job_spec.value().unwrap_or_default();
-            let answer = Answer {
+            let answer = OfferDocument {
                 project: &plan.project_name,
                 user: &plan.user,
                 requirements: spec["requirements"].clone(),
@@ -137,7 +137,7 @@ async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, P
             };
             output::one(Format::Json, &answer, "", |_| {})?;
         }
-        Format::Jsonl => output::jsonl(&job.offers)?,
+        Format::Jsonl => output::print_jsonl(&job.offers)?,
         Format::Name => {
             let mut names: Vec<&str> = job.offers.iter().map(|offer| offer.instance.name.as_str()).collect();
             names.dedup();
@@ -148,30 +148,30 @@ async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, P
                 let table = table(&job.offers, args.output.format == Format::Wide);
                 if args.output.format == Format::Wide { table.whole().print() } else { table.print() }
             }
-            tell(job, why.as_ref());
+            print_notes(job, why.as_ref());
         }
     }
     Ok(Exit::Done)
 }
 
 /// Beside the table: how many there are, and why nothing starts at once.
-fn tell(job: &JobPlan, why: Option<&Value>) {
+fn print_notes(job: &JobPlan, why: Option<&Value>) {
     let (shown, total) = (job.offers.len(), usize::try_from(job.total_offers).unwrap_or(usize::MAX));
     if shown < total {
-        output::say(&format!(
+        output::print_message(&format!(
             "Shown {shown} of {}; `--max-offers N` shows more.",
             words::count(total, "offer")
         ));
     }
-    let lines = why.map(|why| refusals(why, PLACES_MAX)).unwrap_or_default();
+    let lines = why.map(|why| refusals(why, REFUSALS_MAX)).unwrap_or_default();
     if job.offers.is_empty() {
-        output::say("Nothing fits now.");
+        output::print_message("Nothing fits now.");
     } else if !lines.is_empty() {
-        output::say("A job would not start on any of them at once.");
+        output::print_message("A job would not start on any of them at once.");
     }
-    lines.iter().for_each(|line| output::say(&output::printable(&format!("  {line}"))));
+    lines.iter().for_each(|line| output::print_message(&output::printable(&format!("  {line}"))));
     if job.offers.is_empty() && lines.is_empty() {
-        output::say("  hint: `windlass fleet` lists fleets; a job runs in one that exists");
+        output::print_message("  hint: `windlass fleet` lists fleets; a job runs in one that exists");
     }
 }
 
@@ -213,7 +213,12 @@ fn table(offers: &[Offer], wide: bool) -> Table {
     table
 }
 
-async fn groups(cx: &Context, args: &Args, run_spec: Document, by: Vec<String>) -> Result<Exit, Problem> {
+async fn show_groups(
+    cx: &Context,
+    args: &Args,
+    run_spec: Document,
+    by: Vec<String>,
+) -> Result<Exit, CliError> {
     let request = gpus::ListRequest {
         run_spec,
         group_by: Some(by.clone()),
@@ -234,7 +239,7 @@ async fn groups(cx: &Context, args: &Args, run_spec: Document, by: Vec<String>) 
 }
 
 /// A word, or all of them.
-fn words_of(value: &Value, one: &str, many: &str) -> String {
+fn format_words(value: &Value, one: &str, many: &str) -> String {
     let list = |value: &Value| -> Vec<String> {
         value
             .as_array()
@@ -248,13 +253,13 @@ fn words_of(value: &Value, one: &str, many: &str) -> String {
 }
 
 /// Machines of one's own are told apart by where they are, if that is one place.
-fn backends(gpu: &Value) -> String {
-    let region = words_of(gpu, "region", "regions");
-    let names = words_of(gpu, "backend", "backends");
+fn format_backends(gpu: &Value) -> String {
+    let region = format_words(gpu, "region", "regions");
+    let names = format_words(gpu, "backend", "backends");
     names.split(", ").map(|name| words::backend(name, &region)).collect::<Vec<_>>().join(", ")
 }
 
-fn span(value: &Value, show: impl Fn(f64) -> String) -> String {
+fn format_range(value: &Value, show: impl Fn(f64) -> String) -> String {
     match (value["min"].as_f64(), value["max"].as_f64()) {
         (Some(min), Some(max)) if min < max => format!("{}..{}", show(min), show(max)),
         (Some(min), _) => show(min),
@@ -272,17 +277,17 @@ fn gpu_table(gpus: &[Value], regions: bool) -> Table {
         let number: u32 = number;
         let memory = gpu["memory_mib"].as_i64().unwrap_or(0) / 1024;
         let name = gpu["name"].as_str().unwrap_or("?");
-        let count = span(&gpu["count"], |count| count.to_string());
+        let count = format_range(&gpu["count"], |count| count.to_string());
         let mut row: Vec<Cell> = vec![
             number.to_string().into(),
             format!("{name}:{memory}GB:{count}").into(),
-            words_of(gpu, "", "spot").into(),
-            span(&gpu["price"], words::price).into(),
-            backends(gpu).into(),
-            words_of(gpu, "", "availability").into(),
+            format_words(gpu, "", "spot").into(),
+            format_range(&gpu["price"], words::price).into(),
+            format_backends(gpu).into(),
+            format_words(gpu, "", "availability").into(),
         ];
         if regions {
-            row.insert(5, words_of(gpu, "region", "regions").into());
+            row.insert(5, format_words(gpu, "region", "regions").into());
         }
         table.row(row);
     }
@@ -291,20 +296,24 @@ fn gpu_table(gpus: &[Value], regions: bool) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use super::{Wants, gpu_table, group_by, spec};
+    use super::{ResourceArgs, gpu_table, group_by, spec};
     use crate::output::style::Style;
     use serde_json::json;
 
     #[test]
     fn what_is_wanted_is_checked_here() {
-        let wants = Wants { gpu: Some("H100:80GB:2..".to_owned()), max_price: Some(3.5), ..Wants::default() };
+        let wants = ResourceArgs {
+            gpu: Some("H100:80GB:2..".to_owned()),
+            max_price: Some(3.5),
+            ..ResourceArgs::default()
+        };
         let sent = spec(&wants).unwrap().value().unwrap();
         assert_eq!(sent["configuration"]["resources"]["gpu"]["name"], json!(["H100"]));
         assert_eq!(sent["configuration"]["max_price"], 3.5);
-        let wrong = Wants { memory: Some("lots".to_owned()), ..Wants::default() };
+        let wrong = ResourceArgs { memory: Some("lots".to_owned()), ..ResourceArgs::default() };
         let text = spec(&wrong).unwrap_err().text();
         assert!(text.contains("memory"), "{text}");
-        let nowhere = Wants { backend: vec!["moon".to_owned()], ..Wants::default() };
+        let nowhere = ResourceArgs { backend: vec!["moon".to_owned()], ..ResourceArgs::default() };
         assert!(spec(&nowhere).is_err());
     }
 

@@ -15,18 +15,18 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{At, Output},
+    cli::{OutputArgs, ServerArgs},
     context::{self, Context},
     exit::Exit,
     home::Home,
     login,
     output::{
         self, List,
-        facts::Facts,
+        facts::DetailView,
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -46,9 +46,9 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -144,7 +144,7 @@ fn setting(text: &str) -> Result<(String, ProjectRole), String> {
     if user.is_empty() { Err("want USER=ROLE".to_owned()) } else { Ok((user.to_owned(), role)) }
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     context::with(&args.at, async |cx| match &args.action {
         None | Some(Action::List) => {
@@ -166,28 +166,28 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             let project = cx.call::<CreateProject>(&request).await?;
             let said =
                 format!("Added `{name}`. `windlass project set-default {name}` works in it from now on.");
-            output::one(format, &project, name, |_| output::say(&said))?;
+            output::one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::SetDefault { name }) => {
             let project = find(cx, name).await?;
             let file = login::set_default_project(&Home::find()?, name)?;
             let said = format!("Commands work in `{name}` from now on (written to {}).", file.display());
-            output::one(format, &project, name, |_| output::say(&said))?;
+            output::one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::GrantBackend { name, backend }) => {
             let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
             let project = cx.call::<GrantBackend>(&request).await?;
             let said = format!("Fleets of `{name}` may use `{backend}` from now on.");
-            output::one(format, &project, name, |_| output::say(&said))?;
+            output::one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::RevokeBackend { name, backend }) => {
             let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
             let project = cx.call::<RevokeBackend>(&request).await?;
             let said = format!("Fleets of `{name}` may no longer use `{backend}`. Instances there stay.");
-            output::one(format, &project, name, |_| output::say(&said))?;
+            output::one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::Members { name, set, remove, allow_ssh_fleets, deny_ssh_fleets }) => {
@@ -203,7 +203,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
                     })
                     .await?;
                 let may = if can { "may manage SSH fleets" } else { "may no longer manage SSH fleets" };
-                output::say(&format!("`{user}` {may} in `{name}`."));
+                output::print_message(&format!("`{user}` {may} in `{name}`."));
             }
             let who = |member: &Member| member.user.username.clone();
             let members = &project.members;
@@ -222,14 +222,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     })
 }
 
-async fn list(cx: &Context) -> Result<Vec<Project>, Problem> {
+async fn list(cx: &Context) -> Result<Vec<Project>, CliError> {
     Ok(match cx.call::<ListProjects>(&ListRequest { ascending: true, ..ListRequest::default() }).await? {
         Listing::Plain(projects) | Listing::Counted { projects, .. } => projects,
     })
 }
 
 /// The same way to the server, in another project. Names that there are not are said there.
-async fn find(cx: &Context, name: &str) -> Result<Project, Problem> {
+async fn find(cx: &Context, name: &str) -> Result<Project, CliError> {
     cx.in_project(name).call::<ReadProject>(&Nothing {}).await
 }
 
@@ -238,7 +238,7 @@ async fn change(
     name: &str,
     set: &[(String, ProjectRole)],
     remove: &[String],
-) -> Result<Project, Problem> {
+) -> Result<Project, CliError> {
     let cx = cx.in_project(name);
     let mut project = cx.call::<ReadProject>(&Nothing {}).await?;
     if !set.is_empty() {
@@ -265,7 +265,7 @@ async fn change(
         project = cx.call::<RemoveMembers>(&RemoveMembersRequest { usernames: remove.to_vec() }).await?;
     }
     if !set.is_empty() || !remove.is_empty() {
-        output::say(&format!("Changed the members of `{name}`."));
+        output::print_message(&format!("Changed the members of `{name}`."));
     }
     Ok(project)
 }
@@ -278,8 +278,8 @@ const fn role(role: ProjectRole) -> &'static str {
     }
 }
 
-fn facts(project: &Project) -> Facts {
-    let mut facts = Facts::new();
+fn facts(project: &Project) -> DetailView {
+    let mut facts = DetailView::new();
     facts.add("Name", &project.project_name);
     facts.add("Owner", &project.owner.username);
     facts.add("Public", if project.is_public { "yes" } else { "no" });

@@ -12,7 +12,7 @@ use windlass_model::time::Timestamp;
 
 use super::is_finished;
 use crate::{
-    cli::{At, Format, Output},
+    cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context, name_of},
     exit::Exit,
     follow::rollout,
@@ -21,7 +21,7 @@ use crate::{
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -58,9 +58,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "USER")]
     pub(crate) user: Option<String>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 impl Args {
@@ -70,7 +70,7 @@ impl Args {
         !asks && !self.status.iter().any(|status| is_finished(status))
     }
 
-    fn wants(&self, run: &Run) -> bool {
+    fn includes(&self, run: &Run) -> bool {
         let name = name_of(run);
         (self.status.is_empty() || self.status.contains(&run.status))
             && (self.names.is_empty() || self.names.iter().any(|pattern| matches(pattern, &name)))
@@ -101,16 +101,19 @@ fn matches(pattern: &str, name: &str) -> bool {
 const PAGE: i64 = 100;
 /// `-a` shows at most so many; whoever wants more says `-n`.
 const ALL_MAX: usize = 1000;
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if args.watch && !matches!(args.output.format, Format::Table | Format::Wide) {
-        return Err(Problem::misuse("`-w` shows tables only").hint("leave out `-o`"));
+        return Err(CliError::usage("`-w` shows tables only").hint("leave out `-o`"));
     }
-    context::with(&args.at, async |cx| if args.watch { watch(cx, args).await } else { once(cx, args).await })
+    context::with(
+        &args.at,
+        async |cx| if args.watch { watch(cx, args).await } else { print_once(cx, args).await },
+    )
 }
 
-async fn once(cx: &Context, args: &Args) -> Result<Exit, Problem> {
+async fn print_once(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let runs = list(cx, args).await?;
     if runs.is_empty() {
         // The list of a project that does not exist is empty too.
@@ -131,7 +134,7 @@ async fn once(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     Ok(Exit::Done)
 }
 
-async fn watch(cx: &Context, args: &Args) -> Result<Exit, Problem> {
+async fn watch(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let is_live = std::io::stdout().is_terminal();
     let wide = args.output.format == Format::Wide;
     let mut before = None;
@@ -152,7 +155,7 @@ async fn watch(cx: &Context, args: &Args) -> Result<Exit, Problem> {
             }
             before = Some(news);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -178,7 +181,7 @@ fn draw(lines: &[String]) {
 }
 
 /// Page by page: a server gives at most a hundred at a time.
-async fn list(cx: &Context, args: &Args) -> Result<Vec<Run>, Problem> {
+async fn list(cx: &Context, args: &Args) -> Result<Vec<Run>, CliError> {
     let wanted = args.last.map_or(ALL_MAX, |last| usize::try_from(last).unwrap_or(ALL_MAX));
     let mut request = ListRequest {
         project_name: Some(cx.project.clone()),
@@ -191,10 +194,10 @@ async fn list(cx: &Context, args: &Args) -> Result<Vec<Run>, Problem> {
     };
     let mut all: Vec<Run> = Vec::new();
     loop {
-        let page = cx.patiently::<ListRuns>(&request).await?;
+        let page = cx.call_with_retry::<ListRuns>(&request).await?;
         let full = i64::try_from(page.len()) == Ok(request.limit);
         let last = page.last().map(|last| (last.submitted_at, last.id));
-        all.extend(page.into_iter().filter(|run| args.wants(run)));
+        all.extend(page.into_iter().filter(|run| args.includes(run)));
         let Some((time, id)) = last.filter(|_| full && all.len() < wanted) else {
             all.truncate(wanted);
             return Ok(all);
@@ -213,7 +216,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn of(runs: &[Run], wide: bool, server: &str) -> Self {
+    fn for_runs(runs: &[Run], wide: bool, server: &str) -> Self {
         let now = words::now();
         Self {
             wide,
@@ -270,11 +273,11 @@ fn status<'a>(run: &'a Run, job: Option<&'a Job>) -> (&'a str, &'a str) {
 }
 
 fn table(runs: &[Run], wide: bool, server: &str) -> Table {
-    let columns = Columns::of(runs, wide, server);
+    let columns = Columns::for_runs(runs, wide, server);
     let mut table = Table::new(columns.head());
     table.keep("URL");
     for run in runs {
-        let shown = Shown { run, columns: &columns, now: words::now() };
+        let shown = RunRows { run, columns: &columns, now: words::now() };
         let (url, name) = (url(run, server).unwrap_or_default(), name_of(run));
         match run.jobs.as_slice() {
             [job] => table.row(shown.row(Some(job), &name, url)),
@@ -292,13 +295,13 @@ fn table(runs: &[Run], wide: bool, server: &str) -> Table {
 }
 
 /// What the rows of one run are made of.
-struct Shown<'a> {
+struct RunRows<'a> {
     run: &'a Run,
     columns: &'a Columns,
     now: Timestamp,
 }
 
-impl Shown<'_> {
+impl RunRows<'_> {
     fn row(&self, job: Option<&Job>, name: &str, url: String) -> Vec<Cell> {
         let Self { run, columns, now } = self;
         let latest = job.and_then(|job| job.job_submissions.last());
@@ -387,7 +390,7 @@ mod tests {
     fn a_status_is_a_word_and_its_sentence_has_a_column_that_is_cut() {
         let sentence = "no place for it now: local-0 needs 64 CPUs, has 2, and there is nothing else";
         let waits = run("waits", &json!({"status": "pending", "status_message": sentence}), &[]);
-        let lines = table(&[waits], false, "http://h").fitted(Style::plain(), Some(60));
+        let lines = table(&[waits], false, "http://h").lines_fitting(Style::plain(), Some(60));
         assert!(lines[0].contains("STATUS") && lines[0].ends_with("MESSAGE"), "{lines:?}");
         assert!(lines[1].contains("  pending  ") && lines[1].ends_with('…'), "{lines:?}");
         assert!(lines.iter().all(|line| line.chars().count() <= 60), "{lines:?}");

@@ -10,13 +10,13 @@ use super::{
     wants::Overrides,
 };
 use crate::{
-    cli::{At, Output},
+    cli::{OutputArgs, ServerArgs},
     exit::Exit,
-    problem::Problem,
+    problem::CliError,
 };
 
 /// What the run's configuration is called where a file is named.
-const NO_FILE: &str = "the command line";
+const COMMAND_SOURCE: &str = "the command line";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -63,17 +63,17 @@ pub(crate) struct Args {
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 /// Whatever fails here is ours: codes below 200 belong to the job.
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
-    start(args).map_err(Problem::ours)
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
+    start(args).map_err(CliError::ours)
 }
 
-fn start(args: &Args) -> Result<Exit, Problem> {
+fn start(args: &Args) -> Result<Exit, CliError> {
     let configuration = configuration(args)?;
     let applied = apply::Args {
         detach: args.detach,
@@ -85,11 +85,11 @@ fn start(args: &Args) -> Result<Exit, Problem> {
         overrides: args.overrides.clone(),
         ..apply::Args::plain(args.at.clone(), args.output, args.yes)
     };
-    let source = complete(&applied, NO_FILE.to_owned(), PathBuf::from("."), configuration)?;
+    let source = complete(&applied, COMMAND_SOURCE.to_owned(), PathBuf::from("."), configuration)?;
     submit(&applied, &source)
 }
 
-fn configuration(args: &Args) -> Result<Configuration, Problem> {
+fn configuration(args: &Args) -> Result<Configuration, CliError> {
     let mut document = json!({ "type": "task", "commands": [line(&args.command)] });
     if let Some(image) = &args.image {
         document["image"] = json!(image);
@@ -98,7 +98,7 @@ fn configuration(args: &Args) -> Result<Configuration, Problem> {
         document["nodes"] = json!(nodes);
     }
     Configuration::from_json(&document)
-        .map_err(|problems| Problem::misuse("read the command").why(error::summary(&problems)))
+        .map_err(|problems| CliError::usage("read the command").why(error::summary(&problems)))
 }
 
 /// One argument is a line of shell, several are a program and its arguments. Two dollars in a configuration stand for one:
@@ -123,7 +123,7 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             let document = serde_json::json!({ "type": "task", "commands": [line(&words)] });
             let mut task = Configuration::from_json(&document).unwrap();
-            resolve::for_client(&mut task, &[], |_| None).unwrap();
+            resolve::resolve_for_client(&mut task, &[], |_| None).unwrap();
             serde_json::to_value(&task).unwrap()["commands"][0].as_str().unwrap().to_owned()
         };
         assert_eq!(command(&["echo $$ $HOME && true"]), "echo $$ $HOME && true");

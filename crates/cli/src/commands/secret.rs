@@ -10,11 +10,11 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{At, Output},
+    cli::{OutputArgs, ServerArgs},
     context::{self, Context},
     exit::Exit,
     output::{self, List, table::Table},
-    problem::Problem,
+    problem::CliError,
 };
 
 /// More than any server takes.
@@ -37,9 +37,9 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -85,7 +85,7 @@ pub(crate) enum Action {
 
 /// A secret as it is listed.
 #[derive(Serialize)]
-struct Named {
+struct SecretRow {
     id: uuid::Uuid,
     name: String,
     users: SecretUsers,
@@ -107,20 +107,20 @@ fn users(text: &str) -> Result<SecretUsers, String> {
     }
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     // Nobody is asked for a value that cannot be sent.
     let given = match &args.action {
-        Some(Action::Set { name, value, .. }) => Some(value_of(name, value.as_deref())?),
+        Some(Action::Set { name, value, .. }) => Some(read_value(name, value.as_deref())?),
         _ => None,
     };
     context::with(&args.at, async |cx| match &args.action {
         None | Some(Action::List) => {
             let listed = list(cx).await?.into_iter();
-            let secrets: Vec<Named> =
-                listed.map(|Secret { id, name, users, .. }| Named { id, name, users }).collect();
+            let secrets: Vec<SecretRow> =
+                listed.map(|Secret { id, name, users, .. }| SecretRow { id, name, users }).collect();
             let none = "No secrets. `windlass secret set NAME` stores one.";
-            let name = |secret: &Named| secret.name.clone();
+            let name = |secret: &SecretRow| secret.name.clone();
             List { project: Some(&cx.project), kind: "secrets", name, none }.print(
                 &secrets,
                 format,
@@ -139,9 +139,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             let value = given.clone().unwrap_or_default();
             let request = SetRequest { name: name.clone(), value, users: users.clone() };
             let secret = cx.call::<SetSecret>(&request).await?;
-            let named = Named { id: secret.id, name: secret.name, users: secret.users };
+            let named = SecretRow { id: secret.id, name: secret.name, users: secret.users };
             output::one(format, &named, name, |_| {
-                output::say(&format!("Stored `{name}`; runs of {} may use it.", named.users))
+                output::print_message(&format!("Stored `{name}`; runs of {} may use it.", named.users))
             })?;
             Ok(Exit::Done)
         }
@@ -155,20 +155,20 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
                 return Ok(Exit::Failed);
             }
             cx.call::<DeleteSecrets>(&DeleteRequest { secrets_names: names.clone() }).await?;
-            output::say(&format!("Deleted {what}."));
+            output::print_message(&format!("Deleted {what}."));
             Ok(Exit::Done)
         }
     })
 }
 
-pub(crate) async fn list(cx: &Context) -> Result<Vec<Secret>, Problem> {
+pub(crate) async fn list(cx: &Context) -> Result<Vec<Secret>, CliError> {
     cx.call::<ListSecrets>(&Nothing {}).await
 }
 
-pub(crate) async fn find(cx: &Context, name: &str) -> Result<Secret, Problem> {
+pub(crate) async fn find(cx: &Context, name: &str) -> Result<Secret, CliError> {
     match cx.try_call::<ReadSecret>(&NameRequest { name: name.to_owned() }).await {
         Ok(secret) => Ok(secret),
-        Err(error) if error.is_absent() => {
+        Err(error) if error.is_not_found() => {
             let all = list(cx).await?;
             Err(cx.unknown("secret", name, all.iter().map(|secret| secret.name.as_str())))
         }
@@ -176,16 +176,16 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Secret, Problem> {
     }
 }
 
-fn value_of(name: &str, given: Option<&str>) -> Result<String, Problem> {
+fn read_value(name: &str, given: Option<&str>) -> Result<String, CliError> {
     let value = match given.filter(|value| *value != "-") {
         Some(value) => value.to_owned(),
         None if std::io::stdin().is_terminal() => {
-            output::ask_secret(&format!("Value of {name}"), &format!("windlass secret set {name} < FILE"))?
+            output::prompt_secret(&format!("Value of {name}"), &format!("windlass secret set {name} < FILE"))?
         }
         None => {
             let mut text = String::new();
             let read = std::io::stdin().lock().take(VALUE_BYTES_MAX).read_to_string(&mut text);
-            read.map_err(|error| Problem::caused("read the value from standard input", &error))?;
+            read.map_err(|error| CliError::from_error("read the value from standard input", &error))?;
             // `echo` and files end with a line break that nobody means.
             text.strip_suffix('\n')
                 .map(|line| line.strip_suffix('\r').unwrap_or(line).to_owned())
@@ -193,13 +193,13 @@ fn value_of(name: &str, given: Option<&str>) -> Result<String, Problem> {
         }
     };
     if value.is_empty() {
-        return Err(Problem::misuse(format!("the value of `{name}` is empty"))
+        return Err(CliError::usage(format!("the value of `{name}` is empty"))
             .hint(format!("`windlass secret set {name} < FILE` reads it from a file")));
     }
     Ok(value)
 }
 
-fn table(secrets: &[Named], wide: bool) -> Table {
+fn table(secrets: &[SecretRow], wide: bool) -> Table {
     let mut head = vec!["NAME", "VALUE", "USED BY"];
     if wide {
         head.push("ID");

@@ -17,16 +17,16 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::LevelFilter;
 use windlass_server::{
     Server,
-    config::{Given, Settings, token_in},
+    config::{Given, Settings, read_token_file},
 };
 
 use crate::{
-    cli::{Format, Output},
+    cli::{Format, OutputArgs},
     exit::Exit,
     home::Home,
-    local::{self, Running},
+    local::{self, ServerProcess},
     output,
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -172,7 +172,7 @@ pub(crate) struct Args {
     #[arg(long, env = "WINDLASS_LOG_FORMAT", global = true, value_enum, default_value_t = LogFormat::Auto)]
     pub(crate) log_format: LogFormat,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
     #[command(flatten)]
     pub(crate) limits: limits::Flags,
 }
@@ -226,26 +226,26 @@ pub(crate) enum LogFormat {
 }
 
 /// Where the token is written that the first start drew.
-const FIRST_TOKEN: &str = "first-admin-token";
+const FIRST_TOKEN_FILE: &str = "first-admin-token";
 /// Of a token on the command line.
 const TOKEN_BYTES_MAX: usize = 4096;
 
 /// Enough for the work between database and network; the rest of the machine belongs to jobs.
 const WORKERS_MAX: usize = 4;
 
-pub(crate) fn run(mut args: Args) -> Result<Exit, Problem> {
+pub(crate) fn run(mut args: Args) -> Result<Exit, CliError> {
     if args.background {
         // A new session has no terminal: neither Ctrl-C nor a closed window reaches it.
-        rustix::process::setsid().map_err(|error| Problem::caused("leave the terminal", &error))?;
+        rustix::process::setsid().map_err(|error| CliError::from_error("leave the terminal", &error))?;
     }
     let (action, format) = (args.action.take(), args.output.format);
     if matches!(action, Some(Action::Start)) {
         return start(&args, format);
     }
     if let (None, Some(token)) = (&action, &args.admin_token)
-        && let Some(words) = without_token(std::env::args_os().skip(1).collect())
+        && let Some(words) = strip_token(std::env::args_os().skip(1).collect())
     {
-        return Err(start_again(words, token));
+        return Err(reexec_without_token(words, token));
     }
     log(args.log_level, args.log_format);
     let settings = settings(args)?;
@@ -272,7 +272,7 @@ pub(crate) fn turn<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::
 }
 
 /// The words of a command line without the token; nothing when it has none.
-fn without_token(words: Vec<OsString>) -> Option<Vec<OsString>> {
+fn strip_token(words: Vec<OsString>) -> Option<Vec<OsString>> {
     let before = words.len();
     let mut words = words.into_iter();
     let mut left = Vec::new();
@@ -288,16 +288,16 @@ fn without_token(words: Vec<OsString>) -> Option<Vec<OsString>> {
 
 /// Everybody on the machine can read the command line of a process for as long as it lives. So this one becomes the
 /// same program without the token there, which it reads from a pipe. Returns only when that fails.
-fn start_again(mut words: Vec<OsString>, token: &str) -> Problem {
+fn reexec_without_token(mut words: Vec<OsString>, token: &str) -> CliError {
     let failed =
-        |error: &dyn std::error::Error| Problem::caused("take the token off the command line", error);
+        |error: &dyn std::error::Error| CliError::from_error("take the token off the command line", error);
     let (read, mut write) = match std::io::pipe() {
         Ok(pipe) => pipe,
         Err(error) => return failed(&error),
     };
     // Less than what a pipe holds, so nobody waits for a reader.
     if token.len() > TOKEN_BYTES_MAX {
-        return Problem::misuse(format!("the token is longer than {TOKEN_BYTES_MAX} bytes"));
+        return CliError::usage(format!("the token is longer than {TOKEN_BYTES_MAX} bytes"));
     }
     if let Err(error) = write.write_all(token.as_bytes()) {
         return failed(&error);
@@ -320,25 +320,28 @@ fn start_again(mut words: Vec<OsString>, token: &str) -> Problem {
     failed(&error)
 }
 
-fn start(args: &Args, format: Format) -> Result<Exit, Problem> {
+fn start(args: &Args, format: Format) -> Result<Exit, CliError> {
     let home = Home::find()?;
     if args.data_dir.as_ref().is_some_and(|given| *given != home.server_dir()) {
-        return Err(Problem::misuse("`server start` starts the server of `WINDLASS_HOME`")
+        return Err(CliError::usage("`server start` starts the server of `WINDLASS_HOME`")
             .hint("`windlass server --data-dir DIR` runs another one, in the foreground"));
     }
     let flags = flags(std::env::args_os().skip(1).collect());
     let is_plain = flags.is_empty();
     let admin_token = match (&args.admin_token, &args.admin_token_file) {
-        (None, Some(file)) => Some(token_in(file).map_err(anyhow::Error::from)?),
+        (None, Some(file)) => Some(read_token_file(file).map_err(anyhow::Error::from)?),
         (given, _) => given.clone(),
     };
-    let (login, started) = local::start_once(&home, local::Wishes::Flags { flags, admin_token })?;
+    let (login, started) = local::start_once(&home, local::StartRequest::Flags { flags, admin_token })?;
     if started {
-        output::say(&format!("Started a server at {}. `windlass server stop` stops it.", login.url));
+        output::print_message(&format!(
+            "Started a server at {}. `windlass server stop` stops it.",
+            login.url
+        ));
     } else if is_plain {
-        output::say(&format!("A server runs already at {}.", login.url));
+        output::print_message(&format!("A server runs already at {}.", login.url));
     } else {
-        output::say(&format!(
+        output::print_message(&format!(
             "A server runs already at {}: what you ask for counts after `windlass server stop`.",
             login.url
         ));
@@ -367,17 +370,17 @@ fn flags(words: Vec<OsString>) -> Vec<OsString> {
     flags
 }
 
-fn stop(data_dir: &Path) -> Result<(), Problem> {
+fn stop(data_dir: &Path) -> Result<(), CliError> {
     match local::stop(data_dir)? {
-        Some(running) => output::say(&format!("Stopped the server at {}.", running.url)),
-        None => output::say(&format!("No server runs with the data in {}.", data_dir.display())),
+        Some(running) => output::print_message(&format!("Stopped the server at {}.", running.url)),
+        None => output::print_message(&format!("No server runs with the data in {}.", data_dir.display())),
     }
     Ok(())
 }
 
 /// Fails when none runs, so that a script can ask.
-fn status(data_dir: &Path, format: Format) -> Result<Exit, Problem> {
-    let running = Running::find(data_dir);
+fn status(data_dir: &Path, format: Format) -> Result<Exit, CliError> {
+    let running = ServerProcess::find(data_dir);
     let log = local::log_file(data_dir);
     let document = json!({
         "running": running.is_some(),
@@ -446,7 +449,7 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
     // Asked for before anything else, so that a signal during start ends it in good order too.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-    crate::open_files::raise();
+    crate::open_files::raise_limit();
     let data_dir = settings.data_dir.clone();
     let is_own = settings.tls.as_ref().is_some_and(|tls| tls.given.is_none());
     let server = Server::start(settings).await?;
@@ -455,27 +458,27 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
         show_first_token(token.text(), &data_dir).context("write the token of user `admin`")?;
     }
     // The socket listens already: whoever reads the file may connect.
-    let running = Running::this(&url);
+    let running = ServerProcess::this(&url);
     if let Some(running) = &running {
         running.write(&data_dir).context("write down where the server is")?;
     }
     match &start {
         Start::Plain => {}
-        Start::Dev { token, kept } => tell_dev(&url, token, &data_dir, *kept),
+        Start::Dev { token, kept } => print_dev_help(&url, token, &data_dir, *kept),
     }
-    if let Some(address) = server.encrypted_address() {
+    if let Some(address) = server.tls_address() {
         let certificate = data_dir.join("tls/cert.pem");
         let known = if is_own { format!(" (known by {})", certificate.display()) } else { String::new() };
-        output::say(&format!("HTTPS is at https://{address}{known}"));
+        output::print_message(&format!("HTTPS is at https://{address}{known}"));
     }
-    output::say(&format!("windlass is ready at {url} (stop it with Ctrl-C)"));
+    output::print_message(&format!("windlass is ready at {url} (stop it with Ctrl-C)"));
     let stopped = async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
         if let Start::Dev { token, kept: false } = start {
-            super::dev::end_runs(&url, &token).await;
+            super::dev::stop_runs(&url, &token).await;
         }
     };
     server.run(stopped).await;
@@ -488,18 +491,21 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
 /// The token that the first start drew goes into a file of its owner's. It is shown as well where a person sees it, and
 /// nowhere else: what a service manager is told stays in its journal.
 fn show_first_token(token: &str, data_dir: &Path) -> std::io::Result<()> {
-    let file = data_dir.join(FIRST_TOKEN);
+    let file = data_dir.join(FIRST_TOKEN_FILE);
     crate::home::write_private(&file, &format!("{token}\n"))?;
     if std::io::stderr().is_terminal() {
-        output::say(&format!("Token of user `admin`, shown this once: {token}"));
+        output::print_message(&format!("Token of user `admin`, shown this once: {token}"));
     }
-    output::say(&format!("The token of user `admin` is in {}: keep it and delete the file.", file.display()));
+    output::print_message(&format!(
+        "The token of user `admin` is in {}: keep it and delete the file.",
+        file.display()
+    ));
     Ok(())
 }
 
-fn tell_dev(url: &str, token: &str, data_dir: &Path, kept: bool) {
+fn print_dev_help(url: &str, token: &str, data_dir: &Path, kept: bool) {
     let fate = if kept { "kept" } else { "removed at the end" };
-    output::say(&format!(
+    output::print_message(&format!(
         "A server for development; its data in {} is {fate}. In another terminal:\n\n  \
          export WINDLASS_URL={url} WINDLASS_TOKEN={token}\n  \
          windlass apply -f FILE\n\nor, to choose it for all terminals:\n\n  \
@@ -515,7 +521,7 @@ async fn rotate_keys(mut settings: Settings) -> anyhow::Result<()> {
     let server = Server::start(settings).await?;
     windlass_server::services::secrets::turn_keys(server.app()).await?;
     server.run(async {}).await;
-    output::say("Everything is sealed with a new key; the old ones are gone.");
+    output::print_message("Everything is sealed with a new key; the old ones are gone.");
     Ok(())
 }
 

@@ -5,17 +5,17 @@ use windlass_api::runs::{Job, JobSubmission, Run};
 
 use super::{apply::resources, is_finished};
 use crate::{
-    cli::{At, Output},
+    cli::{OutputArgs, ServerArgs},
     context::{self, name_of},
     exit::Exit,
     follow::{reasons, rollout},
     output::{
         self,
-        facts::Facts,
+        facts::DetailView,
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -31,12 +31,12 @@ pub(crate) struct Args {
     #[arg(value_name = "RUN")]
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     context::with(&args.at, async |cx| {
         let run = cx.run(&args.name).await?;
         output::one(args.output.format, &run, &args.name, |wide| {
@@ -51,17 +51,17 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     })
 }
 
-fn facts(run: &Run, server: &str) -> Facts {
+fn facts(run: &Run, server: &str) -> DetailView {
     let now = words::now();
     let spec = run.run_spec.value().unwrap_or_default();
     let configuration = &spec["configuration"];
     let (word, sentence) = words::status(&run.status, &run.status_message);
-    let mut facts = Facts::new();
+    let mut facts = DetailView::new();
     facts.add("Name", name_of(run));
     facts.status("Status", word);
     facts.add("Message", sentence);
     facts.add("Why", if is_finished(&run.status) { reasons(run).join("\n") } else { String::new() });
-    facts.add("Type", text(&configuration["type"]));
+    facts.add("Type", field_text(&configuration["type"]));
     facts.add("Project", &run.project_name);
     facts.add("User", &run.user);
     facts.add(
@@ -71,10 +71,10 @@ fn facts(run: &Run, server: &str) -> Facts {
     facts.add("Next start", rollout::next_start(run, now).unwrap_or_default());
     let address = rollout::address(run, server).filter(|_| !is_finished(&run.status));
     facts.add("Address", address.unwrap_or_default());
-    facts.add("File", text(&spec["configuration_path"]));
-    facts.add("Image", text(&configuration["image"]));
+    facts.add("File", field_text(&spec["configuration_path"]));
+    facts.add("Image", field_text(&configuration["image"]));
     facts.add("Commands", lines(&configuration["commands"]));
-    facts.add("Variables", variables(&configuration["env"]));
+    facts.add("Variables", format_variables(&configuration["env"]));
     let wanted = run.jobs.first().and_then(|job| job.job_spec.value().ok()).unwrap_or_default();
     if !wanted.is_null() {
         facts.add("Resources", resources(&wanted["requirements"]["resources"]));
@@ -85,7 +85,7 @@ fn facts(run: &Run, server: &str) -> Facts {
     facts
 }
 
-fn text(value: &Value) -> String {
+fn field_text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
@@ -95,7 +95,7 @@ fn lines(value: &Value) -> String {
 }
 
 /// Only their names: values may be secrets.
-fn variables(env: &Value) -> String {
+fn format_variables(env: &Value) -> String {
     let names: Vec<&str> = env.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
     names.join(", ")
 }
@@ -127,9 +127,9 @@ fn row(job: &Job, submission: &JobSubmission, wide: bool) -> Vec<Cell> {
     let (word, sentence) = words::status(&submission.status, &submission.status_message);
     let said = submission.termination_reason_message.as_deref().and_then(|said| said.lines().next());
     let mut row: Vec<Cell> = vec![
-        text(&spec["job_name"]).into(),
+        field_text(&spec["job_name"]).into(),
         Cell::status(word),
-        text(&given["instance_id"]).into(),
+        field_text(&given["instance_id"]).into(),
         backend.into(),
         words::resources(&given["instance_type"]["resources"]).into(),
         words::ago(submission.submitted_at, now).into(),

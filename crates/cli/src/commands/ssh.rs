@@ -9,15 +9,15 @@ use windlass_model::config::shell;
 
 use super::attach;
 use crate::{
-    cli::At,
+    cli::ServerArgs,
     context::{self, Context},
     exit::Exit,
     follow::{
-        ssh::{self, Place, named_job},
-        standings,
+        job_progress,
+        ssh::{self, Place, parse_job_name},
     },
     home::Home,
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -41,7 +41,7 @@ The exit code is that of the program; 255 is OpenSSH's own.";
 
 /// Which job of a run.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Which {
+pub(crate) struct JobArgs {
     /// The run, or one of its jobs: RUN-RANK-REPLICA
     #[arg(value_name = "RUN")]
     pub(crate) name: String,
@@ -60,19 +60,19 @@ pub(crate) struct Which {
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) which: JobArgs,
     /// A command for the shell there, instead of a session
     #[arg(value_name = "CMD", trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<String>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXEC_EXAMPLES)]
 pub(crate) struct ExecArgs {
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) which: JobArgs,
     /// Give it a terminal
     #[arg(short, long)]
     pub(crate) tty: bool,
@@ -80,31 +80,31 @@ pub(crate) struct ExecArgs {
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
 }
 
 /// As `ssh` does: the words become one line for the shell there.
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     // A shell wants a terminal, and a command gets one where there is one.
     let tty = args.command.is_empty() || (std::io::stdin().is_terminal() && std::io::stdout().is_terminal());
     let line = (!args.command.is_empty()).then(|| args.command.join(" "));
-    enter(&args.which, &args.at, tty && std::io::stdin().is_terminal(), line)
+    exec_ssh(&args.which, &args.at, tty && std::io::stdin().is_terminal(), line)
 }
 
-pub(crate) fn exec(args: &ExecArgs) -> Result<Exit, Problem> {
+pub(crate) fn exec(args: &ExecArgs) -> Result<Exit, CliError> {
     let line = args.command.iter().map(|word| shell::quote(word)).collect::<Vec<_>>().join(" ");
-    enter(&args.which, &args.at, args.tty, Some(line))
+    exec_ssh(&args.which, &args.at, args.tty, Some(line))
 }
 
 /// This process becomes OpenSSH.
-fn enter(which: &Which, at: &At, tty: bool, line: Option<String>) -> Result<Exit, Problem> {
+fn exec_ssh(which: &JobArgs, at: &ServerArgs, tty: bool, line: Option<String>) -> Result<Exit, CliError> {
     let host = context::with(at, async |cx| host(cx, at, which).await)?;
     let config = Home::find()?.ssh_dir().join("config");
     let mut command = Command::new("ssh");
     command.arg("-F").arg(config).arg(if tty { "-t" } else { "-T" });
     command.arg("--").arg(host).args(line);
     let error = command.exec();
-    let problem = Problem::caused("start `ssh`", &error);
+    let problem = CliError::from_error("start `ssh`", &error);
     Err(if error.kind() == std::io::ErrorKind::NotFound {
         problem.hint("install OpenSSH's client")
     } else {
@@ -113,10 +113,10 @@ fn enter(which: &Which, at: &At, tty: bool, line: Option<String>) -> Result<Exit
 }
 
 /// The name under which OpenSSH finds the job.
-async fn host(cx: &Context, at: &At, which: &Which) -> Result<String, Problem> {
-    let (run, name, place) = find(cx, which).await?;
-    if !standings(&run).iter().any(|job| place.is(job) && job.status == "running") {
-        return Err(Problem::new(format!("log in to `{}`", which.name))
+async fn host(cx: &Context, at: &ServerArgs, which: &JobArgs) -> Result<String, CliError> {
+    let (run, name, place) = find_job(cx, which).await?;
+    if !job_progress(&run).iter().any(|job| place.matches(job) && job.status == "running") {
+        return Err(CliError::new(format!("log in to `{}`", which.name))
             .why(format!(
                 "job {} of replica {} does not run: the run is {}",
                 place.job, place.replica, run.status
@@ -127,7 +127,7 @@ async fn host(cx: &Context, at: &At, which: &Which) -> Result<String, Problem> {
 }
 
 /// A run by its name, or a job by its own.
-async fn find(cx: &Context, which: &Which) -> Result<(Run, String, Place), Problem> {
+async fn find_job(cx: &Context, which: &JobArgs) -> Result<(Run, String, Place), CliError> {
     let unknown = match cx.run(&which.name).await {
         Ok(run) => {
             let place = attach::place(&run, which.replica, which.job.unwrap_or(0));
@@ -135,7 +135,7 @@ async fn find(cx: &Context, which: &Which) -> Result<(Run, String, Place), Probl
         }
         Err(problem) => problem,
     };
-    let Some((name, place)) = named_job(&which.name) else { return Err(unknown) };
+    let Some((name, place)) = parse_job_name(&which.name) else { return Err(unknown) };
     let Ok(run) = cx.run(name).await else { return Err(unknown) };
     let place =
         Place { replica: which.replica.unwrap_or(place.replica), job: which.job.unwrap_or(place.job) };

@@ -8,11 +8,11 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{At, Format, Output},
+    cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context, name_of},
     exit::Exit,
     output::{self, List, table::Table},
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -37,24 +37,24 @@ pub(crate) struct Args {
     #[arg(short, long)]
     pub(crate) wait: bool,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     context::with(&args.at, async |cx| stop(cx, args).await)
 }
 
-async fn stop(cx: &Context, args: &Args) -> Result<Exit, Problem> {
+async fn stop(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     // Every name is looked at first: a typo stops nothing.
     let (mut runs, mut active) = (Vec::new(), Vec::new());
     for name in &args.names {
         let run = cx.run(name).await.map_err(|problem| problem.why("nothing was stopped"))?;
         if is_finished(&run.status) {
-            output::say(&format!("`{name}` has already ended: {}.", run.status_message));
+            output::print_message(&format!("`{name}` has already ended: {}.", run.status_message));
         } else {
             active.push(name.clone());
         }
@@ -63,7 +63,7 @@ async fn stop(cx: &Context, args: &Args) -> Result<Exit, Problem> {
     if !active.is_empty() {
         let verb = if args.abort { "Abort" } else { "Stop" };
         if !output::confirm(args.yes, &format!("{verb} {}?", active.join(", ")))? {
-            output::say("Nothing was stopped.");
+            output::print_message("Nothing was stopped.");
             return Ok(Exit::Failed);
         }
         cx.call::<StopRuns>(&runs::StopRequest { runs_names: active, abort: args.abort }).await?;
@@ -72,10 +72,10 @@ async fn stop(cx: &Context, args: &Args) -> Result<Exit, Problem> {
         let name = name_of(run);
         if args.wait {
             *run = wait_for_end(cx, run.id).await?;
-            output::say(&format!("`{name}` has ended: {}.", run.status_message));
+            output::print_message(&format!("`{name}` has ended: {}.", run.status_message));
         } else {
             *run = cx.call::<ReadRun>(&runs::ReadRequest { run_name: None, id: Some(run.id) }).await?;
-            output::say(&format!("`{name}` is stopping."));
+            output::print_message(&format!("`{name}` is stopping."));
         }
     }
     if !matches!(args.output.format, Format::Table | Format::Wide) {
@@ -89,13 +89,13 @@ pub(crate) fn is_finished(status: &str) -> bool {
     matches!(status, "terminated" | "failed" | "done")
 }
 
-pub(crate) async fn wait_for_end(cx: &Context, id: uuid::Uuid) -> Result<runs::Run, Problem> {
+pub(crate) async fn wait_for_end(cx: &Context, id: uuid::Uuid) -> Result<runs::Run, CliError> {
     let request = runs::ReadRequest { run_name: None, id: Some(id) };
     loop {
-        let run = cx.patiently::<ReadRun>(&request).await?;
+        let run = cx.call_with_retry::<ReadRun>(&request).await?;
         if is_finished(&run.status) {
             return Ok(run);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -14,16 +14,16 @@ use windlass_api::{
 use windlass_model::config::units::parse_duration;
 
 use crate::{
-    cli::{At, Format, Output},
-    context::{self, Context, closest},
+    cli::{Format, OutputArgs, ServerArgs},
+    context::{self, Context, closest_name},
     exit::Exit,
     output::{
         self, List,
-        facts::Facts,
+        facts::DetailView,
         table::{Cell, Table},
         words,
     },
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -43,9 +43,9 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -155,8 +155,8 @@ pub(crate) enum TokenAction {
         #[arg(value_name = "NAME")]
         name: String,
         /// What it is good for
-        #[arg(long, value_enum, default_value_t = ScopeWord::All)]
-        scope: ScopeWord,
+        #[arg(long, value_enum, default_value_t = ScopeArg::All)]
+        scope: ScopeArg,
         /// After which time it expires, such as `12h` or `30d`; as the server is set, if not given
         #[arg(long, value_name = "TIME", value_parser = expires)]
         expires: Option<i64>,
@@ -174,20 +174,20 @@ pub(crate) enum TokenAction {
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub(crate) enum ScopeWord {
+pub(crate) enum ScopeArg {
     All,
     Read,
     Submit,
     Services,
 }
 
-impl From<ScopeWord> for TokenScope {
-    fn from(word: ScopeWord) -> Self {
+impl From<ScopeArg> for TokenScope {
+    fn from(word: ScopeArg) -> Self {
         match word {
-            ScopeWord::All => Self::All,
-            ScopeWord::Read => Self::Read,
-            ScopeWord::Submit => Self::Submit,
-            ScopeWord::Services => Self::Services,
+            ScopeArg::All => Self::All,
+            ScopeArg::Read => Self::Read,
+            ScopeArg::Submit => Self::Submit,
+            ScopeArg::Services => Self::Services,
         }
     }
 }
@@ -199,7 +199,7 @@ fn expires(text: &str) -> Result<i64, String> {
     })
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     context::with(&args.at, async |cx| match &args.action {
         None | Some(Action::List) => {
@@ -228,12 +228,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         }
         Some(Action::Grant { name, right }) => change(cx, format, name, *right, true).await,
         Some(Action::Revoke { name, right }) => change(cx, format, name, *right, false).await,
-        Some(Action::Token { action }) => own_tokens(cx, format, action.as_ref()).await,
+        Some(Action::Token { action }) => run_token_action(cx, format, action.as_ref()).await,
         Some(Action::RefreshToken { name, yes }) => {
             shown(cx, name).await?;
             let question = format!("Replace all tokens of `{name}`? They die at once.");
             if !output::confirm(*yes, &question)? {
-                output::say("Nothing was changed.");
+                output::print_message("Nothing was changed.");
                 return Ok(Exit::Failed);
             }
             let user = cx.call::<RefreshToken>(&NameRequest { username: name.clone() }).await?;
@@ -247,7 +247,11 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     })
 }
 
-async fn own_tokens(cx: &Context, format: Format, action: Option<&TokenAction>) -> Result<Exit, Problem> {
+async fn run_token_action(
+    cx: &Context,
+    format: Format,
+    action: Option<&TokenAction>,
+) -> Result<Exit, CliError> {
     match action {
         None | Some(TokenAction::List) => {
             let tokens = cx.call::<ListTokens>(&Nothing {}).await?;
@@ -267,7 +271,7 @@ async fn own_tokens(cx: &Context, format: Format, action: Option<&TokenAction>) 
                 .about
                 .expires_at
                 .map_or_else(|| "It does not expire.".to_owned(), |at| format!("It expires at {at}."));
-            output::say(&if format == Format::Name {
+            output::print_message(&if format == Format::Name {
                 format!("The token was not shown: `windlass user token revoke {name}`, and make another one.")
             } else {
                 format!("{until} This is the token; it is not shown again:")
@@ -279,7 +283,7 @@ async fn own_tokens(cx: &Context, format: Format, action: Option<&TokenAction>) 
             let all = cx.call::<ListTokens>(&Nothing {}).await?;
             let find = async |name: &str| match all.iter().find(|token| token.name == name) {
                 Some(token) => Ok(token.clone()),
-                None => Err(Problem::new(format!("you have no token named `{name}`"))
+                None => Err(CliError::new(format!("you have no token named `{name}`"))
                     .code(Code::UnknownName)
                     .hint("`windlass user token` lists them")),
             };
@@ -306,14 +310,14 @@ fn token_table(tokens: &[NamedToken]) -> Table {
     table
 }
 
-async fn list(cx: &Context) -> Result<Vec<User>, Problem> {
+async fn list(cx: &Context) -> Result<Vec<User>, CliError> {
     Ok(match cx.call::<ListUsers>(&ListRequest { ascending: true, ..ListRequest::default() }).await? {
         Listing::Plain(users) | Listing::Counted { users, .. } => users,
     })
 }
 
 /// Without credentials: those are for whoever asks for a new one.
-async fn shown(cx: &Context, name: &str) -> Result<User, Problem> {
+async fn shown(cx: &Context, name: &str) -> Result<User, CliError> {
     match cx.try_call::<ReadUser>(&NameRequest { username: name.to_owned() }).await {
         Ok(UserWithCreds {
             id,
@@ -326,11 +330,11 @@ async fn shown(cx: &Context, name: &str) -> Result<User, Problem> {
             ssh_public_key,
             ..
         }) => Ok(User { id, username, created_at, global_role, email, active, permissions, ssh_public_key }),
-        Err(error) if error.is_absent() => {
+        Err(error) if error.is_not_found() => {
             let all = list(cx).await?;
             let problem =
-                Problem::new(format!("no user named `{name}` on the server")).code(Code::UnknownName);
-            Err(match closest(name, all.iter().map(|user| user.username.as_str())) {
+                CliError::new(format!("no user named `{name}` on the server")).code(Code::UnknownName);
+            Err(match closest_name(name, all.iter().map(|user| user.username.as_str())) {
                 Some(near) => problem.hint(format!("did you mean `{near}`?")),
                 None => problem.hint("`windlass user` lists them"),
             })
@@ -346,7 +350,7 @@ async fn change(
     name: &str,
     right: Right,
     given: bool,
-) -> Result<Exit, Problem> {
+) -> Result<Exit, CliError> {
     let user = shown(cx, name).await?;
     let can_use_queue = match right {
         Right::Queue => Some(given),
@@ -359,7 +363,7 @@ async fn change(
         can_use_queue,
     };
     let user = cx.call::<UpdateUser>(&request).await?;
-    output::say(&match (given, user.permissions.can_use_queue) {
+    output::print_message(&match (given, user.permissions.can_use_queue) {
         (true, _) => format!("`{name}` may ask for containers of the queue."),
         (false, false) => format!("`{name}` may not ask for containers of the queue any more."),
         (false, true) => format!("`{name}` is an admin, and may ask for containers all the same."),
@@ -369,9 +373,9 @@ async fn change(
 }
 
 /// The token alone is data: `windlass user create ada > token` is what one wants.
-fn token(format: Format, user: &UserWithCreds, done: &str) -> Result<Exit, Problem> {
+fn token(format: Format, user: &UserWithCreds, done: &str) -> Result<Exit, CliError> {
     let name = &user.username;
-    output::say(&if format == Format::Name {
+    output::print_message(&if format == Format::Name {
         format!("{done} The token was not shown: `windlass user refresh-token {name}` makes another one.")
     } else {
         format!("{done} This is the token; it is not shown again:")
@@ -388,8 +392,8 @@ const fn role(user: &User) -> &'static str {
     }
 }
 
-fn facts(user: &User) -> Facts {
-    let mut facts = Facts::new();
+fn facts(user: &User) -> DetailView {
+    let mut facts = DetailView::new();
     facts.add("Name", &user.username);
     facts.add("Role", role(user));
     facts.add("Email", user.email.clone().unwrap_or_default());

@@ -7,16 +7,16 @@ use windlass_api::{
 };
 
 use crate::{
-    cli::{At, Output, Watch},
+    cli::{OutputArgs, ServerArgs, WatchArgs},
     context::{self, Context},
     exit::Exit,
     output::{
         self, List,
-        facts::Facts,
+        facts::DetailView,
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -32,18 +32,18 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) listing: Watch,
+    pub(crate) listing: WatchArgs,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
     /// List volumes
     #[command(after_help = "Examples:\n  windlass volume list -o wide")]
-    List(Watch),
+    List(WatchArgs),
     /// Show one volume
     #[command(after_help = "Examples:\n  windlass volume get checkpoints")]
     Get {
@@ -63,7 +63,7 @@ pub(crate) enum Action {
     },
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     let listing = match &args.action {
         Some(Action::List(listing)) => listing,
@@ -89,14 +89,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
     })
 }
 
-async fn list(cx: &Context) -> Result<Vec<Volume>, Problem> {
+async fn list(cx: &Context) -> Result<Vec<Volume>, CliError> {
     cx.call::<ListProjectVolumes>(&Nothing {}).await
 }
 
-pub(crate) async fn find(cx: &Context, name: &str) -> Result<Volume, Problem> {
+pub(crate) async fn find(cx: &Context, name: &str) -> Result<Volume, CliError> {
     match cx.try_call::<ReadVolume>(&NameRequest { name: name.to_owned() }).await {
         Ok(volume) => Ok(volume),
-        Err(error) if error.is_absent() => {
+        Err(error) if error.is_not_found() => {
             let all = list(cx).await?;
             Err(cx.unknown("volume", name, all.iter().map(|volume| volume.name.as_str())))
         }
@@ -105,24 +105,24 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Volume, Problem> {
 }
 
 /// The instances that have it.
-fn attached(volume: &Volume) -> String {
+fn attached_instances(volume: &Volume) -> String {
     let names: Vec<&str> =
         volume.attachments.iter().flatten().map(|one| one.instance.name.as_str()).collect();
     names.join(", ")
 }
 
-fn facts(volume: &Volume) -> Facts {
+fn facts(volume: &Volume) -> DetailView {
     let configuration = volume.configuration.value().unwrap_or_default();
     let text = |key: &str| configuration[key].as_str().unwrap_or_default().to_owned();
     let size = configuration["size"].as_f64().map(|size| format!("{size}GB")).unwrap_or_default();
-    let mut facts = Facts::new();
+    let mut facts = DetailView::new();
     facts.add("Name", &volume.name);
     facts.status("Status", &volume.status);
     facts.add("Why", volume.status_message.as_deref().unwrap_or_default());
     facts.add("Backend", text("backend"));
     facts.add("Region", text("region"));
     facts.add("Size", size);
-    facts.add("Attached to", attached(volume));
+    facts.add("Attached to", attached_instances(volume));
     facts.add("Volume id", volume.volume_id.as_deref().unwrap_or_default());
     facts.add("User", &volume.user);
     facts.add("Created", volume.created_at.to_string());
@@ -143,7 +143,7 @@ fn table(volumes: &[Volume], wide: bool) -> Table {
             volume.name.as_str().into(),
             text("backend").into(),
             Cell::status(&volume.status),
-            attached(volume).into(),
+            attached_instances(volume).into(),
             words::ago(volume.created_at, now).into(),
         ];
         if wide {

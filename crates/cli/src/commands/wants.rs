@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 use windlass_model::config::{Configuration, error::Diagnosis};
 
-use crate::problem::Problem;
+use crate::problem::CliError;
 
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct Wants {
+pub(crate) struct ResourceArgs {
     /// Processors: `8`, `4..`, `arm:8..`
     #[arg(long, value_name = "SPEC", help_heading = "Resources")]
     pub(crate) cpu: Option<String>,
@@ -49,13 +49,13 @@ pub(crate) struct Wants {
 }
 
 /// A flag that was given, the field that it sets, and what is written there.
-struct Setting {
+struct FlagSetting {
     flag: &'static str,
     field: &'static str,
     value: Value,
 }
 
-impl Setting {
+impl FlagSetting {
     fn new(flag: &'static str, field: &'static str, value: impl Into<Value>) -> Self {
         Self { flag, field, value: value.into() }
     }
@@ -72,8 +72,8 @@ impl Setting {
     }
 }
 
-impl Wants {
-    fn settings(&self) -> Vec<Setting> {
+impl ResourceArgs {
+    fn settings(&self) -> Vec<FlagSetting> {
         let mut all = Vec::new();
         let texts = [
             ("--cpu", "resources.cpu", &self.cpu),
@@ -82,9 +82,9 @@ impl Wants {
             ("--disk", "resources.disk", &self.disk),
         ];
         for (flag, field, value) in texts {
-            all.extend(value.as_deref().map(|value| Setting::new(flag, field, value)));
+            all.extend(value.as_deref().map(|value| FlagSetting::new(flag, field, value)));
         }
-        all.extend(self.max_price.map(|price| Setting::new("--max-price", "max_price", price)));
+        all.extend(self.max_price.map(|price| FlagSetting::new("--max-price", "max_price", price)));
         let lists = [
             ("--backend", "backends", &self.backend),
             ("--region", "regions", &self.region),
@@ -93,11 +93,11 @@ impl Wants {
         ];
         for (flag, field, list) in lists {
             if !list.is_empty() {
-                all.push(Setting::new(flag, field, json!(list)));
+                all.push(FlagSetting::new(flag, field, json!(list)));
             }
         }
         if self.reuse {
-            all.push(Setting::new("--reuse", "creation_policy", "reuse"));
+            all.push(FlagSetting::new("--reuse", "creation_policy", "reuse"));
         }
         let policies = [
             (self.spot, "--spot", "spot"),
@@ -105,19 +105,19 @@ impl Wants {
             (self.spot_auto, "--spot-auto", "auto"),
         ];
         let said = policies.into_iter().filter(|(said, _, _)| *said);
-        all.extend(said.map(|(_, flag, policy)| Setting::new(flag, "spot_policy", policy)));
+        all.extend(said.map(|(_, flag, policy)| FlagSetting::new(flag, "spot_policy", policy)));
         all
     }
 
     /// Writes what was said into a configuration of a run; what was not said stays as it is.
-    pub(crate) fn onto(&self, configuration: &mut Value) {
+    pub(crate) fn write_to(&self, configuration: &mut Value) {
         self.settings().iter().for_each(|setting| setting.write(configuration));
     }
 }
 
 /// How a run uses its machines.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct Lifetime {
+pub(crate) struct RunPolicyArgs {
     /// The longest it may run: `2h`, or `off`
     #[arg(long, value_name = "DURATION", help_heading = "Run")]
     pub(crate) max_duration: Option<String>,
@@ -139,45 +139,45 @@ pub(crate) struct Lifetime {
     pub(crate) idle_duration: Option<String>,
 }
 
-impl Lifetime {
+impl RunPolicyArgs {
     /// `configuration` is what the file says: events that it names stay.
-    fn settings(&self, configuration: &Value) -> Vec<Setting> {
+    fn settings(&self, configuration: &Value) -> Vec<FlagSetting> {
         let mut all = Vec::new();
         all.extend(
             self.max_duration
                 .as_deref()
-                .map(|text| Setting::new("--max-duration", "max_duration", duration(text))),
+                .map(|text| FlagSetting::new("--max-duration", "max_duration", parse_duration(text))),
         );
         if self.retry {
-            all.push(Setting::new("--retry", "retry", true));
+            all.push(FlagSetting::new("--retry", "retry", true));
         }
         if self.no_retry {
-            all.push(Setting::new("--no-retry", "retry", false));
+            all.push(FlagSetting::new("--no-retry", "retry", false));
         }
         if let Some(text) = &self.retry_duration {
-            let mut policy = json!({ "duration": duration(text) });
+            let mut policy = json!({ "duration": parse_duration(text) });
             let events = &configuration["retry"]["on_events"];
             if !events.is_null() {
                 policy["on_events"] = events.clone();
             }
-            all.push(Setting::new("--retry-duration", "retry", policy));
+            all.push(FlagSetting::new("--retry-duration", "retry", policy));
         }
         all.extend(
             self.creation_policy
                 .as_deref()
-                .map(|policy| Setting::new("--creation-policy", "creation_policy", policy)),
+                .map(|policy| FlagSetting::new("--creation-policy", "creation_policy", policy)),
         );
         all.extend(
             self.idle_duration
                 .as_deref()
-                .map(|text| Setting::new("--idle-duration", "idle_duration", duration(text))),
+                .map(|text| FlagSetting::new("--idle-duration", "idle_duration", parse_duration(text))),
         );
         all
     }
 }
 
 /// A number alone is seconds.
-fn duration(text: &str) -> Value {
+fn parse_duration(text: &str) -> Value {
     text.parse::<i64>().map_or_else(|_| json!(text), |seconds| json!(seconds))
 }
 
@@ -185,34 +185,34 @@ fn duration(text: &str) -> Value {
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Overrides {
     #[command(flatten)]
-    pub(crate) wants: Wants,
+    pub(crate) wants: ResourceArgs,
     #[command(flatten)]
-    pub(crate) lifetime: Lifetime,
+    pub(crate) lifetime: RunPolicyArgs,
 }
 
 impl Overrides {
     /// Puts the flags in the place of what the file says. Refused for what has no such fields.
-    pub(crate) fn apply(&self, configuration: &mut Configuration) -> Result<(), Problem> {
+    pub(crate) fn apply(&self, configuration: &mut Configuration) -> Result<(), CliError> {
         let mut document = serde_json::to_value(&*configuration)
-            .map_err(|error| Problem::caused("complete the configuration", &error))?;
+            .map_err(|error| CliError::from_error("complete the configuration", &error))?;
         let mut settings = self.wants.settings();
         settings.extend(self.lifetime.settings(&document));
         if settings.is_empty() {
             return Ok(());
         }
         let kind = configuration.kind();
-        let listed = |of: &[&Setting]| {
+        let listed = |of: &[&FlagSetting]| {
             of.iter().map(|setting| format!("`{}`", setting.flag)).collect::<Vec<_>>().join(", ")
         };
         if configuration.run().is_none() {
             let all = listed(&settings.iter().collect::<Vec<_>>());
-            return Err(Problem::misuse(format!("{all} cannot be used with a {kind}"))
+            return Err(CliError::usage(format!("{all} cannot be used with a {kind}"))
                 .why("these flags are for tasks, services and dev environments")
                 .hint(format!("write it into the file of the {kind}")));
         }
-        let resources: Vec<&Setting> = settings.iter().filter(|setting| setting.is_resource()).collect();
+        let resources: Vec<&FlagSetting> = settings.iter().filter(|setting| setting.is_resource()).collect();
         if !resources.is_empty() && document["groups"].as_array().is_some_and(|groups| !groups.is_empty()) {
-            return Err(Problem::misuse(format!("{} cannot be used with `groups`", listed(&resources)))
+            return Err(CliError::usage(format!("{} cannot be used with `groups`", listed(&resources)))
                 .why("each group has `resources` of its own")
                 .hint("change `resources` of the groups in the file"));
         }
@@ -224,8 +224,8 @@ impl Overrides {
 }
 
 /// Which flag is wrong, and why.
-fn wrong(settings: &[Setting], problems: &[Diagnosis]) -> Problem {
-    let is_of = |problem: &Diagnosis, setting: &Setting| problem.path.starts_with(setting.field);
+fn wrong(settings: &[FlagSetting], problems: &[Diagnosis]) -> CliError {
+    let is_of = |problem: &Diagnosis, setting: &FlagSetting| problem.path.starts_with(setting.field);
     let all: Vec<String> = problems
         .iter()
         .map(|problem| match settings.iter().find(|setting| is_of(problem, setting)) {
@@ -234,7 +234,7 @@ fn wrong(settings: &[Setting], problems: &[Diagnosis]) -> Problem {
         })
         .collect();
     let hint = problems.iter().find_map(|problem| problem.hint.clone());
-    Problem::misuse(all.join("; ")).hint(hint.unwrap_or_else(|| "`--help` shows how to write it".to_owned()))
+    CliError::usage(all.join("; ")).hint(hint.unwrap_or_else(|| "`--help` shows how to write it".to_owned()))
 }
 
 #[cfg(test)]
@@ -242,7 +242,7 @@ mod tests {
     use serde_json::json;
     use windlass_model::config::{self, Configuration};
 
-    use super::{Lifetime, Overrides, Wants};
+    use super::{Overrides, ResourceArgs, RunPolicyArgs};
 
     fn file(text: &str) -> Configuration {
         config::parse(text).unwrap().configuration
@@ -254,20 +254,20 @@ mod tests {
             "type: task\ncommands: [a]\nresources: {cpu: 2.., memory: 8GB..}\nretry: {on_events: [interruption], duration: 5m}\n",
         );
         let flags = Overrides {
-            wants: Wants {
+            wants: ResourceArgs {
                 gpu: Some("H100:80GB:8".to_owned()),
                 memory: Some("64GB..".to_owned()),
                 max_price: Some(12.5),
                 backend: vec!["aws".to_owned()],
                 fleet: vec!["rack".to_owned()],
                 spot_auto: true,
-                ..Wants::default()
+                ..ResourceArgs::default()
             },
-            lifetime: Lifetime {
+            lifetime: RunPolicyArgs {
                 max_duration: Some("2h".to_owned()),
                 retry_duration: Some("1h".to_owned()),
                 creation_policy: Some("reuse".to_owned()),
-                ..Lifetime::default()
+                ..RunPolicyArgs::default()
             },
         };
         flags.apply(&mut task).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_flag_that_means_nothing_is_named_and_so_is_one_that_does_not_apply() {
         let gpu = |text: &str| Overrides {
-            wants: Wants { gpu: Some(text.to_owned()), ..Wants::default() },
+            wants: ResourceArgs { gpu: Some(text.to_owned()), ..ResourceArgs::default() },
             ..Overrides::default()
         };
         let mut task = file("type: task\ncommands: [a]\n");
@@ -300,14 +300,15 @@ mod tests {
 
     #[test]
     fn retry_is_on_off_or_for_so_long() {
-        let retry = |lifetime: Lifetime| {
+        let retry = |lifetime: RunPolicyArgs| {
             let mut task = file("type: task\ncommands: [a]\nretry: true\n");
             Overrides { lifetime, ..Overrides::default() }.apply(&mut task).unwrap();
             serde_json::to_value(&task).unwrap()["retry"].clone()
         };
-        assert_eq!(retry(Lifetime { no_retry: true, ..Lifetime::default() }), json!(false));
-        assert_eq!(retry(Lifetime::default()), json!(true));
-        let for_long = retry(Lifetime { retry_duration: Some("90".to_owned()), ..Lifetime::default() });
+        assert_eq!(retry(RunPolicyArgs { no_retry: true, ..RunPolicyArgs::default() }), json!(false));
+        assert_eq!(retry(RunPolicyArgs::default()), json!(true));
+        let for_long =
+            retry(RunPolicyArgs { retry_duration: Some("90".to_owned()), ..RunPolicyArgs::default() });
         assert_eq!(for_long["duration"], 90);
     }
 }

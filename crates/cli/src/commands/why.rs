@@ -8,12 +8,12 @@ use windlass_api::{
 
 use super::{apply, jobs, stop::is_finished};
 use crate::{
-    cli::{At, Output},
+    cli::{OutputArgs, ServerArgs},
     context::{self, Context, name_of},
     exit::Exit,
     follow::{self, rollout},
     output::{self, words},
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -23,7 +23,7 @@ Examples:
   windlass why train -o json      the same for programs";
 
 /// Places for which the way to fit is spelled out.
-const CURED_MAX: usize = 3;
+const FIXES_MAX: usize = 3;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -32,17 +32,17 @@ pub(crate) struct Args {
     #[arg(value_name = "RUN|JOB")]
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     context::with(&args.at, async |cx| {
         let Some(run) = find_run(cx, &args.name).await? else {
             return jobs::why::show(cx, &args.name, args.output.format).await;
         };
-        let plan = if waits(&run) { Some(plan(cx, &run).await?) } else { None };
+        let plan = if waits_for_capacity(&run) { Some(plan(cx, &run).await?) } else { None };
         let name = name_of(&run);
         let document = json!({
             "name": name,
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             "termination_reason": run.termination_reason,
             "reason": run.reason,
             "reasons": follow::reasons(&run),
-            "asleep": rollout::is_asleep(&run),
+            "asleep": rollout::is_scaled_to_zero(&run),
             "next_start_at": run.next_triggered_at,
             "deployment": run.deployment,
             "scaling": run.scaling,
@@ -60,31 +60,31 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
             "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
         });
         output::one(args.output.format, &document, &name, |_| tell(&run, plan.as_ref(), &cx.url))?;
-        if let Some(job) = jobs::why::namesake(cx, &args.name).await {
-            output::say(&format!("A managed job has this name too: `windlass why {job}`."));
+        if let Some(job) = jobs::why::find_job_named(cx, &args.name).await {
+            output::print_message(&format!("A managed job has this name too: `windlass why {job}`."));
         }
         Ok(Exit::Done)
     })
 }
 
 /// `None`: there is no run of that name.
-async fn find_run(cx: &Context, name: &str) -> Result<Option<Run>, Problem> {
+async fn find_run(cx: &Context, name: &str) -> Result<Option<Run>, CliError> {
     let request = ReadRequest { run_name: Some(name.to_owned()), id: None };
     match cx.try_call::<ReadRun>(&request).await {
         Ok(run) => Ok(Some(run)),
-        Err(error) if error.is_absent() => Ok(None),
+        Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(cx.explain(&error).await),
     }
 }
 
 /// One that waits for its schedule or for a request wants no place.
-fn wants_no_place(run: &Run) -> bool {
-    rollout::is_asleep(run) || (run.status == "pending" && run.next_triggered_at.is_some())
+fn needs_no_capacity(run: &Run) -> bool {
+    rollout::is_scaled_to_zero(run) || (run.status == "pending" && run.next_triggered_at.is_some())
 }
 
 /// Only a question about capacity is worth a look at what is on offer.
-fn waits(run: &Run) -> bool {
-    if wants_no_place(run) {
+fn waits_for_capacity(run: &Run) -> bool {
+    if needs_no_capacity(run) {
         return false;
     }
     let mut latest = run.jobs.iter().filter_map(|job| job.job_submissions.last());
@@ -111,7 +111,7 @@ fn shortfalls(run: &Run) -> Vec<Value> {
     run.jobs.iter().filter_map(of_job).collect()
 }
 
-async fn plan(cx: &Context, run: &Run) -> Result<RunPlan, Problem> {
+async fn plan(cx: &Context, run: &Run) -> Result<RunPlan, CliError> {
     let request = PlanRequest {
         run_spec: run.run_spec.clone(),
         max_offers: Some(3),
@@ -135,7 +135,7 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
         output::data(&format!("  reason: {}", output::printable(&reason)));
     }
     if let Some(reason) = &run.reason {
-        output::data(&format!("  why:  {}", follow::indented(&output::printable(reason))));
+        output::data(&format!("  why:  {}", follow::indent_lines(&output::printable(reason))));
     }
     if let Some(next) = rollout::next_start(run, words::now()) {
         output::data(&format!("  next start: {next}"));
@@ -150,13 +150,13 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
         output::data(&output::printable(&format!("  scaling: {line}")));
     }
     for why in follow::reasons(run).into_iter().filter(|_| run.reason.is_none()) {
-        output::data(&format!("  why:  {}", follow::indented(&output::printable(&why))));
+        output::data(&format!("  why:  {}", follow::indent_lines(&output::printable(&why))));
     }
-    tell_jobs(run);
-    let noted = if wants_no_place(run) { Vec::new() } else { shortfalls(run) };
+    print_jobs(run);
+    let noted = if needs_no_capacity(run) { Vec::new() } else { shortfalls(run) };
     for job in &noted {
         let heading = if run.jobs.len() > 1 { job["job"].as_str().unwrap_or("?") } else { "no place for it" };
-        tell_refusals(heading, job);
+        print_refusals(heading, job);
     }
     if let Some(plan) = plan {
         for job in &plan.job_plans {
@@ -164,7 +164,7 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
             output::data(&format!("  wants: {}", apply::resources(&spec["requirements"]["resources"])));
             // What was noted is the same, a moment older.
             match job.why.as_ref().filter(|_| noted.is_empty()) {
-                Some(why) => tell_refusals("no place for it now", &why.value().unwrap_or_default()),
+                Some(why) => print_refusals("no place for it now", &why.value().unwrap_or_default()),
                 None if noted.is_empty() => {
                     let count = usize::try_from(job.total_offers).unwrap_or(0);
                     output::data(&format!("  fits now: {}", words::count(count, "offer")));
@@ -187,7 +187,7 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
 }
 
 /// Each job of several, and of a run that has not ended.
-fn tell_jobs(run: &Run) {
+fn print_jobs(run: &Run) {
     for job in &run.jobs {
         let Some(latest) =
             job.job_submissions.last().filter(|_| run.jobs.len() > 1 || !is_finished(&run.status))
@@ -228,10 +228,10 @@ pub(super) fn cures(why: &Value) -> Vec<String> {
             short.iter().map(|one| one["cure"].as_str().filter(|cure| !cure.is_empty())).collect();
         Some(format!("on {}: {}", refusal["place"].as_str()?, cures?.join(", and ")))
     };
-    refusals.iter().filter_map(cure).take(CURED_MAX).collect()
+    refusals.iter().filter_map(cure).take(FIXES_MAX).collect()
 }
 
-pub(super) fn tell_refusals(heading: &str, why: &Value) {
+pub(super) fn print_refusals(heading: &str, why: &Value) {
     let lines = apply::refusals(why, usize::MAX);
     if lines.is_empty() {
         return;

@@ -9,45 +9,45 @@ use windlass_model::time::Timestamp;
 
 use super::{
     events::Events,
-    progress::standings,
-    tail::{Heard, Part, Piece, Tail},
-    tree::Tree,
-    voices::{Place, Voices},
+    progress::job_progress,
+    tail::{LogChunk, LogRange, LogTail, TailEvent},
+    tree::ProgressTree,
+    voices::{LogPrinter, Place},
 };
-use crate::{context::Context, problem::Problem};
+use crate::{context::Context, problem::CliError};
 
 /// When a job has ended, the rest of its output comes by then.
-const REST_WITHIN: Duration = Duration::from_secs(15);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 /// Without a stream, the page after the end is the last; one may have been asked for before.
-const EMPTY_PAGES: u32 = 2;
+const EMPTY_PAGES_MAX: u32 = 2;
 
 /// Why listening stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sung {
+pub(crate) enum PumpEnd {
     /// It is time.
-    Due,
+    DeadlineReached,
     /// One of them has said all.
     Over,
     /// Nobody reads what we write.
-    Unread,
+    OutputClosed,
 }
 
 /// How output is written.
-pub(crate) enum Manner {
-    Text(Voices),
+pub(crate) enum OutputMode {
+    Text(LogPrinter),
     /// As events for machines.
     Events,
 }
 
-pub(crate) struct Chorus<'a> {
-    manner: Manner,
-    tails: Vec<(Place, Tail<'a>)>,
+pub(crate) struct LogMux<'a> {
+    manner: OutputMode,
+    tails: Vec<(Place, LogTail<'a>)>,
     /// Whose turn it is, so that one who shouts does not drown the others.
     turn: usize,
 }
 
-impl<'a> Chorus<'a> {
-    pub(crate) fn new(manner: Manner) -> Self {
+impl<'a> LogMux<'a> {
+    pub(crate) fn new(manner: OutputMode) -> Self {
         Self { manner, tails: Vec::new(), turn: 0 }
     }
 
@@ -58,26 +58,26 @@ impl<'a> Chorus<'a> {
     /// Ends with half a line.
     pub(super) fn mid_line(&self) -> bool {
         match &self.manner {
-            Manner::Text(voices) => voices.mid_line,
-            Manner::Events => false,
+            OutputMode::Text(voices) => voices.mid_line,
+            OutputMode::Events => false,
         }
     }
 
     /// Which submission of a job is heard.
-    pub(crate) fn submission_at(&self, place: Place) -> Option<Uuid> {
+    pub(crate) fn submission_of(&self, place: Place) -> Option<Uuid> {
         self.tails.iter().find(|(other, _)| *other == place).map(|(_, tail)| tail.submission())
     }
 
     /// What stands in front of the lines of a job, instead of its place.
     pub(crate) fn set_label(&mut self, place: Place, label: String) {
-        if let Manner::Text(voices) = &mut self.manner {
+        if let OutputMode::Text(voices) = &mut self.manner {
             voices.labels.insert(place, label);
         }
     }
 
-    pub(crate) fn add(&mut self, place: Place, tail: Tail<'a>) {
+    pub(crate) fn add(&mut self, place: Place, tail: LogTail<'a>) {
         self.tails.push((place, tail));
-        if let Manner::Text(voices) = &mut self.manner {
+        if let OutputMode::Text(voices) = &mut self.manner {
             voices.several |= self.tails.len() > 1;
         }
     }
@@ -89,44 +89,56 @@ impl<'a> Chorus<'a> {
         name: &str,
         run: &Run,
         since: Option<Timestamp>,
-        tree: &mut Tree,
-    ) -> Result<bool, Problem> {
-        let all = standings(run);
-        if let Manner::Text(voices) = &mut self.manner {
+        tree: &mut ProgressTree,
+    ) -> Result<bool, CliError> {
+        let all = job_progress(run);
+        if let OutputMode::Text(voices) = &mut self.manner {
             voices.several |= all.len() > 1;
         }
         for job in all {
             let place = (job.replica, job.job);
-            match self.submission_at(place) {
+            match self.submission_of(place) {
                 Some(known) if known == job.submission => continue,
-                Some(_) if !self.leave(place, tree).await? => return Ok(false),
+                Some(_) if !self.remove(place, tree).await? => return Ok(false),
                 Some(_) | None => {}
             }
-            self.add(place, Tail::new(cx, Part { since, ..Part::whole(name, job.submission) }));
+            self.add(place, LogTail::new(cx, LogRange { since, ..LogRange::whole(name, job.submission) }));
         }
         Ok(true)
     }
 
     /// Writes what comes until then.
-    pub(crate) async fn sing(&mut self, until: Instant, tree: &mut Tree) -> Result<Sung, Problem> {
+    pub(crate) async fn pump(
+        &mut self,
+        until: Instant,
+        tree: &mut ProgressTree,
+    ) -> Result<PumpEnd, CliError> {
         loop {
-            let Ok((index, heard)) = timeout_at(until, self.hear()).await else { return Ok(Sung::Due) };
+            let Ok((index, heard)) = timeout_at(until, self.next_event()).await else {
+                return Ok(PumpEnd::DeadlineReached);
+            };
             match heard? {
-                Heard::Pieces(pieces) => {
+                TailEvent::Chunks(pieces) => {
                     if !self.write(index, &pieces, tree) {
-                        return Ok(Sung::Unread);
+                        return Ok(PumpEnd::OutputClosed);
                     }
                 }
-                Heard::Quiet => {}
-                Heard::Over => return Ok(if self.rest(index, tree) { Sung::Over } else { Sung::Unread }),
+                TailEvent::Idle => {}
+                TailEvent::Over => {
+                    return Ok(if self.flush_line(index, tree) {
+                        PumpEnd::Over
+                    } else {
+                        PumpEnd::OutputClosed
+                    });
+                }
             }
         }
     }
 
     /// All jobs have ended: writes the rest. False when nobody reads it.
-    pub(crate) async fn finish(&mut self, tree: &mut Tree) -> Result<bool, Problem> {
+    pub(crate) async fn finish(&mut self, tree: &mut ProgressTree) -> Result<bool, CliError> {
         for index in 0..self.tails.len() {
-            if !self.finish_one(index, tree).await? {
+            if !self.drain_stream(index, tree).await? {
                 return Ok(false);
             }
         }
@@ -134,40 +146,40 @@ impl<'a> Chorus<'a> {
     }
 
     /// Writes the rest of what is heard of a job, and listens no longer. False when nobody reads it.
-    pub(crate) async fn leave(&mut self, place: Place, tree: &mut Tree) -> Result<bool, Problem> {
+    pub(crate) async fn remove(&mut self, place: Place, tree: &mut ProgressTree) -> Result<bool, CliError> {
         let Some(index) = self.tails.iter().position(|(other, _)| *other == place) else { return Ok(true) };
-        let is_read = self.finish_one(index, tree).await?;
+        let is_read = self.drain_stream(index, tree).await?;
         self.tails.remove(index);
         Ok(is_read)
     }
 
-    async fn finish_one(&mut self, index: usize, tree: &mut Tree) -> Result<bool, Problem> {
+    async fn drain_stream(&mut self, index: usize, tree: &mut ProgressTree) -> Result<bool, CliError> {
         let mut empty = 0;
-        while !self.tails[index].1.is_over() && empty < EMPTY_PAGES {
+        while !self.tails[index].1.is_over() && empty < EMPTY_PAGES_MAX {
             let tail = &mut self.tails[index].1;
             // A log that never ends, because its host is gone, has been read as far as it was kept.
-            let Ok(heard) = timeout(REST_WITHIN, poll_fn(|cx| tail.poll_hear(cx))).await else { break };
+            let Ok(heard) = timeout(DRAIN_TIMEOUT, poll_fn(|cx| tail.poll_next(cx))).await else { break };
             match heard? {
-                Heard::Pieces(pieces) => {
+                TailEvent::Chunks(pieces) => {
                     empty = 0;
                     if !self.write(index, &pieces, tree) {
                         return Ok(false);
                     }
                 }
-                Heard::Quiet => empty += 1,
-                Heard::Over => break,
+                TailEvent::Idle => empty += 1,
+                TailEvent::Over => break,
             }
         }
-        Ok(self.rest(index, tree))
+        Ok(self.flush_line(index, tree))
     }
 
     /// The next of them that has something to say. Never done when none has. May be given up at any time.
-    async fn hear(&mut self) -> (usize, Result<Heard, Problem>) {
+    async fn next_event(&mut self) -> (usize, Result<TailEvent, CliError>) {
         poll_fn(|cx| {
             let count = self.tails.len();
             for step in 0..count {
                 let index = (self.turn + step) % count;
-                if let Poll::Ready(heard) = self.tails[index].1.poll_hear(cx) {
+                if let Poll::Ready(heard) = self.tails[index].1.poll_next(cx) {
                     self.turn = index + 1;
                     return Poll::Ready((index, heard));
                 }
@@ -178,26 +190,26 @@ impl<'a> Chorus<'a> {
     }
 
     /// False when nobody reads it.
-    fn write(&mut self, index: usize, pieces: &[Piece], tree: &mut Tree) -> bool {
+    fn write(&mut self, index: usize, pieces: &[LogChunk], tree: &mut ProgressTree) -> bool {
         let (place, tail) = &self.tails[index];
         match &mut self.manner {
-            Manner::Events => {
+            OutputMode::Events => {
                 pieces.iter().for_each(|piece| Events::log(*place, tail.submission(), piece));
                 true
             }
-            Manner::Text(voices) => {
+            OutputMode::Text(voices) => {
                 tree.erase();
                 pieces.iter().all(|piece| voices.write(*place, piece.at, &piece.bytes))
             }
         }
     }
 
-    fn rest(&mut self, index: usize, tree: &mut Tree) -> bool {
+    fn flush_line(&mut self, index: usize, tree: &mut ProgressTree) -> bool {
         match &mut self.manner {
-            Manner::Events => true,
-            Manner::Text(voices) => {
+            OutputMode::Events => true,
+            OutputMode::Text(voices) => {
                 tree.erase();
-                voices.end_of(self.tails[index].0)
+                voices.finish_job(self.tails[index].0)
             }
         }
     }

@@ -6,9 +6,9 @@ use uuid::Uuid;
 use windlass_api::runs::{Deployment, Run, RunPlan};
 
 use super::{
-    progress::{Standing, standings},
+    progress::{JobProgress, job_progress},
     rollout,
-    tail::Piece,
+    tail::LogChunk,
 };
 use crate::{
     context::name_of,
@@ -20,7 +20,7 @@ use crate::{
 #[derive(Default)]
 pub(crate) struct Events {
     status: Option<(String, String)>,
-    jobs: Vec<Standing>,
+    jobs: Vec<JobProgress>,
     deployment: Option<Deployment>,
 }
 
@@ -46,7 +46,7 @@ impl Events {
             emit("deployment", serde_json::to_value(deployment).unwrap_or_default());
             self.deployment = Some(deployment.clone());
         }
-        for job in standings(run) {
+        for job in job_progress(run) {
             if !self.jobs.contains(&job) {
                 emit("job", serde_json::to_value(&job).unwrap_or_default());
                 self.jobs.retain(|known| known.submission != job.submission);
@@ -55,7 +55,7 @@ impl Events {
         }
     }
 
-    pub(crate) fn log(place: (i64, i64), submission: Uuid, piece: &Piece) {
+    pub(crate) fn log(place: (i64, i64), submission: Uuid, piece: &LogChunk) {
         emit(
             "log",
             json!({
@@ -90,5 +90,5 @@ fn emit(kind: &str, mut value: Value) {
         fields.insert("time".to_owned(), words::now().to_string().into());
     }
     // A value of our own always becomes text.
-    let _ = output::jsonl(&[value]);
+    let _ = output::print_jsonl(&[value]);
 }

@@ -13,20 +13,20 @@ use tokio::{
     task::JoinSet,
 };
 use uuid::Uuid;
-use windlass_api::{client::Client, runs::ConnectRequest};
+use windlass_api::{client::ApiClient, runs::ConnectRequest};
 use windlass_model::config::ports::PortMapping;
 
-use super::{events::Events, progress::Standing};
-use crate::{context::Context, output, problem::Problem};
+use super::{events::Events, progress::JobProgress};
+use crate::{context::Context, output, problem::CliError};
 
 /// Connections open at once.
-const OPEN_MAX: usize = 256;
+const CONNECTIONS_MAX: usize = 256;
 /// When none can be accepted, trying at once again is no use.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// What is forwarded, and to which job.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct ForwardSpec {
     /// Where to listen on this machine.
     pub(crate) host: IpAddr,
     pub(crate) ports: Vec<PortMapping>,
@@ -35,20 +35,20 @@ pub(crate) struct Wanted {
 }
 
 /// Local ports, bound before anything is started: a port that is taken is found early.
-pub(crate) struct Forwards {
-    wanted: Wanted,
+pub(crate) struct PortForwards {
+    wanted: ForwardSpec,
     bound: Vec<(u16, TcpListener)>,
     servers: JoinSet<()>,
     target: Arc<Mutex<Option<Uuid>>>,
 }
 
-impl Forwards {
-    pub(crate) async fn bind(wanted: Wanted) -> Result<Self, Problem> {
+impl PortForwards {
+    pub(crate) async fn bind(wanted: ForwardSpec) -> Result<Self, CliError> {
         let mut bound = Vec::new();
         for port in &wanted.ports {
             let local = port.local_port.unwrap_or(0);
             let listener = TcpListener::bind((wanted.host, local)).await.map_err(|error| {
-                Problem::caused(&format!("listen on port {local} of this machine"), &error)
+                CliError::from_error(&format!("listen on port {local} of this machine"), &error)
                     .hint(format!("`-p LOCAL:{}` chooses another, `-p '*:{0}'` any", port.container_port))
             })?;
             bound.push((port.container_port, listener));
@@ -61,10 +61,10 @@ impl Forwards {
         &mut self,
         cx: &Context,
         run: &str,
-        jobs: &[Standing],
+        jobs: &[JobProgress],
         as_events: bool,
-    ) -> Result<(), Problem> {
-        let is_ours = |job: &&Standing| (job.replica, job.job) == (self.wanted.replica, self.wanted.job);
+    ) -> Result<(), CliError> {
+        let is_ours = |job: &&JobProgress| (job.replica, job.job) == (self.wanted.replica, self.wanted.job);
         let running = jobs.iter().find(is_ours).filter(|job| job.status == "running");
         *self.target.lock() = running.map(|job| job.submission);
         if running.is_none() || self.bound.is_empty() {
@@ -76,15 +76,15 @@ impl Forwards {
             if as_events {
                 Events::port(port, &address);
             } else {
-                output::say(&format!("Port {port} of the job: http://{address}"));
+                output::print_message(&format!("Port {port} of the job: http://{address}"));
             }
-            let line = Line {
+            let line = PortForward {
                 client: Arc::clone(&client),
                 project: cx.project.clone(),
                 run: run.to_owned(),
                 port,
                 target: Arc::clone(&self.target),
-                places: Arc::new(Semaphore::new(OPEN_MAX)),
+                places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
                 said: Arc::default(),
             };
             self.servers.spawn(line.serve(listener));
@@ -95,8 +95,8 @@ impl Forwards {
 
 /// One port.
 #[derive(Clone)]
-struct Line {
-    client: Arc<Client>,
+struct PortForward {
+    client: Arc<ApiClient>,
     project: String,
     run: String,
     port: u16,
@@ -106,27 +106,27 @@ struct Line {
     said: Arc<Mutex<String>>,
 }
 
-impl Line {
+impl PortForward {
     async fn serve(self, listener: TcpListener) {
         let mut guests = JoinSet::new();
         loop {
             let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
             let Ok((guest, _)) = listener.accept().await else {
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             };
             let line = self.clone();
             guests.spawn(async move {
-                line.carry(guest).await;
+                line.forward_connection(guest).await;
                 drop(place);
             });
             while guests.try_join_next().is_some() {}
         }
     }
 
-    async fn carry(&self, mut guest: TcpStream) {
+    async fn forward_connection(&self, mut guest: TcpStream) {
         let Some(job_submission_id) = *self.target.lock() else {
-            return self.complain("the job does not run now");
+            return self.warn_once("the job does not run now");
         };
         let _ = guest.set_nodelay(true);
         let request = ConnectRequest { run_name: self.run.clone(), job_submission_id, port: self.port };
@@ -136,14 +136,14 @@ impl Line {
                 let _ = copy_bidirectional(&mut guest, &mut far).await;
                 self.said.lock().clear();
             }
-            Err(error) => self.complain(&error.to_string()),
+            Err(error) => self.warn_once(&error.to_string()),
         }
     }
 
-    fn complain(&self, why: &str) {
+    fn warn_once(&self, why: &str) {
         let mut said = self.said.lock();
         if *said != why {
-            output::say(&output::printable(&format!("port {}: {why}", self.port)));
+            output::print_message(&output::printable(&format!("port {}: {why}", self.port)));
             why.clone_into(&mut said);
         }
     }

@@ -24,19 +24,19 @@ use windlass_api::{
 };
 use windlass_model::time::Timestamp;
 
-use self::wish::{Asked, Wish};
+use self::wish::{InterruptListener, UserRequest};
 pub(crate) use self::{
-    chorus::{Chorus, Manner, Sung},
+    chorus::{LogMux, OutputMode, PumpEnd},
     events::Events,
-    forward::{Forwards, Wanted as Ports},
-    outcome::{hint, indented, reasons},
-    progress::{Standing, standings},
-    tail::{Pace, Pages, Part, Piece, Tail, last_lines},
-    tree::Tree,
-    voices::Voices,
+    forward::{ForwardSpec as Ports, PortForwards},
+    outcome::{hint, indent_lines, reasons},
+    progress::{JobProgress, job_progress},
+    tail::{LogChunk, LogRange, LogTail, Pages, PollBackoff, find_last_lines},
+    tree::ProgressTree,
+    voices::LogPrinter,
 };
 use crate::{
-    cli::At,
+    cli::ServerArgs,
     commands::is_finished,
     context::{Context, name_of},
     exit::Exit,
@@ -44,18 +44,18 @@ use crate::{
         self,
         style::{Colour, Style},
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 /// How often a tree moves.
-const FRAME: Duration = Duration::from_millis(100);
+const FRAME_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What is wanted of a run that is followed.
-pub(crate) struct How {
+pub(crate) struct FollowOptions {
     /// How its output is written; `None` is not at all.
-    pub(crate) output: Option<Manner>,
+    pub(crate) output: Option<OutputMode>,
     pub(crate) since: Option<Timestamp>,
-    pub(crate) forwards: Option<Forwards>,
+    pub(crate) forwards: Option<PortForwards>,
     /// Whether an interrupt may stop the run. If not, it only ends the following.
     pub(crate) may_stop: bool,
     /// How people log in, where that is wanted.
@@ -64,54 +64,54 @@ pub(crate) struct How {
 
 /// How people log in to a job of the run.
 pub(crate) struct Login {
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     pub(crate) place: ssh::Place,
     pub(crate) identity: ssh::Identity,
 }
 
 impl Login {
     /// Writes the entry for `ssh`, and says how to use it.
-    async fn open(&self, cx: &Context, run: &Run, name: &str) -> Result<(), Problem> {
+    async fn open(&self, cx: &Context, run: &Run, name: &str) -> Result<(), CliError> {
         let host = ssh::write(cx, &self.at, run, name, self.place, &self.identity).await?;
-        output::say(&format!("Log in: `ssh {host}`"));
+        output::print_message(&format!("Log in: `ssh {host}`"));
         let of_place = run.jobs.iter().find(|job| {
             let spec = job.job_spec.value().unwrap_or_default();
             spec["replica_num"] == self.place.replica && spec["job_num"] == self.place.job
         });
         let way = of_place.and_then(|job| job.job_connection_info.as_ref()?.value().ok()).unwrap_or_default();
         if let (Some(editor), Some(link)) = (way["ide_name"].as_str(), way["attached_ide_url"].as_str()) {
-            output::say(&output::printable(&format!("{editor}: {link}")));
+            output::print_message(&output::printable(&format!("{editor}: {link}")));
         }
         Ok(())
     }
 }
 
-struct Following<'a> {
+struct RunFollower<'a> {
     cx: &'a Context,
     name: String,
-    tree: Tree,
-    chorus: Option<Chorus<'a>>,
+    tree: ProgressTree,
+    chorus: Option<LogMux<'a>>,
     since: Option<Timestamp>,
     /// Where progress goes, when machines read it.
     events: Option<Events>,
-    forwards: Option<Forwards>,
+    forwards: Option<PortForwards>,
     login: Option<Login>,
     is_open: bool,
-    pace: Pace,
+    pace: PollBackoff,
     seen: String,
     /// What was said last of the deployment.
     rollout: Option<String>,
-    wish: Wish,
+    wish: InterruptListener,
     may_stop: bool,
 }
 
-pub(crate) async fn follow(cx: &Context, run: &Run, how: How) -> Result<Exit, Problem> {
+pub(crate) async fn follow(cx: &Context, run: &Run, how: FollowOptions) -> Result<Exit, CliError> {
     let name = name_of(run);
-    let as_events = matches!(how.output, Some(Manner::Events));
-    let chorus = how.output.map(Chorus::new);
-    let mut following = Following {
+    let as_events = matches!(how.output, Some(OutputMode::Events));
+    let chorus = how.output.map(LogMux::new);
+    let mut following = RunFollower {
         cx,
-        tree: Tree::new(&name),
+        tree: ProgressTree::new(&name),
         name,
         chorus,
         since: how.since,
@@ -119,10 +119,10 @@ pub(crate) async fn follow(cx: &Context, run: &Run, how: How) -> Result<Exit, Pr
         forwards: how.forwards,
         login: how.login,
         is_open: false,
-        pace: Pace::new(),
+        pace: PollBackoff::new(),
         seen: String::new(),
         rollout: if rollout::is_over(run) { rollout::words(run) } else { None },
-        wish: Wish::listen()?,
+        wish: InterruptListener::listen()?,
         may_stop: how.may_stop,
     };
     let request = ReadRequest { run_name: None, id: Some(run.id) };
@@ -140,19 +140,19 @@ pub(crate) async fn follow(cx: &Context, run: &Run, how: How) -> Result<Exit, Pr
         if let Some(exit) = following.wait(&run).await? {
             return Ok(exit);
         }
-        run = cx.patiently::<ReadRun>(&request).await?;
+        run = cx.call_with_retry::<ReadRun>(&request).await?;
     }
 }
 
-impl Following<'_> {
+impl RunFollower<'_> {
     /// Shows what changed.
-    async fn look(&mut self, run: &Run) -> Result<(), Problem> {
-        let jobs = standings(run);
+    async fn look(&mut self, run: &Run) -> Result<(), CliError> {
+        let jobs = job_progress(run);
         let seen = format!(
             "{} {:?} {:?}",
             run.status_message,
             run.deployment,
-            jobs.iter().map(Standing::milestone).collect::<Vec<_>>()
+            jobs.iter().map(JobProgress::milestone).collect::<Vec<_>>()
         );
         if seen != self.seen {
             self.seen = seen;
@@ -161,7 +161,7 @@ impl Following<'_> {
         if let Some(events) = &mut self.events {
             events.look(run);
         } else if !is_finished(&run.status) {
-            self.tell_rollout(run);
+            self.print_deployment(run);
             self.draw(run, &jobs);
         }
         if let Some(forwards) = &mut self.forwards {
@@ -169,7 +169,7 @@ impl Following<'_> {
         }
         if !self.is_open
             && let Some(login) = &self.login
-            && jobs.iter().any(|job| login.place.is(job) && job.status == "running")
+            && jobs.iter().any(|job| login.place.matches(job) && job.status == "running")
         {
             self.is_open = true;
             self.tree.erase();
@@ -179,7 +179,7 @@ impl Following<'_> {
     }
 
     /// Each step of a deployment once; it stays above the tree.
-    fn tell_rollout(&mut self, run: &Run) {
+    fn print_deployment(&mut self, run: &Run) {
         let words = rollout::words(run);
         if words.is_none() || words == self.rollout {
             return;
@@ -191,7 +191,7 @@ impl Following<'_> {
         self.rollout = words;
     }
 
-    fn draw(&mut self, run: &Run, jobs: &[Standing]) {
+    fn draw(&mut self, run: &Run, jobs: &[JobProgress]) {
         // Below half a line of output there is no place for a tree.
         if self.chorus.as_ref().is_some_and(|chorus| chorus.mid_line()) {
             return;
@@ -201,7 +201,7 @@ impl Following<'_> {
     }
 
     /// False when nobody reads the output.
-    async fn turn_to(&mut self, run: &Run, finished: bool) -> Result<bool, Problem> {
+    async fn turn_to(&mut self, run: &Run, finished: bool) -> Result<bool, CliError> {
         let Some(chorus) = &mut self.chorus else { return Ok(true) };
         if !chorus.turn_to(self.cx, &self.name, run, self.since, &mut self.tree).await? {
             return Ok(false);
@@ -211,28 +211,28 @@ impl Following<'_> {
 
     /// Copies what the jobs write until it is time to look at the run, or until the user wants something. `Some` ends
     /// the command.
-    async fn wait(&mut self, run: &Run) -> Result<Option<Exit>, Problem> {
+    async fn wait(&mut self, run: &Run) -> Result<Option<Exit>, CliError> {
         let due = Instant::now() + self.pace.wait();
         loop {
-            let until = if self.tree.moves() { due.min(Instant::now() + FRAME) } else { due };
+            let until = if self.tree.is_animated() { due.min(Instant::now() + FRAME_INTERVAL) } else { due };
             let sung = async {
                 match &mut self.chorus {
-                    Some(chorus) => chorus.sing(until, &mut self.tree).await,
+                    Some(chorus) => chorus.pump(until, &mut self.tree).await,
                     None => {
                         tokio::time::sleep_until(until).await;
-                        Ok(Sung::Due)
+                        Ok(PumpEnd::DeadlineReached)
                     }
                 }
             };
             let asked = tokio::select! {
                 asked = self.wish.next() => Some(asked),
                 sung = sung => match sung? {
-                    Sung::Due => None,
-                    Sung::Over => {
+                    PumpEnd::DeadlineReached => None,
+                    PumpEnd::Over => {
                         self.pace.news();
                         return Ok(None);
                     }
-                    Sung::Unread => return Ok(Some(Exit::Done)),
+                    PumpEnd::OutputClosed => return Ok(Some(Exit::Done)),
                 },
             };
             if let Some(asked) = asked {
@@ -242,55 +242,61 @@ impl Following<'_> {
                 return Ok(None);
             }
             if self.events.is_none() {
-                self.draw(run, &standings(run));
+                self.draw(run, &job_progress(run));
             }
         }
     }
 
     /// `Some` ends the command.
-    async fn answer(&mut self, asked: Asked) -> Result<Option<Exit>, Problem> {
+    async fn answer(&mut self, asked: UserRequest) -> Result<Option<Exit>, CliError> {
         self.tree.erase();
         let asked = match asked {
-            Asked::Interrupt if !self.may_stop => Asked::Detach,
-            Asked::Interrupt if output::can_ask() => {
+            UserRequest::Interrupt if !self.may_stop => UserRequest::Detach,
+            UserRequest::Interrupt if output::can_prompt() => {
                 let question = format!(
                     "`{}` is not over. [s]top it, or [d]etach and leave it running? (Ctrl-C detaches)",
                     self.name
                 );
-                self.wish.ask(&question).await
+                self.wish.prompt(&question).await
             }
-            Asked::Interrupt => Asked::Stop,
-            Asked::Stop if !self.may_stop => Asked::Detach,
-            other @ (Asked::Stop | Asked::Abort | Asked::Detach | Asked::Leave) => other,
+            UserRequest::Interrupt => UserRequest::Stop,
+            UserRequest::Stop if !self.may_stop => UserRequest::Detach,
+            other @ (UserRequest::Stop
+            | UserRequest::Abort
+            | UserRequest::Detach
+            | UserRequest::StopWaiting) => other,
         };
         match asked {
-            Asked::Stop | Asked::Interrupt => self.stop(false).await?,
-            Asked::Abort => self.stop(true).await?,
-            Asked::Detach => {
+            UserRequest::Stop | UserRequest::Interrupt => self.stop(false).await?,
+            UserRequest::Abort => self.stop(true).await?,
+            UserRequest::Detach => {
                 if self.events.is_some() {
                     Events::detached();
                 } else {
                     let name = &self.name;
-                    output::say(&format!(
+                    output::print_message(&format!(
                         "Left `{name}` running; `windlass attach --logs {name}` follows it again."
                     ));
                 }
                 return Ok(Some(Exit::Done));
             }
-            Asked::Leave => {
-                output::say(&format!("Left; `windlass ps -a` shows what became of `{}`.", self.name));
+            UserRequest::StopWaiting => {
+                output::print_message(&format!(
+                    "Left; `windlass ps -a` shows what became of `{}`.",
+                    self.name
+                ));
                 return Ok(Some(Exit::RunStopped));
             }
         }
         Ok(None)
     }
 
-    async fn stop(&mut self, abort: bool) -> Result<(), Problem> {
-        output::say(&format!("{} `{}`…", if abort { "Aborting" } else { "Stopping" }, self.name));
+    async fn stop(&mut self, abort: bool) -> Result<(), CliError> {
+        output::print_message(&format!("{} `{}`…", if abort { "Aborting" } else { "Stopping" }, self.name));
         let request = StopRequest { runs_names: vec![self.name.clone()], abort };
         // It may be asked again: what stops already stops.
-        self.cx.patiently::<StopRuns>(&request).await?;
-        self.wish.stopping(abort);
+        self.cx.call_with_retry::<StopRuns>(&request).await?;
+        self.wish.set_stopping(abort);
         self.pace.news();
         Ok(())
     }
@@ -308,30 +314,30 @@ impl Following<'_> {
         }
         let style = Style::stderr();
         let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
-        let start = if self.chorus.as_ref().is_some_and(|chorus| chorus.mid_line()) && output::is_one_screen()
-        {
-            "\n"
-        } else {
-            ""
-        };
+        let start =
+            if self.chorus.as_ref().is_some_and(|chorus| chorus.mid_line()) && output::is_same_screen() {
+                "\n"
+            } else {
+                ""
+            };
         let mut text =
-            format!("{start}{}: {}", self.name, style.paint(Colour::of_status(&run.status), status));
+            format!("{start}{}: {}", self.name, style.paint(Colour::for_status(&run.status), status));
         if exit != Exit::Done {
             for why in reasons {
                 // Below the first line are the last lines of the output, if it was the commands that failed; they
                 // stand right above.
-                let shown = if matches!(exit, Exit::Job(_) | Exit::JobAbove) && self.chorus.is_some() {
+                let shown = if matches!(exit, Exit::Job(_) | Exit::JobCodeTooHigh) && self.chorus.is_some() {
                     why.lines().next().unwrap_or_default()
                 } else {
                     why.trim_end()
                 };
-                text.push_str(&format!("\n  why:  {}", outcome::indented(&output::printable(shown))));
+                text.push_str(&format!("\n  why:  {}", outcome::indent_lines(&output::printable(shown))));
             }
             if let Some(hint) = outcome::hint(run, &self.name) {
                 text.push_str(&format!("\n  hint: {hint}"));
             }
         }
-        output::say(&text);
+        output::print_message(&text);
         exit
     }
 }

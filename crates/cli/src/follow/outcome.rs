@@ -2,45 +2,48 @@
 
 use windlass_api::runs::{JobSubmission, Run};
 
-use crate::exit::{Exit, OURS_MIN};
+use crate::exit::{Exit, OWN_CODES_MIN};
 
 /// The exit code of a command that waited for the run.
 pub(crate) fn exit(run: &Run) -> Exit {
     match run.status.as_str() {
         "done" => Exit::Done,
-        _ if by_limit(run) => Exit::RunLimit,
+        _ if is_stopped_by_limit(run) => Exit::RunLimit,
         "failed" => job_exit(run).unwrap_or(Exit::RunFailed),
-        _ if by_user(run) => Exit::RunStopped,
+        _ if is_stopped_by_user(run) => Exit::RunStopped,
         _ => job_exit(run).unwrap_or(Exit::RunFailed),
     }
 }
 
 /// Of the first job, in order, that returned something other than 0.
 fn job_exit(run: &Run) -> Option<Exit> {
-    let code = latest(run).find_map(|submission| submission.exit_status.filter(|code| *code != 0))?;
+    let code =
+        latest_submissions(run).find_map(|submission| submission.exit_status.filter(|code| *code != 0))?;
     match u8::try_from(code) {
-        Ok(small) if code < OURS_MIN => Some(Exit::Job(small)),
-        Ok(_) | Err(_) => Some(Exit::JobAbove),
+        Ok(small) if code < OWN_CODES_MIN => Some(Exit::Job(small)),
+        Ok(_) | Err(_) => Some(Exit::JobCodeTooHigh),
     }
 }
 
-fn latest(run: &Run) -> impl Iterator<Item = &JobSubmission> {
+fn latest_submissions(run: &Run) -> impl Iterator<Item = &JobSubmission> {
     run.jobs.iter().filter_map(|job| job.job_submissions.last())
 }
 
-fn by_user(run: &Run) -> bool {
+fn is_stopped_by_user(run: &Run) -> bool {
     matches!(run.termination_reason.as_deref(), Some("stopped_by_user" | "aborted_by_user"))
 }
 
 /// We ended it. What the program returned when it was told to end is not its own answer.
-fn by_limit(run: &Run) -> bool {
+fn is_stopped_by_limit(run: &Run) -> bool {
     let limits = [
         "max_duration_exceeded",
         "inactivity_duration_exceeded",
         "terminated_due_to_utilization_policy",
         "log_quota_exceeded",
     ];
-    latest(run).filter_map(|one| one.termination_reason.as_deref()).any(|reason| limits.contains(&reason))
+    latest_submissions(run)
+        .filter_map(|one| one.termination_reason.as_deref())
+        .any(|reason| limits.contains(&reason))
 }
 
 /// Why it ended so, or waits: every distinct thing that was said, most precise first.
@@ -51,7 +54,7 @@ pub(crate) fn reasons(run: &Run) -> Vec<String> {
     let is_gone = |submission: &&JobSubmission| {
         is_active && submission.termination_reason.as_deref() == Some("scaled_down")
     };
-    for submission in latest(run).filter(|submission| !is_gone(submission)) {
+    for submission in latest_submissions(run).filter(|submission| !is_gone(submission)) {
         if submission.status == "running" && submission.status_message.starts_with("not ready") {
             all.push(submission.status_message.clone());
         }
@@ -78,13 +81,14 @@ pub(crate) fn reasons(run: &Run) -> Vec<String> {
 }
 
 /// Lines after the first stand below it, after `why:`.
-pub(crate) fn indented(text: &str) -> String {
+pub(crate) fn indent_lines(text: &str) -> String {
     text.trim_end().replace('\n', "\n        ")
 }
 
 /// What the user can do about it.
 pub(crate) fn hint(run: &Run, name: &str) -> Option<String> {
-    let reason = latest(run).filter_map(|submission| submission.termination_reason.as_deref()).next();
+    let reason =
+        latest_submissions(run).filter_map(|submission| submission.termination_reason.as_deref()).next();
     let text = match reason? {
         "failed_to_start_due_to_no_capacity" => {
             format!("`windlass fleet` shows what there is; `windlass why {name}` says what does not fit")

@@ -8,7 +8,7 @@ use crate::{commands::apply::refusals, output::words};
 
 /// An image on its way to the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Pull {
+pub(crate) struct PullProgress {
     pub(crate) downloaded_bytes: u64,
     pub(crate) extracted_bytes: u64,
     pub(crate) total_bytes: u64,
@@ -16,7 +16,7 @@ pub(crate) struct Pull {
     pub(crate) is_total_final: bool,
 }
 
-impl Pull {
+impl PullProgress {
     /// Fetched and unpacked are halves of the way.
     pub(crate) fn percent(&self) -> u64 {
         let total = u128::from(self.total_bytes.max(1)) * 2;
@@ -31,7 +31,7 @@ impl Pull {
 
 /// One job, as it stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Standing {
+pub(crate) struct JobProgress {
     pub(crate) replica: i64,
     pub(crate) job: i64,
     pub(crate) submission: Uuid,
@@ -42,10 +42,10 @@ pub(crate) struct Standing {
     pub(crate) queue_position: Option<i64>,
     /// Why it has no machine: the nearest miss.
     pub(crate) why: Option<String>,
-    pub(crate) pull: Option<Pull>,
+    pub(crate) pull: Option<PullProgress>,
 }
 
-impl Standing {
+impl JobProgress {
     /// `1-0`: rank and replica, as the name of the job ends.
     pub(crate) fn label(&self) -> String {
         format!("{}-{}", self.job, self.replica)
@@ -73,16 +73,16 @@ impl Standing {
 }
 
 /// Whether the run is on its way to running: its jobs are, or it waits to try them again.
-pub(crate) fn is_coming(run: &Run, jobs: &[Standing]) -> bool {
-    matches!(run.status.as_str(), "pending" | "submitted") || jobs.iter().any(Standing::is_coming)
+pub(crate) fn is_coming(run: &Run, jobs: &[JobProgress]) -> bool {
+    matches!(run.status.as_str(), "pending" | "submitted") || jobs.iter().any(JobProgress::is_coming)
 }
 
 /// The newest submission of each job.
-pub(crate) fn standings(run: &Run) -> Vec<Standing> {
+pub(crate) fn job_progress(run: &Run) -> Vec<JobProgress> {
     run.jobs.iter().filter_map(standing).collect()
 }
 
-fn standing(job: &Job) -> Option<Standing> {
+fn standing(job: &Job) -> Option<JobProgress> {
     let latest = job.job_submissions.last()?;
     let spec = job.job_spec.value().unwrap_or_default();
     let pull = pull(latest);
@@ -92,7 +92,7 @@ fn standing(job: &Job) -> Option<Standing> {
     // Of an attempt that is over, what it ended with is left.
     let said = latest.termination_reason_message.as_deref().filter(|_| lacks);
     let why = noted.or_else(|| said.and_then(|said| said.lines().next()).map(str::to_owned));
-    Some(Standing {
+    Some(JobProgress {
         replica: spec["replica_num"].as_i64().unwrap_or(0),
         job: spec["job_num"].as_i64().unwrap_or(0),
         submission: latest.id,
@@ -104,10 +104,10 @@ fn standing(job: &Job) -> Option<Standing> {
     })
 }
 
-fn pull(latest: &JobSubmission) -> Option<Pull> {
+fn pull(latest: &JobSubmission) -> Option<PullProgress> {
     let seen = latest.image_pull_progress.as_ref()?.value().ok()?;
     let bytes = |name: &str| seen[name].as_u64().unwrap_or(0);
-    Some(Pull {
+    Some(PullProgress {
         downloaded_bytes: bytes("downloaded_bytes"),
         extracted_bytes: bytes("extracted_bytes"),
         total_bytes: bytes("total_bytes"),
@@ -115,7 +115,7 @@ fn pull(latest: &JobSubmission) -> Option<Pull> {
     })
 }
 
-fn message(latest: &JobSubmission, pull: Option<&Pull>) -> String {
+fn message(latest: &JobSubmission, pull: Option<&PullProgress>) -> String {
     let machine = || {
         let given = latest.job_provisioning_data.as_ref()?.value().ok()?;
         let name = given["instance_id"].as_str().filter(|name| !name.is_empty())?.to_owned();
@@ -148,7 +148,7 @@ pub(super) mod tests {
     use serde_json::{Value, json};
     use windlass_api::runs::Run;
 
-    use super::standings;
+    use super::job_progress;
 
     /// A run of these jobs, as a server shows it.
     pub(crate) fn run(jobs: &[Value]) -> Run {
@@ -181,7 +181,7 @@ pub(super) mod tests {
         };
         let why = json!({"refusals": [{"place": "gpu-0", "count": 1, "shortfalls": [
             {"kind": "cpus", "message": "needs 8 CPUs, has 2", "cure": "", "passes": true}]}], "left_out": 0});
-        let said: Vec<String> = standings(&run(&[
+        let said: Vec<String> = job_progress(&run(&[
             json!({"status": "submitted", "queue_position": 0}),
             json!({"status": "submitted", "queue_position": 3, "why": why}),
             json!({"status": "provisioning", "job_provisioning_data": {"instance_id": "gpu-0"}}),
@@ -191,7 +191,7 @@ pub(super) mod tests {
             json!({"status": "running", "status_message": "running"}),
         ]))
         .iter()
-        .map(super::Standing::words)
+        .map(super::JobProgress::words)
         .collect();
         assert_eq!(
             said,
@@ -212,7 +212,7 @@ pub(super) mod tests {
         let at = |downloaded: u64| {
             let job = json!({"status": "pulling", "image_pull_progress": {"downloaded_bytes": downloaded,
                 "extracted_bytes": 0, "total_bytes": 100, "is_total_bytes_final": true}});
-            standings(&run(&[job])).remove(0).milestone()
+            job_progress(&run(&[job])).remove(0).milestone()
         };
         assert_eq!(at(10), at(40));
         assert_ne!(at(40), at(60));

@@ -62,7 +62,7 @@ pub(crate) fn is_over(run: &Run) -> bool {
 }
 
 /// A service that has no replicas because nobody asks it anything.
-pub(crate) fn is_asleep(run: &Run) -> bool {
+pub(crate) fn is_scaled_to_zero(run: &Run) -> bool {
     run.status == "pending" && !run.scaling.is_empty() && run.scaling.iter().all(|group| group.desired == 0)
 }
 
@@ -132,12 +132,12 @@ mod tests {
             json!([{"group": "0", "desired": 0, "message": "0.00 requests per second over 60 s (target 1 each)"}]),
         )
         .unwrap();
-        assert!(is_asleep(&run));
+        assert!(is_scaled_to_zero(&run));
         assert_eq!(
             scaling(&run),
             ["group 0: 0 replicas wanted; 0.00 requests per second over 60 s (target 1 each)"]
         );
         run.status = "running".to_owned();
-        assert!(!is_asleep(&run));
+        assert!(!is_scaled_to_zero(&run));
     }
 }

@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use windlass_api::{operations::ReadMyUser, runs::Run, server::Nothing};
 
-use super::progress::Standing;
+use super::progress::JobProgress;
 use crate::{
-    cli::At,
+    cli::ServerArgs,
     context::Context,
-    home::{Home, make_private_dir, read_if_there, write_private},
-    problem::Problem,
+    home::{Home, make_private_dir, read_if_exists, write_private},
+    problem::CliError,
 };
 
 /// Another key than the server's, for those who have their own there.
@@ -23,7 +23,7 @@ pub(crate) type Identity = Option<PathBuf>;
 
 /// What a proxy command needs beside its flags: only where the server was named by hand.
 #[derive(Deserialize, Serialize)]
-struct Door {
+struct SavedServer {
     url: Option<String>,
     token: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -38,7 +38,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn is(self, job: &Standing) -> bool {
+    pub(crate) fn matches(self, job: &JobProgress) -> bool {
         (self.replica, self.job) == (job.replica, job.job)
     }
 }
@@ -46,35 +46,36 @@ impl Place {
 /// Writes the entry and gives the name for `ssh`.
 pub(crate) async fn write(
     cx: &Context,
-    at: &At,
+    at: &ServerArgs,
     run: &Run,
     name: &str,
     place: Place,
     identity: &Identity,
-) -> Result<String, Problem> {
+) -> Result<String, CliError> {
     let home = Home::find()?;
     let dir = home.ssh_dir();
-    let failed = |error: std::io::Error| Problem::caused(&format!("write to `{}`", dir.display()), &error);
+    let failed =
+        |error: std::io::Error| CliError::from_error(&format!("write to `{}`", dir.display()), &error);
     make_private_dir(&dir.join("runs")).map_err(failed)?;
     let dir = dir.canonicalize().map_err(failed)?;
     let identity = match identity {
         Some(file) => std::path::absolute(file).map_err(failed)?,
-        None => key(cx, &dir).await?,
+        None => write_private_key(cx, &dir).await?,
     };
     let host = host(name, place);
     let door = dir.join("runs").join(format!("{host}.json"));
     let is_named = [&at.url, &at.token, &at.server_cert].into_iter().flatten().any(|value| !value.is_empty());
     if is_named {
-        let text = serde_json::to_string(&Door {
+        let text = serde_json::to_string(&SavedServer {
             url: Some(cx.url.clone()),
             token: Some(cx.token.clone()),
             certificate: cx.certificate.clone(),
         })
-        .map_err(|error| Problem::caused("write the way to the server", &error))?;
+        .map_err(|error| CliError::from_error("write the way to the server", &error))?;
         write_private(&door, &text).map_err(failed)?;
     }
     let program = std::env::current_exe().map_err(failed)?;
-    let entry = Entry {
+    let entry = SshConfigEntry {
         host: &host,
         user: user(run, place),
         identity: &identity,
@@ -87,8 +88,8 @@ pub(crate) async fn write(
     };
     write_private(&dir.join("runs").join(format!("{host}.conf")), &entry.text()).map_err(failed)?;
     let all = dir.join("runs").join("*.conf");
-    write_private(&dir.join("config"), &format!("Include {}\n", quoted(&all))).map_err(failed)?;
-    include(&dir.join("config"))?;
+    write_private(&dir.join("config"), &format!("Include {}\n", quote_config(&all))).map_err(failed)?;
+    add_include(&dir.join("config"))?;
     Ok(host)
 }
 
@@ -102,15 +103,15 @@ pub(crate) fn remove(name: &str, place: Place) {
 }
 
 /// Where a proxy command goes, if the server was named by hand.
-pub(crate) fn at_door(file: &Path, project: Option<String>) -> Result<At, Problem> {
-    let text = read_if_there(file)?.ok_or_else(|| {
-        Problem::new(format!("read `{}`", file.display()))
+pub(crate) fn read_saved_server(file: &Path, project: Option<String>) -> Result<ServerArgs, CliError> {
+    let text = read_if_exists(file)?.ok_or_else(|| {
+        CliError::new(format!("read `{}`", file.display()))
             .why("it is gone")
             .hint("`windlass attach RUN` writes it")
     })?;
-    let door: Door = serde_json::from_str(&text)
-        .map_err(|error| Problem::caused(&format!("understand `{}`", file.display()), &error))?;
-    Ok(At { project, url: door.url, token: door.token, server_cert: door.certificate })
+    let door: SavedServer = serde_json::from_str(&text)
+        .map_err(|error| CliError::from_error(&format!("understand `{}`", file.display()), &error))?;
+    Ok(ServerArgs { project, url: door.url, token: door.token, server_cert: door.certificate })
 }
 
 /// The run's name for its first job, else the job's: `RUN-RANK-REPLICA`.
@@ -122,7 +123,7 @@ fn host(name: &str, place: Place) -> String {
 }
 
 /// The run and the job that a name of a job means: `RUN-RANK-REPLICA`.
-pub(crate) fn named_job(name: &str) -> Option<(&str, Place)> {
+pub(crate) fn parse_job_name(name: &str) -> Option<(&str, Place)> {
     let (rest, replica) = name.rsplit_once('-')?;
     let (run, job) = rest.rsplit_once('-')?;
     Some((run, Place { replica: replica.parse().ok()?, job: job.parse().ok()? }))
@@ -146,20 +147,20 @@ fn user(run: &Run, place: Place) -> String {
 }
 
 /// The private half of the key that the server put into the job.
-async fn key(cx: &Context, dir: &Path) -> Result<PathBuf, Problem> {
+async fn write_private_key(cx: &Context, dir: &Path) -> Result<PathBuf, CliError> {
     let me = cx.call::<ReadMyUser>(&Nothing {}).await?;
     let private = me.ssh_private_key.ok_or_else(|| {
-        Problem::new("log in to the job")
+        CliError::new("log in to the job")
             .why("the server keeps no SSH key for you")
             .hint("`--ssh-identity FILE` names one of your own, if the run was submitted with it")
     })?;
     let path = dir.join(format!("{}.key", me.username));
     let text = if private.ends_with('\n') { private } else { private + "\n" };
-    write_private(&path, &text).map_err(|error| Problem::caused("write the SSH key", &error))?;
+    write_private(&path, &text).map_err(|error| CliError::from_error("write the SSH key", &error))?;
     Ok(path)
 }
 
-struct Entry<'a> {
+struct SshConfigEntry<'a> {
     host: &'a str,
     user: String,
     identity: &'a Path,
@@ -171,19 +172,19 @@ struct Entry<'a> {
     door: Option<&'a Path>,
 }
 
-impl Entry<'_> {
+impl SshConfigEntry<'_> {
     fn text(&self) -> String {
-        let door = self.door.map(|door| format!(" --door {}", shell(&door.display().to_string())));
+        let door = self.door.map(|door| format!(" --door {}", quote_shell(&door.display().to_string())));
         // A percent sign would be a pattern of OpenSSH's.
         let proxy = format!(
             "env WINDLASS_HOME={} {} attach --stdio{} --project {} --replica {} --job {} {}",
-            shell(&self.home.display().to_string()),
-            shell(&self.program.display().to_string()),
+            quote_shell(&self.home.display().to_string()),
+            quote_shell(&self.program.display().to_string()),
             door.unwrap_or_default(),
-            shell(self.project),
+            quote_shell(self.project),
             self.place.replica,
             self.place.job,
-            shell(self.run),
+            quote_shell(self.run),
         )
         .replace('%', "%%");
         format!(
@@ -191,31 +192,31 @@ impl Entry<'_> {
              UserKnownHostsFile /dev/null\n  GlobalKnownHostsFile /dev/null\n  LogLevel ERROR\n  ProxyCommand {proxy}\n",
             self.host,
             self.user,
-            quoted(self.identity),
+            quote_config(self.identity),
         )
     }
 }
 
-fn quoted(path: &Path) -> String {
+fn quote_config(path: &Path) -> String {
     format!("\"{}\"", path.display())
 }
 
 /// As one word of a shell.
-fn shell(text: &str) -> String {
+fn quote_shell(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// `~/.ssh/config` names our file on its first line: further down it would belong to some host.
-fn include(config: &Path) -> Result<(), Problem> {
+fn add_include(config: &Path) -> Result<(), CliError> {
     let Some(home) = std::env::var_os("HOME").filter(|home| !home.is_empty()) else { return Ok(()) };
     let dir = PathBuf::from(home).join(".ssh");
     let file = dir.join("config");
-    let line = format!("Include {}", quoted(config));
+    let line = format!("Include {}", quote_config(config));
     let failed = |error: std::io::Error| {
-        Problem::caused(&format!("write `{}`", file.display()), &error)
+        CliError::from_error(&format!("write `{}`", file.display()), &error)
             .hint(format!("put `{line}` on its first line"))
     };
-    let text = read_if_there(&file)?.unwrap_or_default();
+    let text = read_if_exists(&file)?.unwrap_or_default();
     if text.lines().any(|known| known.trim() == line) {
         return Ok(());
     }
@@ -228,21 +229,21 @@ fn include(config: &Path) -> Result<(), Problem> {
 mod tests {
     use std::path::Path;
 
-    use super::{Entry, Place, host, named_job};
+    use super::{Place, SshConfigEntry, host, parse_job_name};
 
     #[test]
     fn a_job_is_called_by_its_rank_and_then_its_replica() {
         let place = Place { replica: 2, job: 0 };
         assert_eq!(host("svc", place), "svc-0-2");
-        let (run, found) = named_job("my-svc-0-2").unwrap();
+        let (run, found) = parse_job_name("my-svc-0-2").unwrap();
         assert_eq!((run, found.job, found.replica), ("my-svc", 0, 2));
-        assert!(named_job("svc").is_none() && named_job("my-svc").is_none());
+        assert!(parse_job_name("svc").is_none() && parse_job_name("my-svc").is_none());
         assert_eq!(host("svc", Place { replica: 0, job: 0 }), "svc");
     }
 
     #[test]
     fn an_entry_quotes_what_a_shell_or_openssh_would_read_otherwise() {
-        let entry = Entry {
+        let entry = SshConfigEntry {
             host: "train",
             user: "dev".to_owned(),
             identity: Path::new("/home/a b/.windlass/ssh/a.key"),

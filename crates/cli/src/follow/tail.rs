@@ -19,20 +19,20 @@ use windlass_api::{
 };
 use windlass_model::time::Timestamp;
 
-use crate::{context::Context, problem::Problem};
+use crate::{context::Context, problem::CliError};
 
 /// The most a page may hold.
-const PIECES_MAX: i64 = 1000;
+const PAGE_CHUNKS_MAX: i64 = 1000;
 /// How soon output is seen without a stream.
-const LOOK_EVERY: Duration = Duration::from_millis(150);
+const POLL_INTERVAL: Duration = Duration::from_millis(150);
 /// Between attempts to take up a stream that broke.
-const AGAIN_AFTER: Duration = Duration::from_millis(200);
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// A server that cannot be reached for this long is not waited for.
-const GONE_AFTER: Duration = Duration::from_secs(60);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A part of a log.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Piece {
+pub(crate) struct LogChunk {
     /// Of its first byte, where that is known.
     pub(crate) offset: Option<u64>,
     pub(crate) at: Timestamp,
@@ -40,17 +40,17 @@ pub(crate) struct Piece {
 }
 
 /// What came of a submission's output.
-pub(crate) enum Heard {
-    Pieces(Vec<Piece>),
+pub(crate) enum TailEvent {
+    Chunks(Vec<LogChunk>),
     /// Nothing for now; only said where there is no stream.
-    Quiet,
+    Idle,
     /// Nothing will ever follow.
     Over,
 }
 
 /// Which part of which log.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct LogRange {
     pub(crate) run: String,
     pub(crate) submission: Uuid,
     /// The first byte that is wanted.
@@ -61,7 +61,7 @@ pub(crate) struct Part {
     pub(crate) diagnose: bool,
 }
 
-impl Part {
+impl LogRange {
     /// All that the job writes.
     pub(crate) fn whole(run: &str, submission: Uuid) -> Self {
         Self { run: run.to_owned(), submission, offset: 0, since: None, until: None, diagnose: false }
@@ -69,17 +69,17 @@ impl Part {
 }
 
 /// What is written down when the work is done: the reader itself, for the next turn.
-type Turn<'a> = Pin<Box<dyn Future<Output = (Reader<'a>, Result<Heard, Problem>)> + 'a>>;
+type ReadFuture<'a> = Pin<Box<dyn Future<Output = (LogReader<'a>, Result<TailEvent, CliError>)> + 'a>>;
 
 /// A log as it grows.
-pub(crate) struct Tail<'a> {
+pub(crate) struct LogTail<'a> {
     submission: Uuid,
     /// Kept between calls, so that giving up a wait loses nothing. `None` when all was read.
-    turn: Option<Turn<'a>>,
+    turn: Option<ReadFuture<'a>>,
 }
 
-impl<'a> Tail<'a> {
-    pub(crate) fn new(cx: &'a Context, part: Part) -> Self {
+impl<'a> LogTail<'a> {
+    pub(crate) fn new(cx: &'a Context, part: LogRange) -> Self {
         let submission = part.submission;
         let request = StreamRequest {
             run_name: part.run,
@@ -89,7 +89,7 @@ impl<'a> Tail<'a> {
             follow: true,
             diagnose: part.diagnose,
         };
-        let reader = Reader { cx, request, way: Way::Closed { since: Instant::now() } };
+        let reader = LogReader { cx, request, way: StreamState::Closed { since: Instant::now() } };
         Self { submission, turn: Some(Box::pin(reader.turn())) }
     }
 
@@ -103,16 +103,16 @@ impl<'a> Tail<'a> {
     }
 
     /// Never done when all was read. May be given up at any time.
-    pub(crate) fn poll_hear(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Result<Heard, Problem>> {
+    pub(crate) fn poll_next(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Result<TailEvent, CliError>> {
         let Some(turn) = &mut self.turn else { return Poll::Pending };
         let (reader, heard) = ready!(turn.as_mut().poll(cx));
-        let goes_on = matches!(heard, Ok(Heard::Pieces(_) | Heard::Quiet));
-        self.turn = goes_on.then(|| -> Turn<'a> { Box::pin(reader.turn()) });
+        let goes_on = matches!(heard, Ok(TailEvent::Chunks(_) | TailEvent::Idle));
+        self.turn = goes_on.then(|| -> ReadFuture<'a> { Box::pin(reader.turn()) });
         Poll::Ready(heard)
     }
 }
 
-enum Way {
+enum StreamState {
     /// No connection since then.
     Closed {
         since: Instant,
@@ -121,54 +121,58 @@ enum Way {
     Pages(Pages),
 }
 
-struct Reader<'a> {
+struct LogReader<'a> {
     cx: &'a Context,
     request: StreamRequest,
-    way: Way,
+    way: StreamState,
 }
 
-impl Reader<'_> {
-    async fn turn(mut self) -> (Self, Result<Heard, Problem>) {
+impl LogReader<'_> {
+    async fn turn(mut self) -> (Self, Result<TailEvent, CliError>) {
         let heard = self.next().await;
         (self, heard)
     }
 
-    async fn next(&mut self) -> Result<Heard, Problem> {
+    async fn next(&mut self) -> Result<TailEvent, CliError> {
         loop {
             match &mut self.way {
-                Way::Closed { since } => {
+                StreamState::Closed { since } => {
                     let since = *since;
                     self.open(since).await?;
                 }
-                Way::Open(stream) => match stream.next().await {
+                StreamState::Open(stream) => match stream.next().await {
                     Ok(Some(News::Bytes { offset, at, bytes })) => {
                         self.request.offset = stream.offset();
-                        return Ok(Heard::Pieces(vec![Piece { offset: Some(offset), at, bytes }]));
+                        return Ok(TailEvent::Chunks(vec![LogChunk { offset: Some(offset), at, bytes }]));
                     }
-                    Ok(Some(News::End { .. })) => return Ok(Heard::Over),
-                    Ok(None) => self.way = Way::Closed { since: Instant::now() },
-                    Err(error) if error.is_lost() => self.way = Way::Closed { since: Instant::now() },
+                    Ok(Some(News::End { .. })) => return Ok(TailEvent::Over),
+                    Ok(None) => self.way = StreamState::Closed { since: Instant::now() },
+                    Err(error) if error.is_unconfirmed() => {
+                        self.way = StreamState::Closed { since: Instant::now() }
+                    }
                     Err(error) => return Err(self.cx.explain(&error).await),
                 },
-                Way::Pages(pages) => {
+                StreamState::Pages(pages) => {
                     let pieces = pages.next(self.cx).await?;
                     if !pieces.is_empty() {
-                        return Ok(Heard::Pieces(pieces));
+                        return Ok(TailEvent::Chunks(pieces));
                     }
-                    sleep(LOOK_EVERY).await;
-                    return Ok(Heard::Quiet);
+                    sleep(POLL_INTERVAL).await;
+                    return Ok(TailEvent::Idle);
                 }
             }
         }
     }
 
-    async fn open(&mut self, since: Instant) -> Result<(), Problem> {
+    async fn open(&mut self, since: Instant) -> Result<(), CliError> {
         match self.cx.client.stream_logs(&self.cx.project, &self.request).await {
-            Ok(stream) => self.way = Way::Open(stream),
-            Err(error) if error.is_lost() && since.elapsed() < GONE_AFTER => sleep(AGAIN_AFTER).await,
-            Err(error) if error.is_lost() => return Err(self.cx.explain(&error).await),
+            Ok(stream) => self.way = StreamState::Open(stream),
+            Err(error) if error.is_unconfirmed() && since.elapsed() < RECONNECT_TIMEOUT => {
+                sleep(RETRY_DELAY).await
+            }
+            Err(error) if error.is_unconfirmed() => return Err(self.cx.explain(&error).await),
             // What is wrong with the question itself, the answer to the other one says.
-            Err(_) => self.way = Way::Pages(Pages::from(&self.request)),
+            Err(_) => self.way = StreamState::Pages(Pages::from(&self.request)),
         }
         Ok(())
     }
@@ -185,7 +189,7 @@ pub(crate) struct Pages {
 impl From<&StreamRequest> for Pages {
     fn from(asked: &StreamRequest) -> Self {
         let StreamRequest { run_name, job_submission_id, offset, start_time, diagnose, .. } = asked;
-        Self::new(&Part {
+        Self::new(&LogRange {
             run: run_name.clone(),
             submission: *job_submission_id,
             offset: *offset,
@@ -197,7 +201,7 @@ impl From<&StreamRequest> for Pages {
 }
 
 impl Pages {
-    pub(crate) fn new(part: &Part) -> Self {
+    pub(crate) fn new(part: &LogRange) -> Self {
         let request = PollRequest {
             run_name: part.run.clone(),
             job_submission_id: part.submission,
@@ -205,7 +209,7 @@ impl Pages {
             end_time: part.until,
             descending: false,
             next_token: (part.offset > 0).then(|| part.offset.to_string()),
-            limit: PIECES_MAX,
+            limit: PAGE_CHUNKS_MAX,
             diagnose: part.diagnose,
             raw: true,
         };
@@ -214,15 +218,15 @@ impl Pages {
     }
 
     /// What there is beyond what was read; empty when that is nothing.
-    pub(crate) async fn next(&mut self, cx: &Context) -> Result<Vec<Piece>, Problem> {
-        let page = cx.patiently::<PollLogs>(&self.request).await?;
+    pub(crate) async fn next(&mut self, cx: &Context) -> Result<Vec<LogChunk>, CliError> {
+        let page = cx.call_with_retry::<PollLogs>(&self.request).await?;
         let mut pieces = Vec::with_capacity(page.logs.len());
         for event in page.logs {
             let bytes = decode(&event.message)?;
             let offset = self.read;
             // A token is the offset of the byte to go on with; without one we know it when we counted.
             self.read = offset.map(|read| read + bytes.len() as u64);
-            pieces.push(Piece { offset, at: event.timestamp, bytes });
+            pieces.push(LogChunk { offset, at: event.timestamp, bytes });
         }
         match (page.next_token, self.read, pieces.last()) {
             (Some(token), _, _) => self.request.next_token = Some(token),
@@ -236,18 +240,22 @@ impl Pages {
     }
 }
 
-fn decode(message: &str) -> Result<Vec<u8>, Problem> {
-    STANDARD.decode(message).map_err(|error| Problem::caused("read the server's log page", &error))
+fn decode(message: &str) -> Result<Vec<u8>, CliError> {
+    STANDARD.decode(message).map_err(|error| CliError::from_error("read the server's log page", &error))
 }
 
 /// Where the last `lines` of a part begin. `None` when all of it is wanted.
-pub(crate) async fn last_lines(cx: &Context, part: &Part, lines: usize) -> Result<Option<u64>, Problem> {
+pub(crate) async fn find_last_lines(
+    cx: &Context,
+    part: &LogRange,
+    lines: usize,
+) -> Result<Option<u64>, CliError> {
     let mut request = Pages::new(part).request;
     (request.descending, request.next_token) = (true, None);
     let mut ends = 0;
     let mut is_first = true;
     loop {
-        let page = cx.patiently::<PollLogs>(&request).await?;
+        let page = cx.call_with_retry::<PollLogs>(&request).await?;
         // How many bytes lie between the beginning of the page and what was looked at.
         let mut pieces = Vec::with_capacity(page.logs.len());
         for event in &page.logs {
@@ -255,7 +263,7 @@ pub(crate) async fn last_lines(cx: &Context, part: &Part, lines: usize) -> Resul
         }
         let mut before: u64 = pieces.iter().map(|bytes| bytes.len() as u64).sum();
         let start = page.next_token.as_deref().map_or(Ok(0), str::parse::<u64>);
-        let start = start.map_err(|error| Problem::caused("read the server's log page", &error))?;
+        let start = start.map_err(|error| CliError::from_error("read the server's log page", &error))?;
         if lines == 0 {
             return Ok(Some(start + before));
         }
@@ -284,35 +292,35 @@ pub(crate) async fn last_lines(cx: &Context, part: &Part, lines: usize) -> Resul
 
 /// How soon to look at a run again: soon after news, more and more seldom without.
 #[derive(Debug)]
-pub(crate) struct Pace(Duration);
+pub(crate) struct PollBackoff(Duration);
 
-impl Pace {
-    const SOON: Duration = Duration::from_millis(25);
-    const SELDOM: Duration = Duration::from_secs(1);
+impl PollBackoff {
+    const MIN: Duration = Duration::from_millis(25);
+    const MAX: Duration = Duration::from_secs(1);
 
     pub(crate) fn new() -> Self {
-        Self(Self::SOON)
+        Self(Self::MIN)
     }
 
     pub(crate) fn news(&mut self) {
-        self.0 = Self::SOON;
+        self.0 = Self::MIN;
     }
 
     /// The next wait.
     pub(crate) fn wait(&mut self) -> Duration {
         let wait = self.0;
-        self.0 = (wait * 2).min(Self::SELDOM);
+        self.0 = (wait * 2).min(Self::MAX);
         wait
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Pace;
+    use super::PollBackoff;
 
     #[test]
     fn a_run_is_looked_at_soon_after_news_and_seldom_without() {
-        let mut pace = Pace::new();
+        let mut pace = PollBackoff::new();
         let waits: Vec<u128> = (0..8).map(|_| pace.wait().as_millis()).collect();
         assert_eq!(waits, [25, 50, 100, 200, 400, 800, 1000, 1000]);
         pace.news();

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use windlass_model::time::Span;
 
 use super::{
-    progress::{Pull, Standing},
+    progress::{JobProgress, PullProgress},
     voices::Place,
 };
 use crate::output::{
@@ -18,17 +18,17 @@ use crate::output::{
 };
 
 const FRAMES: [&str; 10] = ["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"];
-const BAR: usize = 24;
+const BAR_WIDTH: usize = 24;
 /// Jobs that are drawn; the others are counted.
-const SHOWN_MAX: usize = 12;
+const JOBS_DRAWN_MAX: usize = 12;
 /// Where the terminal does not say how wide it is.
-const COLUMNS: usize = 80;
+const DEFAULT_COLUMNS: usize = 80;
 
 /// What was said of the job at a place.
-type Step = (Place, (String, Option<u64>));
+type ReportedStep = (Place, (String, Option<u64>));
 
 /// Where progress is shown.
-pub(crate) struct Tree {
+pub(crate) struct ProgressTree {
     name: String,
     is_live: bool,
     began: Instant,
@@ -36,11 +36,11 @@ pub(crate) struct Tree {
     /// Lines on the screen that are ours to erase.
     drawn: usize,
     /// What was said of each job since it ran last: attempts that fail alike are not told each time.
-    told: Vec<Step>,
+    told: Vec<ReportedStep>,
     status: String,
 }
 
-impl Tree {
+impl ProgressTree {
     pub(crate) fn new(name: &str) -> Self {
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         Self {
@@ -55,12 +55,12 @@ impl Tree {
     }
 
     /// Whether it has to be drawn again as time passes.
-    pub(crate) fn moves(&self) -> bool {
+    pub(crate) fn is_animated(&self) -> bool {
         self.is_live && self.drawn > 0
     }
 
     /// Shows how the jobs stand now, as a tree while the run is coming. `status` is the run's own.
-    pub(crate) fn show(&mut self, status: &str, jobs: &[Standing], is_coming: bool) {
+    pub(crate) fn show(&mut self, status: &str, jobs: &[JobProgress], is_coming: bool) {
         if !self.is_live {
             return self.tell(status, jobs);
         }
@@ -69,7 +69,7 @@ impl Tree {
             let lines = self.lines(status, jobs, columns(), Style::stderr());
             self.frame += 1;
             self.drawn = lines.len();
-            lines.iter().for_each(|line| output::say(line));
+            lines.iter().for_each(|line| output::print_message(line));
         } else {
             // What the tree came to stays on the screen.
             self.tell(status, jobs);
@@ -92,16 +92,16 @@ impl Tree {
 
     /// Something about the run as a whole. The tree is off the screen.
     pub(crate) fn line(&self, text: &str) {
-        output::say(&format!("{}{}: {}", self.stamp(), self.name, output::printable(text)));
+        output::print_message(&format!("{}{}: {}", self.stamp(), self.name, output::printable(text)));
     }
 
     /// Each step once, with its time.
-    fn tell(&mut self, status: &str, jobs: &[Standing]) {
+    fn tell(&mut self, status: &str, jobs: &[JobProgress]) {
         let stamp = self.stamp();
         let style = Style::stderr();
         if jobs.is_empty() && status != self.status {
             self.status = status.to_owned();
-            output::say(&format!("{stamp}{}: {}", self.name, painted(style, status, status)));
+            output::print_message(&format!("{stamp}{}: {}", self.name, paint_status(style, status, status)));
         }
         let several = jobs.len() > 1;
         for job in jobs {
@@ -115,47 +115,50 @@ impl Tree {
             }
             self.told.push(step);
             let who = if several { format!("{} {}", self.name, job.label()) } else { self.name.clone() };
-            output::say(&format!("{stamp}{who}: {}", painted(style, &job.status, &job.words())));
+            output::print_message(&format!(
+                "{stamp}{who}: {}",
+                paint_status(style, &job.status, &job.words())
+            ));
         }
     }
 
-    fn lines(&self, status: &str, jobs: &[Standing], columns: usize, style: Style) -> Vec<String> {
+    fn lines(&self, status: &str, jobs: &[JobProgress], columns: usize, style: Style) -> Vec<String> {
         let spinner = FRAMES[self.frame % FRAMES.len()];
         let elapsed = words::span(Span::secs(i64::try_from(self.began.elapsed().as_secs()).unwrap_or(0)));
         let head = format!("{spinner} {}  {}  {elapsed}", self.name, output::printable(status));
-        let mut lines = vec![style.paint(Colour::Bold, &cut(&head, columns))];
+        let mut lines = vec![style.paint(Colour::Bold, &truncate(&head, columns))];
         let width = jobs.iter().map(|job| job.label().len()).max().unwrap_or(0);
-        let shown = &jobs[..jobs.len().min(SHOWN_MAX)];
+        let shown = &jobs[..jobs.len().min(JOBS_DRAWN_MAX)];
         for (index, job) in shown.iter().enumerate() {
             let is_last = index + 1 == jobs.len();
             let branch = if is_last { "└─" } else { "├─" };
             let mut text = format!("{branch} {:width$}  ", job.label());
             if let Some(pull) = &job.pull {
-                text.push_str(&bar(pull));
+                text.push_str(&render_bar(pull));
             }
             text.push_str(&output::printable(&job.words().replace('\n', " ")));
-            let colour = if job.is_coming() { Colour::None } else { Colour::of_status(&job.status) };
-            lines.push(style.paint(colour, &cut(&text, columns)));
+            let colour = if job.is_coming() { Colour::None } else { Colour::for_status(&job.status) };
+            lines.push(style.paint(colour, &truncate(&text, columns)));
         }
         if jobs.len() > shown.len() {
-            lines.push(cut(&format!("└─ and {} more", jobs.len() - shown.len()), columns));
+            lines.push(truncate(&format!("└─ and {} more", jobs.len() - shown.len()), columns));
         }
         lines
     }
 }
 
-fn painted(style: Style, status: &str, text: &str) -> String {
-    style.paint(Colour::of_status(status), &output::printable(text))
+fn paint_status(style: Style, status: &str, text: &str) -> String {
+    style.paint(Colour::for_status(status), &output::printable(text))
 }
 
-fn bar(pull: &Pull) -> String {
+fn render_bar(pull: &PullProgress) -> String {
     let percent = pull.percent();
-    let full = usize::try_from(percent).unwrap_or(0) * BAR / 100;
-    format!("[{}{}] {percent:>3}% ", "█".repeat(full), "░".repeat(BAR - full))
+    let full = usize::try_from(percent).unwrap_or(0) * BAR_WIDTH / 100;
+    format!("[{}{}] {percent:>3}% ", "█".repeat(full), "░".repeat(BAR_WIDTH - full))
 }
 
 /// A line that wraps could not be erased.
-fn cut(text: &str, columns: usize) -> String {
+fn truncate(text: &str, columns: usize) -> String {
     let room = columns.saturating_sub(1);
     if text.chars().count() <= room {
         return text.to_owned();
@@ -165,7 +168,7 @@ fn cut(text: &str, columns: usize) -> String {
 
 fn columns() -> usize {
     let size = rustix::termios::tcgetwinsize(std::io::stderr());
-    size.ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(COLUMNS)
+    size.ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(DEFAULT_COLUMNS)
 }
 
 #[cfg(test)]
@@ -173,19 +176,19 @@ mod tests {
     use serde_json::json;
 
     use super::{
-        super::progress::{standings, tests::run},
-        Style, Tree,
+        super::progress::{job_progress, tests::run},
+        ProgressTree, Style,
     };
 
     #[test]
     fn the_tree_has_a_branch_for_each_job_and_a_bar_for_an_image() {
-        let jobs = standings(&run(&[
+        let jobs = job_progress(&run(&[
             json!({"status": "submitted", "queue_position": 2}),
             json!({"status": "pulling", "image_pull_progress": {"downloaded_bytes": 500_000, "extracted_bytes": 500_000,
                 "total_bytes": 1_000_000, "is_total_bytes_final": true}}),
             json!({"status": "running", "status_message": "running"}),
         ]));
-        let tree = Tree::new("train");
+        let tree = ProgressTree::new("train");
         assert_eq!(
             tree.lines("provisioning", &jobs, 100, Style::plain()),
             [
@@ -202,8 +205,8 @@ mod tests {
 
     #[test]
     fn many_jobs_are_counted_and_not_all_drawn() {
-        let jobs = standings(&run(&vec![json!({"status": "submitted"}); 40]));
-        let lines = Tree::new("train").lines("submitted", &jobs, 80, Style::plain());
+        let jobs = job_progress(&run(&vec![json!({"status": "submitted"}); 40]));
+        let lines = ProgressTree::new("train").lines("submitted", &jobs, 80, Style::plain());
         assert_eq!((lines.len(), lines.last().unwrap().as_str()), (14, "└─ and 28 more"));
     }
 }

@@ -9,7 +9,7 @@ use regex_automata::meta::Regex;
 use windlass_model::time::Timestamp;
 
 use crate::output::{
-    self, Foreign,
+    self, UntrustedWriter,
     style::{Colour, Style},
     words,
 };
@@ -21,7 +21,7 @@ const COLOURS: [Colour; 5] = [Colour::Cyan, Colour::Magenta, Colour::Blue, Colou
 /// Replica and rank.
 pub(crate) type Place = (i64, i64);
 
-pub(crate) struct Voices {
+pub(crate) struct LogPrinter {
     raw: bool,
     /// Lines say whom they are from.
     pub(super) several: bool,
@@ -30,18 +30,18 @@ pub(crate) struct Voices {
     grep: Option<Regex>,
     /// What stands in front of lines, where it is not the place.
     pub(super) labels: BTreeMap<Place, String>,
-    each: BTreeMap<Place, Voice>,
+    each: BTreeMap<Place, JobWriter>,
     /// Ends with half a line.
     pub(super) mid_line: bool,
 }
 
-struct Voice {
+struct JobWriter {
     prefix: String,
-    lines: Lines,
-    out: Foreign,
+    lines: LineSplitter,
+    out: UntrustedWriter,
 }
 
-impl Voices {
+impl LogPrinter {
     /// With `raw`, a terminal is driven by what it shows. With `grep`, only lines that match are shown.
     pub(crate) fn new(raw: bool, several: bool, grep: Option<Regex>) -> Self {
         Self {
@@ -69,13 +69,14 @@ impl Voices {
     pub(crate) fn write(&mut self, place: Place, at: Timestamp, bytes: &[u8]) -> bool {
         let (raw, is_by_lines) = (self.raw, self.is_by_lines());
         let label = self.labels.get(&place);
-        let voice = self.each.entry(place).or_insert_with(|| Voice::new(place, label, raw));
+        let voice = self.each.entry(place).or_insert_with(|| JobWriter::new(place, label, raw));
         if !is_by_lines {
             self.mid_line = bytes.last().map_or(self.mid_line, |byte| *byte != b'\n');
             return voice.out.write(bytes);
         }
-        let shown = Shown { several: self.several, timestamps: self.timestamps, grep: self.grep.as_ref() };
-        let Voice { prefix, lines, out } = voice;
+        let shown =
+            LineFormat { several: self.several, timestamps: self.timestamps, grep: self.grep.as_ref() };
+        let JobWriter { prefix, lines, out } = voice;
         let mut text = Vec::new();
         lines.add(bytes, at, |line, at| shown.add(&mut text, prefix, line, at));
         // In one go: a write for each line would take longer than to find it.
@@ -83,9 +84,10 @@ impl Voices {
     }
 
     /// What a job wrote last may have no line end; the next line of another must not follow on it.
-    pub(super) fn end_of(&mut self, place: Place) -> bool {
-        let shown = Shown { several: self.several, timestamps: self.timestamps, grep: self.grep.as_ref() };
-        let Some(Voice { prefix, lines, out }) = self.each.get_mut(&place) else { return true };
+    pub(super) fn finish_job(&mut self, place: Place) -> bool {
+        let shown =
+            LineFormat { several: self.several, timestamps: self.timestamps, grep: self.grep.as_ref() };
+        let Some(JobWriter { prefix, lines, out }) = self.each.get_mut(&place) else { return true };
         let mut text = Vec::new();
         lines.end(|line, at| shown.add(&mut text, prefix, line, at));
         text.is_empty() || out.write(&text)
@@ -94,29 +96,29 @@ impl Voices {
     /// The same for all of them.
     pub(crate) fn end(&mut self) -> bool {
         let places: Vec<Place> = self.each.keys().copied().collect();
-        places.into_iter().all(|place| self.end_of(place))
+        places.into_iter().all(|place| self.finish_job(place))
     }
 }
 
-impl Voice {
+impl JobWriter {
     fn new(place: Place, label: Option<&String>, raw: bool) -> Self {
         let at = usize::try_from(place.0 * 7 + place.1).unwrap_or(0) % COLOURS.len();
         let label =
             label.map_or_else(|| format!("{}-{}", place.1, place.0), |label| output::printable(label));
         let label = format!("{label} |");
         let prefix = format!("{} ", Style::stdout().paint(COLOURS[at], &label));
-        Self { prefix, lines: Lines::default(), out: Foreign::new(raw) }
+        Self { prefix, lines: LineSplitter::default(), out: UntrustedWriter::new(raw) }
     }
 }
 
 /// How a line is shown, if it is.
-struct Shown<'a> {
+struct LineFormat<'a> {
     several: bool,
     timestamps: bool,
     grep: Option<&'a Regex>,
 }
 
-impl Shown<'_> {
+impl LineFormat<'_> {
     fn add(&self, text: &mut Vec<u8>, prefix: &str, line: &[u8], at: Timestamp) {
         // What ends a line is no part of it: `$` is before it.
         if self.grep.is_some_and(|grep| !grep.is_match(line.trim_ascii_end())) {
@@ -135,13 +137,13 @@ impl Shown<'_> {
 
 /// Bytes that become whole lines.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
+pub(crate) struct LineSplitter {
     half: Vec<u8>,
     /// When the half of a line was written.
     since: Option<Timestamp>,
 }
 
-impl Lines {
+impl LineSplitter {
     /// Gives the lines that are whole now, each with its end, and when it began. Nothing is copied but the half of a line.
     pub(crate) fn add(&mut self, bytes: &[u8], at: Timestamp, mut give: impl FnMut(&[u8], Timestamp)) {
         let mut rest = bytes;
@@ -180,7 +182,7 @@ impl Lines {
 mod tests {
     use windlass_model::time::Timestamp;
 
-    use super::{LINE_MAX, Lines, Regex, Shown};
+    use super::{LINE_MAX, LineFormat, LineSplitter, Regex};
 
     const AT: Timestamp = Timestamp(1_000_000);
 
@@ -188,7 +190,7 @@ mod tests {
     fn lines_are_whole_however_they_come() {
         let text = b"one\ntwo\r\n\nthree";
         for step in 1..text.len() {
-            let (mut lines, mut out) = (Lines::default(), Vec::new());
+            let (mut lines, mut out) = (LineSplitter::default(), Vec::new());
             for part in text.chunks(step) {
                 lines.add(part, AT, |line, _| out.push(line.to_vec()));
             }
@@ -200,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_shown_in_parts() {
-        let (mut lines, mut out) = (Lines::default(), Vec::new());
+        let (mut lines, mut out) = (LineSplitter::default(), Vec::new());
         lines.add(&vec![b'x'; LINE_MAX + 1], AT, |line, _| out.push(line.to_vec()));
         assert_eq!(out, [[vec![b'x'; LINE_MAX + 1], b"\n".to_vec()].concat()]);
         lines.end(|line, _| out.push(line.to_vec()));
@@ -209,8 +211,8 @@ mod tests {
 
     #[test]
     fn a_line_has_the_time_at_which_it_began() {
-        let (mut lines, mut text) = (Lines::default(), Vec::new());
-        let shown = Shown { several: true, timestamps: true, grep: None };
+        let (mut lines, mut text) = (LineSplitter::default(), Vec::new());
+        let shown = LineFormat { several: true, timestamps: true, grep: None };
         lines.add(b"a", Timestamp::from_secs(1), |line, at| shown.add(&mut text, "0-1 | ", line, at));
         lines.add(b"b\nc\n", Timestamp::from_secs(3), |line, at| shown.add(&mut text, "0-1 | ", line, at));
         let text = String::from_utf8(text).unwrap();
@@ -222,8 +224,8 @@ mod tests {
     fn many_lines_in_one_piece_are_found_in_one_pass() {
         let piece = b"step 17 of training, loss=0.25\n".repeat(200_000);
         let grep = Regex::new("loss=9").unwrap();
-        let shown = Shown { several: false, timestamps: false, grep: Some(&grep) };
-        let (mut lines, mut text, mut count) = (Lines::default(), Vec::new(), 0);
+        let shown = LineFormat { several: false, timestamps: false, grep: Some(&grep) };
+        let (mut lines, mut text, mut count) = (LineSplitter::default(), Vec::new(), 0);
         lines.add(&piece, AT, |line, at| {
             count += 1;
             shown.add(&mut text, "", line, at);

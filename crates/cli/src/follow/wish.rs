@@ -4,11 +4,11 @@ use std::io::{BufRead as _, Write as _};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::{output, problem::Problem};
+use crate::{output, problem::CliError};
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum UserRequest {
     /// Ctrl-C, which may mean several things.
     Interrupt,
     Stop,
@@ -16,73 +16,73 @@ pub(super) enum Asked {
     /// The run goes on without us.
     Detach,
     /// The run is ending, and nobody wants to wait for it.
-    Leave,
+    StopWaiting,
 }
 
 /// How far the run was asked to end already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    No,
+enum StopState {
+    NotRequested,
     Stopping,
     Aborting,
 }
 
-pub(super) struct Wish {
+pub(super) struct InterruptListener {
     interrupt: Signal,
     terminate: Signal,
-    ending: Ending,
+    ending: StopState,
 }
 
-impl Wish {
-    pub(super) fn listen() -> Result<Self, Problem> {
-        let failed = |error: std::io::Error| Problem::caused("listen for signals", &error);
+impl InterruptListener {
+    pub(super) fn listen() -> Result<Self, CliError> {
+        let failed = |error: std::io::Error| CliError::from_error("listen for signals", &error);
         Ok(Self {
             interrupt: signal(SignalKind::interrupt()).map_err(failed)?,
             terminate: signal(SignalKind::terminate()).map_err(failed)?,
-            ending: Ending::No,
+            ending: StopState::NotRequested,
         })
     }
 
     /// The run was told to end.
-    pub(super) fn stopping(&mut self, abort: bool) {
-        self.ending = if abort { Ending::Aborting } else { Ending::Stopping };
+    pub(super) fn set_stopping(&mut self, abort: bool) {
+        self.ending = if abort { StopState::Aborting } else { StopState::Stopping };
     }
 
     /// The next thing that is wanted. May be given up at any time.
-    pub(super) async fn next(&mut self) -> Asked {
+    pub(super) async fn next(&mut self) -> UserRequest {
         let is_interrupt = tokio::select! {
             _ = self.interrupt.recv() => true,
             _ = self.terminate.recv() => false,
         };
         match self.ending {
-            Ending::No if is_interrupt => Asked::Interrupt,
-            Ending::No => Asked::Stop,
-            Ending::Stopping => Asked::Abort,
-            Ending::Aborting => Asked::Leave,
+            StopState::NotRequested if is_interrupt => UserRequest::Interrupt,
+            StopState::NotRequested => UserRequest::Stop,
+            StopState::Stopping => UserRequest::Abort,
+            StopState::Aborting => UserRequest::StopWaiting,
         }
     }
 
     /// Asks; a second interrupt detaches. Nothing else is written meanwhile.
-    pub(super) async fn ask(&mut self, question: &str) -> Asked {
+    pub(super) async fn prompt(&mut self, question: &str) -> UserRequest {
         let question = question.to_owned();
         // A thread that waits for a line which never comes ends with the process.
         let answer = tokio::task::spawn_blocking(move || read(&question));
         tokio::select! {
-            answer = answer => answer.unwrap_or(Asked::Detach),
+            answer = answer => answer.unwrap_or(UserRequest::Detach),
             _ = self.interrupt.recv() => {
-                output::say("");
-                Asked::Detach
+                output::print_message("");
+                UserRequest::Detach
             }
             _ = self.terminate.recv() => {
-                output::say("");
-                Asked::Stop
+                output::print_message("");
+                UserRequest::Stop
             }
         }
     }
 }
 
 /// The end of the input detaches: it harms nothing.
-fn read(question: &str) -> Asked {
+fn read(question: &str) -> UserRequest {
     loop {
         {
             let mut out = std::io::stderr().lock();
@@ -90,12 +90,12 @@ fn read(question: &str) -> Asked {
         }
         let mut answer = String::new();
         match std::io::stdin().lock().read_line(&mut answer) {
-            Ok(0) | Err(_) => return Asked::Detach,
+            Ok(0) | Err(_) => return UserRequest::Detach,
             Ok(_) => {}
         }
         match answer.trim().to_ascii_lowercase().as_str() {
-            "s" | "stop" => return Asked::Stop,
-            "d" | "detach" => return Asked::Detach,
+            "s" | "stop" => return UserRequest::Stop,
+            "d" | "detach" => return UserRequest::Detach,
             _ => {}
         }
     }

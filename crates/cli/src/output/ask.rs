@@ -4,36 +4,36 @@ use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-use super::{printable, say};
+use super::{print_message, printable};
 use crate::{
     exit::Exit,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 /// Whether somebody is there to answer a question.
-pub(crate) fn can_ask() -> bool {
+pub(crate) fn can_prompt() -> bool {
     std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
 }
 
 /// Asks, unless `-y` has answered already.
-pub(crate) fn confirm(yes: bool, question: &str) -> Result<bool, Problem> {
+pub(crate) fn confirm(yes: bool, question: &str) -> Result<bool, CliError> {
     if yes {
         return Ok(true);
     }
-    if !can_ask() {
-        return Err(Problem::misuse("confirmation needed")
-            .code(Code::Unanswered)
+    if !can_prompt() {
+        return Err(CliError::usage("confirmation needed")
+            .code(Code::ConfirmationRequired)
             .why(question)
             .hint("pass `-y`: there is no terminal to ask on"));
     }
-    Ok(ask(question))
+    Ok(prompt_yes_no(question))
 }
 
 /// Asks whether to delete `what`, unless `-y` has answered already.
-pub(crate) fn confirm_delete(yes: bool, what: &str) -> Result<bool, Problem> {
+pub(crate) fn confirm_delete(yes: bool, what: &str) -> Result<bool, CliError> {
     let agreed = confirm(yes, &format!("Delete {what}?"))?;
     if !agreed {
-        say("Nothing was deleted.");
+        print_message("Nothing was deleted.");
     }
     Ok(agreed)
 }
@@ -44,9 +44,9 @@ pub(crate) async fn delete<T>(
     names: &[String],
     yes: bool,
     done: &str,
-    find: impl AsyncFn(&str) -> Result<T, Problem>,
-    delete: impl AsyncFnOnce() -> Result<(), Problem>,
-) -> Result<Exit, Problem> {
+    find: impl AsyncFn(&str) -> Result<T, CliError>,
+    delete: impl AsyncFnOnce() -> Result<(), CliError>,
+) -> Result<Exit, CliError> {
     for name in names {
         find(name).await?;
     }
@@ -55,38 +55,38 @@ pub(crate) async fn delete<T>(
         return Ok(Exit::Failed);
     }
     delete().await?;
-    say(&format!("{done} {what}."));
+    print_message(&format!("{done} {what}."));
     Ok(Exit::Done)
 }
 
 /// Asks for something that nobody else should see. `flag` is how a script says it.
-pub(crate) fn ask_secret(what: &str, flag: &str) -> Result<String, Problem> {
-    if !can_ask() {
-        return Err(Problem::misuse("no terminal to ask on")
-            .code(Code::Unanswered)
+pub(crate) fn prompt_secret(what: &str, flag: &str) -> Result<String, CliError> {
+    if !can_prompt() {
+        return Err(CliError::usage("no terminal to ask on")
+            .code(Code::ConfirmationRequired)
             .why(format!("{what}?"))
             .hint(format!("`{flag}` reads it from standard input")));
     }
     let mut answer = String::new();
     {
-        let _hidden = Hidden::new();
+        let _hidden = EchoOff::new();
         let mut out = std::io::stderr().lock();
         let _ = write!(out, "{what}: ").and_then(|()| out.flush());
         let read = std::io::stdin().lock().read_line(&mut answer);
         let _ = writeln!(out);
-        read.map_err(|error| Problem::caused("read the answer", &error))?;
+        read.map_err(|error| CliError::from_error("read the answer", &error))?;
     }
     let answer = answer.trim().to_owned();
     if answer.is_empty() {
-        return Err(Problem::misuse("nothing was typed").why(format!("{what}?")));
+        return Err(CliError::usage("nothing was typed").why(format!("{what}?")));
     }
     Ok(answer)
 }
 
 /// While it lives, the terminal does not show what is typed.
-struct Hidden(Option<Termios>);
+struct EchoOff(Option<Termios>);
 
-impl Hidden {
+impl EchoOff {
     fn new() -> Self {
         let before = tcgetattr(std::io::stdin()).ok();
         if let Some(before) = &before {
@@ -98,7 +98,7 @@ impl Hidden {
     }
 }
 
-impl Drop for Hidden {
+impl Drop for EchoOff {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, before);
@@ -107,7 +107,7 @@ impl Drop for Hidden {
 }
 
 /// Asks until the answer is yes or no. The end of the input is no.
-fn ask(question: &str) -> bool {
+fn prompt_yes_no(question: &str) -> bool {
     loop {
         {
             let mut out = std::io::stderr().lock();

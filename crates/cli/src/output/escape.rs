@@ -9,7 +9,7 @@
 //! because `| head` and `| grep` pass on what they read.
 
 /// Longer than any sequence that sets a colour. What is longer is no sequence, and shown.
-const HELD_MAX: usize = 64;
+const SEQUENCE_MAX: usize = 64;
 const ESC: u8 = 0x1b;
 
 /// Control characters are shown, not obeyed; so are those that turn the direction of text.
@@ -34,7 +34,7 @@ enum State {
     /// After `ESC [`, which is held together with what came since.
     Sequence,
     /// Inside a letter of several bytes, of which so many are to come.
-    Letter(usize),
+    Utf8(usize),
 }
 
 /// Takes a stream in pieces. A sequence or letter that is cut between two of them is one all the same.
@@ -52,7 +52,7 @@ impl Filter {
     }
 
     /// The harmless form of the next piece.
-    pub(crate) fn pass(&mut self, bytes: &[u8]) -> Vec<u8> {
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len());
         bytes.iter().for_each(|byte| self.byte(*byte, &mut out));
         out
@@ -61,7 +61,7 @@ impl Filter {
     /// What is left at the end: an unfinished sequence, shown, and the way back from the last colour.
     pub(crate) fn end(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
-        self.give_up(&mut out);
+        self.flush_as_text(&mut out);
         if std::mem::take(&mut self.painted) {
             out.extend_from_slice(b"\x1b[0m");
         }
@@ -76,22 +76,22 @@ impl Filter {
                 self.state = State::Sequence;
             }
             State::Escape => {
-                self.give_up(out);
+                self.flush_as_text(out);
                 self.text(byte, out);
             }
-            State::Sequence => self.sequence(byte, out),
-            State::Letter(more) if (0x80..0xc0).contains(&byte) => {
+            State::Sequence => self.push_sequence_byte(byte, out),
+            State::Utf8(more) if (0x80..0xc0).contains(&byte) => {
                 self.held.push(byte);
                 if more > 1 {
-                    self.state = State::Letter(more - 1);
+                    self.state = State::Utf8(more - 1);
                 } else {
                     let held = std::mem::take(&mut self.held);
                     self.state = State::Text;
                     letter(&held, out);
                 }
             }
-            State::Letter(_) => {
-                self.give_up(out);
+            State::Utf8(_) => {
+                self.flush_as_text(out);
                 self.text(byte, out);
             }
         }
@@ -101,11 +101,11 @@ impl Filter {
         match byte {
             ESC => self.hold(byte, State::Escape),
             b'\n' | b'\r' | b'\t' | 0x20..=0x7e => out.push(byte),
-            0xc2..=0xdf => self.hold(byte, State::Letter(1)),
-            0xe0..=0xef => self.hold(byte, State::Letter(2)),
-            0xf0..=0xf4 => self.hold(byte, State::Letter(3)),
+            0xc2..=0xdf => self.hold(byte, State::Utf8(1)),
+            0xe0..=0xef => self.hold(byte, State::Utf8(2)),
+            0xf0..=0xf4 => self.hold(byte, State::Utf8(3)),
             0x00..=0x1f | 0x7f => out.extend([b'^', byte ^ 0x40]),
-            0x80..=0xc1 | 0xf5..=0xff => replaced(out),
+            0x80..=0xc1 | 0xf5..=0xff => push_replacement(out),
         }
     }
 
@@ -115,9 +115,9 @@ impl Filter {
     }
 
     /// Parameters and intermediate bytes, then one that ends it.
-    fn sequence(&mut self, byte: u8, out: &mut Vec<u8>) {
+    fn push_sequence_byte(&mut self, byte: u8, out: &mut Vec<u8>) {
         match byte {
-            0x20..=0x3f if self.held.len() < HELD_MAX => self.held.push(byte),
+            0x20..=0x3f if self.held.len() < SEQUENCE_MAX => self.held.push(byte),
             0x40..=0x7e => {
                 let colours = &self.held[2..];
                 let plain = |byte: &u8| byte.is_ascii_digit() || matches!(byte, b';' | b':');
@@ -130,14 +130,14 @@ impl Filter {
                 self.state = State::Text;
             }
             _ => {
-                self.give_up(out);
+                self.flush_as_text(out);
                 self.text(byte, out);
             }
         }
     }
 
     /// What was held was no sequence, or no letter: it is shown.
-    fn give_up(&mut self, out: &mut Vec<u8>) {
+    fn flush_as_text(&mut self, out: &mut Vec<u8>) {
         let held = std::mem::take(&mut self.held);
         match self.state {
             State::Text => {}
@@ -145,13 +145,13 @@ impl Filter {
                 out.extend_from_slice(b"^[");
                 out.extend_from_slice(&held[1..]);
             }
-            State::Letter(_) => replaced(out),
+            State::Utf8(_) => push_replacement(out),
         }
         self.state = State::Text;
     }
 }
 
-fn replaced(out: &mut Vec<u8>) {
+fn push_replacement(out: &mut Vec<u8>) {
     out.extend_from_slice("\u{fffd}".as_bytes());
 }
 
@@ -162,7 +162,7 @@ fn letter(bytes: &[u8], out: &mut Vec<u8>) {
             out.extend_from_slice(bytes);
         }
         Ok(text) => out.extend_from_slice(printable(text).as_bytes()),
-        Err(_) => replaced(out),
+        Err(_) => push_replacement(out),
     }
 }
 
@@ -176,11 +176,11 @@ mod tests {
     #[track_caller]
     fn check(bytes: &[u8], shown: &str) {
         let mut filter = Filter::new();
-        let mut whole = filter.pass(bytes);
+        let mut whole = filter.push(bytes);
         whole.extend(filter.end());
         assert_eq!(String::from_utf8_lossy(&whole), shown);
         let mut filter = Filter::new();
-        let mut cut: Vec<u8> = bytes.chunks(1).flat_map(|piece| filter.pass(piece)).collect();
+        let mut cut: Vec<u8> = bytes.chunks(1).flat_map(|piece| filter.push(piece)).collect();
         cut.extend(filter.end());
         assert_eq!(String::from_utf8_lossy(&cut), shown, "in pieces");
     }
@@ -294,7 +294,7 @@ mod tests {
             let mut rest = input.as_slice();
             while !rest.is_empty() {
                 let (piece, after) = rest.split_at(1 + rng.below(rest.len() as u64) as usize);
-                shown.extend(filter.pass(piece));
+                shown.extend(filter.push(piece));
                 rest = after;
             }
             shown.extend(filter.end());

@@ -6,9 +6,9 @@ use super::{
 };
 
 #[derive(Debug, Default)]
-pub(crate) struct Facts(Vec<(&'static str, String, Colour)>);
+pub(crate) struct DetailView(Vec<(&'static str, String, Colour)>);
 
-impl Facts {
+impl DetailView {
     pub(crate) fn new() -> Self {
         Self::default()
     }
@@ -20,7 +20,7 @@ impl Facts {
 
     pub(crate) fn status(&mut self, label: &'static str, value: impl Into<String>) {
         let value = value.into();
-        let colour = Colour::of_status(&value);
+        let colour = Colour::for_status(&value);
         self.put(label, value, colour);
     }
 
@@ -50,11 +50,11 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
-    use super::{Facts, Style};
+    use super::{DetailView, Style};
 
     #[test]
     fn facts_are_aligned_and_what_is_unknown_is_left_out() {
-        let mut facts = Facts::new();
+        let mut facts = DetailView::new();
         facts.add("Name", "a\u{1b}[2J");
         facts.add("Region", "");
         facts.status("Status", "idle");

@@ -5,11 +5,11 @@
 use serde::Serialize;
 use serde_json::Map;
 
-use super::{data, live, say, table::Table};
-use crate::{cli::Format, exit::Exit, problem::Problem};
+use super::{data, live, print_message, table::Table};
+use crate::{cli::Format, exit::Exit, problem::CliError};
 
 /// Raised when a field of any document is removed or changes its meaning. New fields do not raise it.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const FORMAT_VERSION: u32 = 1;
 
 /// A list of things of one kind.
 pub(crate) struct List<'a, T> {
@@ -30,12 +30,12 @@ impl<T: Serialize> List<'_, T> {
         rows: &[T],
         format: Format,
         table: impl FnOnce(bool) -> Table,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), CliError> {
         match format {
             Format::Json => self.document(rows)?,
-            Format::Jsonl => jsonl(rows)?,
+            Format::Jsonl => print_jsonl(rows)?,
             Format::Name => rows.iter().for_each(|row| data(&super::printable(&(self.name)(row)))),
-            Format::Table | Format::Wide if rows.is_empty() => say(self.none),
+            Format::Table | Format::Wide if rows.is_empty() => print_message(self.none),
             Format::Table => table(false).print(),
             Format::Wide => table(true).whole().print(),
         }
@@ -47,9 +47,9 @@ impl<T: Serialize> List<'_, T> {
         &self,
         format: Format,
         watch: bool,
-        fetch: impl AsyncFn() -> Result<Vec<T>, Problem>,
+        fetch: impl AsyncFn() -> Result<Vec<T>, CliError>,
         table: fn(&[T], bool) -> Table,
-    ) -> Result<Exit, Problem> {
+    ) -> Result<Exit, CliError> {
         if watch {
             return live::watch(format, async |wide| Ok(table(&fetch().await?, wide))).await;
         }
@@ -58,10 +58,10 @@ impl<T: Serialize> List<'_, T> {
         Ok(Exit::Done)
     }
 
-    fn document(&self, rows: &[T]) -> Result<(), Problem> {
+    fn document(&self, rows: &[T]) -> Result<(), CliError> {
         let mut document = Map::new();
         document.extend(self.project.map(|project| ("project".to_owned(), project.into())));
-        let rows = serde_json::to_value(rows).map_err(|error| Problem::caused("write JSON", &error))?;
+        let rows = serde_json::to_value(rows).map_err(|error| CliError::from_error("write JSON", &error))?;
         document.insert(self.kind.to_owned(), rows);
         json(&document)
     }
@@ -73,10 +73,10 @@ pub(crate) fn one<T: Serialize>(
     thing: &T,
     name: &str,
     show: impl FnOnce(bool),
-) -> Result<(), Problem> {
+) -> Result<(), CliError> {
     match format {
         Format::Json => json(thing)?,
-        Format::Jsonl => jsonl(std::slice::from_ref(thing))?,
+        Format::Jsonl => print_jsonl(std::slice::from_ref(thing))?,
         Format::Name => data(&super::printable(name)),
         Format::Table | Format::Wide => show(format == Format::Wide),
     }
@@ -85,20 +85,20 @@ pub(crate) fn one<T: Serialize>(
 
 /// A document with its version in front.
 #[derive(Serialize)]
-struct Versioned<'a, T> {
+struct VersionedDocument<'a, T> {
     version: u32,
     #[serde(flatten)]
     value: &'a T,
 }
 
 /// A document that programs read.
-fn json<T: Serialize>(value: &T) -> Result<(), Problem> {
+fn json<T: Serialize>(value: &T) -> Result<(), CliError> {
     data(&text(value, |value| serde_json::to_string_pretty(value))?);
     Ok(())
 }
 
 /// One document for each line.
-pub(crate) fn jsonl<T: Serialize>(values: &[T]) -> Result<(), Problem> {
+pub(crate) fn print_jsonl<T: Serialize>(values: &[T]) -> Result<(), CliError> {
     for value in values {
         data(&text(value, |value| serde_json::to_string(value))?);
     }
@@ -106,20 +106,21 @@ pub(crate) fn jsonl<T: Serialize>(values: &[T]) -> Result<(), Problem> {
 }
 
 /// Several documents in one array, for a command whose answer has no name.
-pub(crate) fn json_array<T: Serialize>(values: &[T]) -> Result<(), Problem> {
-    let values: Vec<Versioned<'_, T>> =
-        values.iter().map(|value| Versioned { version: VERSION, value }).collect();
+pub(crate) fn print_json_array<T: Serialize>(values: &[T]) -> Result<(), CliError> {
+    let values: Vec<VersionedDocument<'_, T>> =
+        values.iter().map(|value| VersionedDocument { version: FORMAT_VERSION, value }).collect();
     let text =
-        serde_json::to_string_pretty(&values).map_err(|error| Problem::caused("write JSON", &error))?;
+        serde_json::to_string_pretty(&values).map_err(|error| CliError::from_error("write JSON", &error))?;
     data(&text);
     Ok(())
 }
 
 fn text<T: Serialize>(
     value: &T,
-    write: impl FnOnce(&Versioned<'_, T>) -> serde_json::Result<String>,
-) -> Result<String, Problem> {
-    write(&Versioned { version: VERSION, value }).map_err(|error| Problem::caused("write JSON", &error))
+    write: impl FnOnce(&VersionedDocument<'_, T>) -> serde_json::Result<String>,
+) -> Result<String, CliError> {
+    write(&VersionedDocument { version: FORMAT_VERSION, value })
+        .map_err(|error| CliError::from_error("write JSON", &error))
 }
 
 #[cfg(test)]

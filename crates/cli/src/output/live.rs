@@ -3,20 +3,20 @@
 use std::{io::IsTerminal as _, time::Duration};
 
 use super::{data, raw, table::Table};
-use crate::{cli::Format, exit::Exit, problem::Problem};
+use crate::{cli::Format, exit::Exit, problem::CliError};
 
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Until somebody ends it. On a terminal each table takes the place of the one before; in a pipe they follow each other.
 pub(crate) async fn watch(
     format: Format,
-    mut look: impl AsyncFnMut(bool) -> Result<Table, Problem>,
-) -> Result<Exit, Problem> {
+    mut look: impl AsyncFnMut(bool) -> Result<Table, CliError>,
+) -> Result<Exit, CliError> {
     let wide = match format {
         Format::Table => false,
         Format::Wide => true,
         Format::Json | Format::Jsonl | Format::Name => {
-            return Err(Problem::misuse("`-w` shows tables only").hint("leave out `-o`"));
+            return Err(CliError::usage("`-w` shows tables only").hint("leave out `-o`"));
         }
     };
     let mut before = Vec::new();
@@ -31,6 +31,6 @@ pub(crate) async fn watch(
             lines.iter().for_each(|line| data(line));
             before = lines;
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }

@@ -15,9 +15,9 @@ pub(crate) mod words;
 use std::io::{IsTerminal as _, Write as _};
 
 pub(crate) use self::{
-    ask::{ask_secret, can_ask, confirm, confirm_delete, delete},
+    ask::{can_prompt, confirm, confirm_delete, delete, prompt_secret},
     escape::printable,
-    list::{List, json_array, jsonl, one},
+    list::{List, one, print_json_array, print_jsonl},
 };
 
 /// One line of data. On a terminal nothing in it but colours has an effect.
@@ -28,15 +28,15 @@ pub(crate) fn data(text: &str) {
 
 /// Where stdout leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Out {
+enum StdoutKind {
     Terminal,
     /// Another program, which may pass on what it reads.
     Pipe,
     File,
 }
 
-impl Out {
-    fn here() -> Self {
+impl StdoutKind {
+    fn detect() -> Self {
         if std::io::stdout().is_terminal() {
             return Self::Terminal;
         }
@@ -58,7 +58,7 @@ impl Out {
 }
 
 fn is_for_a_screen() -> bool {
-    Out::here().is_for_a_screen(std::io::stderr().is_terminal())
+    StdoutKind::detect().is_for_a_screen(std::io::stderr().is_terminal())
 }
 
 /// Data as it is, to the byte. False when nobody reads any more.
@@ -68,11 +68,11 @@ pub(crate) fn raw(bytes: &[u8]) -> bool {
 }
 
 /// What a job wrote, on its way to stdout: harmless where a person reads it, to the byte elsewhere.
-pub(crate) struct Foreign {
+pub(crate) struct UntrustedWriter {
     filter: Option<escape::Filter>,
 }
 
-impl Foreign {
+impl UntrustedWriter {
     /// With `raw`, a terminal gets every byte too.
     pub(crate) fn new(raw: bool) -> Self {
         let filter = is_for_a_screen() && !raw;
@@ -82,13 +82,13 @@ impl Foreign {
     /// False when nobody reads any more.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> bool {
         match &mut self.filter {
-            Some(filter) => raw(&filter.pass(bytes)),
+            Some(filter) => raw(&filter.push(bytes)),
             None => raw(bytes),
         }
     }
 }
 
-impl Drop for Foreign {
+impl Drop for UntrustedWriter {
     fn drop(&mut self) {
         if let Some(filter) = &mut self.filter {
             raw(&filter.end());
@@ -111,18 +111,18 @@ pub(crate) fn columns(stream: &(impl std::io::IsTerminal + std::os::fd::AsFd)) -
 }
 
 /// Whether data and talk are seen in the same place.
-pub(crate) fn is_one_screen() -> bool {
+pub(crate) fn is_same_screen() -> bool {
     std::io::stdout().is_terminal() && std::io::stderr().is_terminal()
 }
 
 /// One line of talk, in which nothing but colours has an effect.
-pub(crate) fn say(text: &str) {
+pub(crate) fn print_message(text: &str) {
     let _ = std::io::stderr().lock().write_all(&line(text));
 }
 
 fn line(text: &str) -> Vec<u8> {
     let mut filter = escape::Filter::new();
-    let mut bytes = filter.pass(text.as_bytes());
+    let mut bytes = filter.push(text.as_bytes());
     bytes.extend(filter.end());
     bytes.push(b'\n');
     bytes
@@ -130,17 +130,17 @@ fn line(text: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::Out;
+    use super::StdoutKind;
 
     #[test]
     fn what_may_end_on_a_screen_is_filtered_and_files_and_scripts_get_every_byte() {
         for (out, stderr_is_terminal, filtered) in [
-            (Out::Terminal, true, true),
-            (Out::Terminal, false, true),
-            (Out::Pipe, true, true),
-            (Out::Pipe, false, false),
-            (Out::File, true, false),
-            (Out::File, false, false),
+            (StdoutKind::Terminal, true, true),
+            (StdoutKind::Terminal, false, true),
+            (StdoutKind::Pipe, true, true),
+            (StdoutKind::Pipe, false, false),
+            (StdoutKind::File, true, false),
+            (StdoutKind::File, false, false),
         ] {
             assert_eq!(out.is_for_a_screen(stderr_is_terminal), filtered, "{out:?} {stderr_is_terminal}");
         }

@@ -31,7 +31,7 @@ impl Colour {
     }
 
     /// How a status of anything looks.
-    pub(crate) fn of_status(status: &str) -> Self {
+    pub(crate) fn for_status(status: &str) -> Self {
         let first = status.split([' ', '(']).next().unwrap_or_default();
         match first {
             "running" | "active" | "idle" | "busy" => Self::Green,
@@ -50,11 +50,11 @@ pub(crate) struct Style {
 
 impl Style {
     pub(crate) fn stdout() -> Self {
-        Self { on: wanted(std::io::stdout().is_terminal()) }
+        Self { on: are_colours_wanted(std::io::stdout().is_terminal()) }
     }
 
     pub(crate) fn stderr() -> Self {
-        Self { on: wanted(std::io::stderr().is_terminal()) }
+        Self { on: are_colours_wanted(std::io::stderr().is_terminal()) }
     }
 
     /// Nowhere.
@@ -62,7 +62,7 @@ impl Style {
         Self { on: false }
     }
 
-    pub(crate) const fn is_on(self) -> bool {
+    pub(crate) const fn is_enabled(self) -> bool {
         self.on
     }
 
@@ -77,11 +77,11 @@ impl Style {
 
 /// Colours go to terminals that can show them. `NO_COLOR` and `CLICOLOR=0` take them away, `CLICOLOR_FORCE`
 /// brings them to pipes too; what takes them away wins.
-fn wanted(terminal: bool) -> bool {
-    decide(terminal, |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+fn are_colours_wanted(terminal: bool) -> bool {
+    decide_colours(terminal, |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
-fn decide(terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
+fn decide_colours(terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
     let says = |name: &str| variable(name).filter(|value| !value.is_empty());
     if says("NO_COLOR").is_some() {
         return false;
@@ -95,17 +95,17 @@ fn decide(terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::decide;
+    use super::decide_colours;
 
     #[test]
     fn colours_are_for_terminals_and_the_environment_has_the_last_word() {
         let check = |terminal: bool, name: &str, value: &str| {
-            decide(terminal, |asked| (asked == name).then(|| value.to_owned()))
+            decide_colours(terminal, |asked| (asked == name).then(|| value.to_owned()))
         };
         assert!(check(true, "", "") && !check(false, "", ""));
         assert!(!check(true, "NO_COLOR", "1") && check(true, "NO_COLOR", ""));
         assert!(check(false, "CLICOLOR_FORCE", "1") && !check(false, "CLICOLOR_FORCE", "0"));
         assert!(!check(true, "CLICOLOR", "0") && !check(true, "TERM", "dumb"));
-        assert!(!decide(true, |_| Some("1".to_owned())), "NO_COLOR wins");
+        assert!(!decide_colours(true, |_| Some("1".to_owned())), "NO_COLOR wins");
     }
 }

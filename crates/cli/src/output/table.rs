@@ -28,7 +28,7 @@ impl Cell {
 
     pub(crate) fn status(text: impl Into<String>) -> Self {
         let text = text.into();
-        let colour = Colour::of_status(&text);
+        let colour = Colour::for_status(&text);
         Self::coloured(text, colour)
     }
 }
@@ -80,16 +80,16 @@ impl Table {
 
     /// As stdout can show it.
     pub(crate) fn screen(&self) -> Vec<String> {
-        self.fitted(Style::stdout(), columns(&std::io::stdout()))
+        self.lines_fitting(Style::stdout(), columns(&std::io::stdout()))
     }
 
     /// With nothing cut.
     pub(crate) fn lines(&self, style: Style) -> Vec<String> {
-        self.fitted(style, None)
+        self.lines_fitting(style, None)
     }
 
     /// No line is longer than `columns`, as far as cells can be cut.
-    pub(crate) fn fitted(&self, style: Style, columns: Option<usize>) -> Vec<String> {
+    pub(crate) fn lines_fitting(&self, style: Style, columns: Option<usize>) -> Vec<String> {
         let head: Vec<Cell> = self.head.iter().map(|name| Cell::coloured(*name, Colour::Bold)).collect();
         let all: Vec<&Vec<Cell>> = std::iter::once(&head).chain(&self.rows).collect();
         let width = |column: usize| {
@@ -101,13 +101,13 @@ impl Table {
         };
         let mut widths: Vec<usize> = (0..self.head.len()).map(width).collect();
         if let Some(columns) = columns.filter(|_| !self.is_whole) {
-            self.narrow(&mut widths, columns);
+            self.shrink_columns(&mut widths, columns);
         }
         all.iter().map(|row| line(row, &widths, style)).collect()
     }
 
     /// Letter by letter, the widest column gives way.
-    fn narrow(&self, widths: &mut [usize], columns: usize) {
+    fn shrink_columns(&self, widths: &mut [usize], columns: usize) {
         let room = columns.saturating_sub(GAP * widths.len().saturating_sub(1));
         let is_kept = |at: usize| self.head.get(at).is_some_and(|name| self.kept.contains(name));
         while widths.iter().sum::<usize>() > room {
@@ -165,17 +165,17 @@ mod tests {
             "http://h:3000/a".into(),
         ]);
         for columns in 60..200 {
-            let lines = table.fitted(Style::plain(), Some(columns));
+            let lines = table.lines_fitting(Style::plain(), Some(columns));
             assert!(lines.iter().all(|line| line.chars().count() <= columns), "{columns}: {lines:?}");
             assert!(
                 lines[1].contains("a-rather-long-name") && lines[1].ends_with("http://h:3000/a"),
                 "{lines:?}"
             );
         }
-        assert!(table.fitted(Style::plain(), Some(60))[1].contains("needs a GPU t…"));
-        assert!(table.fitted(Style::plain(), Some(40))[1].chars().count() <= 40);
+        assert!(table.lines_fitting(Style::plain(), Some(60))[1].contains("needs a GPU t…"));
+        assert!(table.lines_fitting(Style::plain(), Some(40))[1].chars().count() <= 40);
         let natural = table.lines(Style::plain());
-        assert_eq!(table.whole().fitted(Style::plain(), Some(40)), natural);
+        assert_eq!(table.whole().lines_fitting(Style::plain(), Some(40)), natural);
     }
 
     #[test]

@@ -8,14 +8,14 @@ pub(crate) enum Code {
     /// Something of this machine: a file, a directory, a process.
     Failed,
     Usage,
-    Unanswered,
+    ConfirmationRequired,
     Unreachable,
     Address,
     UnknownToken,
     NoToken,
     NotAllowed,
     Refused,
-    BrokenTalk,
+    ProtocolError,
     LocalServer,
     Untrusted,
     UnknownProject,
@@ -24,7 +24,7 @@ pub(crate) enum Code {
     Repository,
     UnsetVariable,
     Unchangeable,
-    Unfit,
+    UnfitKey,
 }
 
 impl Code {
@@ -32,14 +32,14 @@ impl Code {
     pub(crate) const ALL: [Self; 19] = [
         Self::Failed,
         Self::Usage,
-        Self::Unanswered,
+        Self::ConfirmationRequired,
         Self::Unreachable,
         Self::Address,
         Self::UnknownToken,
         Self::NoToken,
         Self::NotAllowed,
         Self::Refused,
-        Self::BrokenTalk,
+        Self::ProtocolError,
         Self::LocalServer,
         Self::Untrusted,
         Self::UnknownProject,
@@ -48,7 +48,7 @@ impl Code {
         Self::Repository,
         Self::UnsetVariable,
         Self::Unchangeable,
-        Self::Unfit,
+        Self::UnfitKey,
     ];
 
     /// `W010`: what is printed and matched.
@@ -56,14 +56,14 @@ impl Code {
         match self {
             Self::Failed => "W001",
             Self::Usage => "W002",
-            Self::Unanswered => "W003",
+            Self::ConfirmationRequired => "W003",
             Self::Unreachable => "W010",
             Self::Address => "W011",
             Self::UnknownToken => "W012",
             Self::NoToken => "W013",
             Self::NotAllowed => "W014",
             Self::Refused => "W015",
-            Self::BrokenTalk => "W016",
+            Self::ProtocolError => "W016",
             Self::LocalServer => "W017",
             Self::Untrusted => "W018",
             Self::UnknownProject => "W020",
@@ -72,7 +72,7 @@ impl Code {
             Self::Repository => "W031",
             Self::UnsetVariable => "W032",
             Self::Unchangeable => "W033",
-            Self::Unfit => "W034",
+            Self::UnfitKey => "W034",
         }
     }
 
@@ -82,14 +82,14 @@ impl Code {
         match self {
             Self::Failed => "failed",
             Self::Usage => "usage",
-            Self::Unanswered => "unanswered",
+            Self::ConfirmationRequired => "unanswered",
             Self::Unreachable => "unreachable",
             Self::Address => "address",
             Self::UnknownToken => "unknown-token",
             Self::NoToken => "no-token",
             Self::NotAllowed => "not-allowed",
             Self::Refused => "refused",
-            Self::BrokenTalk => "broken-talk",
+            Self::ProtocolError => "broken-talk",
             Self::LocalServer => "local-server",
             Self::Untrusted => "untrusted",
             Self::UnknownProject => "unknown-project",
@@ -98,7 +98,7 @@ impl Code {
             Self::Repository => "repository",
             Self::UnsetVariable => "unset-variable",
             Self::Unchangeable => "unchangeable",
-            Self::Unfit => "unfit-key",
+            Self::UnfitKey => "unfit-key",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `windlass apply`, `ps`, `stop`, `logs` and `fleet` against a server without machines.
 
-use crate::{Home, stage::Stage};
+use crate::{TestHome, stage::CliEnv};
 
 /// A schedule that keeps a run waiting as long as a test may take.
 const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
@@ -8,7 +8,7 @@ const TASK: &str = "type: task\nname: hello\ncommands: [echo hi]\n";
 
 #[test]
 fn a_run_is_submitted_listed_and_stopped() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("later.yml", WAITING);
     let applied = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
     assert_eq!(applied.stdout, "later\n");
@@ -47,7 +47,7 @@ fn a_run_is_submitted_listed_and_stopped() {
 
 #[test]
 fn a_change_that_an_active_run_cannot_take_names_the_field_and_replaces_it() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("later.yml", WAITING);
     let before = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-o", "json"]).ok().json();
     stage.file("later.yml", &WAITING.replace("echo hi", "echo ho"));
@@ -66,7 +66,7 @@ fn a_change_that_an_active_run_cannot_take_names_the_field_and_replaces_it() {
 
 #[test]
 fn a_run_that_fits_nowhere_ends_above_200_and_says_why() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("hello.yml", TASK);
     let applied = stage.windlass(&["apply", "-f", "hello.yml", "-y"]);
     assert_eq!(applied.code, Some(200), "{}", applied.stderr);
@@ -87,7 +87,7 @@ fn a_run_that_fits_nowhere_ends_above_200_and_says_why() {
 
 #[test]
 fn a_run_that_waits_for_a_machine_says_what_is_in_the_way() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("hello.yml", &(TASK.to_owned() + "retry: {on_events: [no-capacity], duration: 1h}\n"));
     let applied = stage.windlass(&["apply", "-f", "hello.yml", "-y", "-d"]).ok();
     applied.says("Nothing fits now:\n  ");
@@ -99,7 +99,7 @@ fn a_run_that_waits_for_a_machine_says_what_is_in_the_way() {
 
 #[test]
 fn what_is_wrong_with_a_file_is_shown_where_it_is_and_no_server_is_needed() {
-    let home = Home::new();
+    let home = TestHome::new();
     home.0.file("bad.yml", "type: task\ncomands: [echo]\n");
     let bad = home.windlass(&["apply", "-f", "bad.yml", "-y"]);
     assert_eq!(bad.code, Some(200));
@@ -117,7 +117,7 @@ fn what_is_wrong_with_a_file_is_shown_where_it_is_and_no_server_is_needed() {
 
 #[test]
 fn misuse_exits_2_and_names_the_flag() {
-    let home = Home::new();
+    let home = TestHome::new();
     home.0.file("hello.yml", TASK);
     let ask = home.windlass(&["apply", "-f", "hello.yml"]);
     assert_eq!(ask.code, Some(2));
@@ -132,7 +132,7 @@ fn misuse_exits_2_and_names_the_flag() {
 
 #[test]
 fn variables_and_arguments_of_the_command_line_reach_the_run() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     let text = WAITING.replace("echo hi", "\"echo ${{ run.args }}\"") + "env: [A=1, B]\n";
     stage.file("later.yml", &text);
     let args =
@@ -145,7 +145,7 @@ fn variables_and_arguments_of_the_command_line_reach_the_run() {
 
 #[test]
 fn files_go_along_once() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("conf/data/a.txt", "1");
     stage.file("conf/later.yml", &(WAITING.to_owned() + "files: [data, data/a.txt:/etc/a]\n"));
     let apply = |name: &str| {
@@ -160,7 +160,7 @@ fn files_go_along_once() {
 
 #[test]
 fn a_directory_that_is_no_clone_is_sent_whole() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("code/main.py", "print(1)");
     stage.file("code/later.yml", &(WAITING.to_owned() + "repos: [.]\n"));
     let run = stage.windlass(&["apply", "-f", "code/later.yml", "-y", "-d", "-o", "json"]).ok();
@@ -172,7 +172,7 @@ fn a_directory_that_is_no_clone_is_sent_whole() {
 
 #[test]
 fn keys_of_an_ssh_fleet_are_read_here_and_their_private_half_never_comes_back() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     let key = stage.home.path().join("id");
     let made = std::process::Command::new("ssh-keygen")
         .args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"])
@@ -199,7 +199,7 @@ fn keys_of_an_ssh_fleet_are_read_here_and_their_private_half_never_comes_back() 
 
 #[test]
 fn a_key_that_cannot_be_used_is_refused_here() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("id", "not a key");
     stage.file(
         "rack.yml",

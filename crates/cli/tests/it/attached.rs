@@ -6,17 +6,17 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::{Dir, Home, relay::Relay};
+use crate::{TestDir, TestHome, relay::Relay};
 
 /// The server looks for its agent beside itself, or where `WINDLASS_AGENT` says.
 #[track_caller]
-pub(crate) fn needs_agent() {
+pub(crate) fn require_agent() {
     let beside = Path::new(env!("CARGO_BIN_EXE_windlass")).with_file_name("windlass-agent");
     let given = std::env::var_os("WINDLASS_AGENT").is_some();
     assert!(given || beside.exists(), "build it first: `cargo build -p windlass-agent`");
 }
 
-fn task(home: &Home, command: &str) {
+fn task(home: &TestHome, command: &str) {
     let text = format!(
         "type: task\nname: job\ncommands:\n  - |\n    {command}\nresources: {{cpu: 1.., memory: 0.., disk: null}}\n"
     );
@@ -25,8 +25,8 @@ fn task(home: &Home, command: &str) {
 
 #[test]
 fn the_output_of_a_job_is_ours_to_the_byte_and_so_is_its_exit_code() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     task(&home, "printf 'a\\nb'");
     let ran = home.windlass(&["apply", "-f", "job.yml", "-y"]).ok();
     assert_eq!(ran.stdout.replace("\r\n", "\n"), "a\nb", "{}", ran.stderr);
@@ -58,8 +58,8 @@ fn the_output_of_a_job_is_ours_to_the_byte_and_so_is_its_exit_code() {
 
 #[test]
 fn an_interrupt_stops_the_run_where_nobody_can_be_asked() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     task(&home, "echo started; sleep 600");
     let mut command = home.command(&["apply", "-f", "job.yml", "-y"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -73,8 +73,8 @@ fn an_interrupt_stops_the_run_where_nobody_can_be_asked() {
 
 #[test]
 fn a_first_job_runs_in_a_home_with_a_long_name() {
-    needs_agent();
-    let home = Home(Dir::called(&"h".repeat(90)));
+    require_agent();
+    let home = TestHome(TestDir::named(&"h".repeat(90)));
     task(&home, "echo $((6 * 7))");
     let ran = home.windlass(&["apply", "-f", "job.yml", "-y"]).ok();
     assert_eq!(ran.stdout.trim_end(), "42", "{}", ran.stderr);
@@ -82,8 +82,8 @@ fn a_first_job_runs_in_a_home_with_a_long_name() {
 
 /// A run that writes a line, waits for the file `go`, and writes another; followed by way of a relay.
 fn follow_through(relay: impl FnOnce(&str) -> Relay, meanwhile: impl FnOnce(&Relay)) -> Relay {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     let go = home.path().join("go");
     task(&home, &format!("echo one; until [ -e {} ]; do sleep 0.02; done; echo two; exit 3", go.display()));
     // The job has to see our files.

@@ -8,23 +8,23 @@ use std::{
 
 use windlass_testkit::ports;
 
-use crate::Home;
+use crate::TestHome;
 
-fn running(home: &Home) -> serde_json::Value {
+fn read_running_file(home: &TestHome) -> serde_json::Value {
     let text = std::fs::read_to_string(home.path().join("home/server/running.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
 #[test]
 fn the_first_command_starts_a_server_and_says_so_and_the_next_finds_it() {
-    let home = Home::new();
+    let home = TestHome::new();
     let first = home.windlass(&["ps", "-o", "name"]).ok();
     first.says("No server is configured: started one at http://127.0.0.1:");
     first.says("windlass server stop");
     assert_eq!(first.stdout, "");
-    let before = running(&home);
+    let before = read_running_file(&home);
     let second = home.windlass(&["ps", "-o", "name"]).ok();
-    assert_eq!((second.stderr.as_str(), running(&home)), ("", before));
+    assert_eq!((second.stderr.as_str(), read_running_file(&home)), ("", before));
     let token = std::fs::metadata(home.path().join("home/server/admin-token")).unwrap();
     assert_eq!(token.permissions().mode() & 0o777, 0o600);
     home.windlass(&["server", "status"]).ok();
@@ -35,16 +35,16 @@ fn the_first_command_starts_a_server_and_says_so_and_the_next_finds_it() {
 
 #[test]
 fn a_server_that_comes_back_is_where_it_was() {
-    let home = Home::new();
+    let home = TestHome::new();
     let port = ports::free();
     home.0.file("home/server/port", &format!("{port}\n"));
     home.windlass(&["ps"]).ok();
-    assert_eq!(running(&home)["url"], format!("http://127.0.0.1:{port}"));
+    assert_eq!(read_running_file(&home)["url"], format!("http://127.0.0.1:{port}"));
     home.windlass(&["server", "stop"]).ok();
     // Somebody else has it now: it takes another one, and keeps that.
     let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
     home.windlass(&["ps"]).ok();
-    let url = running(&home)["url"].clone();
+    let url = read_running_file(&home)["url"].clone();
     assert_ne!(url, format!("http://127.0.0.1:{port}"));
     let kept = std::fs::read_to_string(home.path().join("home/server/port")).unwrap();
     assert!(url.as_str().unwrap().ends_with(&format!(":{}", kept.trim())), "{url} {kept}");
@@ -53,7 +53,7 @@ fn a_server_that_comes_back_is_where_it_was() {
 
 #[test]
 fn server_start_does_as_its_flags_say() {
-    let home = Home::new();
+    let home = TestHome::new();
     let port = ports::free().to_string();
     let token = "0123456789abcdef0123456789abcdef";
     let args =
@@ -69,7 +69,7 @@ fn server_start_does_as_its_flags_say() {
 
 #[test]
 fn commands_that_race_start_one_server() {
-    let home = Home::new();
+    let home = TestHome::new();
     let start = || {
         let mut command = home.command(&["ps", "-o", "json"]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -87,9 +87,9 @@ fn commands_that_race_start_one_server() {
 
 #[test]
 fn a_server_that_was_killed_is_started_again_with_its_data_and_its_token() {
-    let home = Home::new();
+    let home = TestHome::new();
     home.windlass(&["ps"]).ok();
-    let dead = running(&home);
+    let dead = read_running_file(&home);
     let killed = Command::new("kill").args(["-9", &dead["pid"].to_string()]).status().unwrap();
     assert!(killed.success());
     // Until the kernel has taken it away: its socket may still take a connection.
@@ -97,12 +97,12 @@ fn a_server_that_was_killed_is_started_again_with_its_data_and_its_token() {
         std::thread::yield_now();
     }
     home.windlass(&["ps"]).ok().says("started one at");
-    assert_ne!(running(&home)["pid"], dead["pid"]);
+    assert_ne!(read_running_file(&home)["pid"], dead["pid"]);
 }
 
 #[test]
 fn a_server_that_cannot_start_is_explained_by_its_log() {
-    let home = Home::new();
+    let home = TestHome::new();
     home.0.file("home/server/config.yml", "prot: 1\n");
     let ran = home.windlass(&["ps"]);
     assert_eq!(ran.code, Some(1));

@@ -6,15 +6,15 @@ use std::{
 };
 
 use crate::{
-    Home, ran,
-    snapshot::Story,
-    stage::{Stage, TOKEN},
+    TestHome, ran,
+    snapshot::CliSnapshot,
+    stage::{CliEnv, TOKEN},
 };
 
 #[test]
 fn the_program_says_what_it_is() {
-    let home = Home::new();
-    let mut story = Story::new("windlass", &home);
+    let home = TestHome::new();
+    let mut story = CliSnapshot::new("windlass", &home);
     story.run(&["--version"]);
     story.run(&["--no-such-flag"]);
     story.run(&["no-such-command"]);
@@ -27,7 +27,7 @@ fn the_program_says_what_it_is() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
-    let home = Home::new();
+    let home = TestHome::new();
     for args in [&["explain"][..], &["--help"], &["completion", "bash"], &["explain", "-o", "jsonl"]] {
         let mut command = home.command(args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -39,7 +39,7 @@ fn a_reader_that_goes_away_is_no_error() {
 
 #[test]
 fn colours_come_where_they_are_asked_for() {
-    let home = Home::new();
+    let home = TestHome::new();
     let plain = home.windlass(&["explain"]).ok().stdout;
     let forced = ran(home.command(&["explain"]).env("CLICOLOR_FORCE", "1")).ok().stdout;
     let neither = ran(home.command(&["explain"]).env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1")).ok().stdout;
@@ -49,9 +49,9 @@ fn colours_come_where_they_are_asked_for() {
 
 #[test]
 fn a_login_tells_where_it_leads() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     let url = stage.server.url();
-    let mut story = Story::new("login", &stage.home);
+    let mut story = CliSnapshot::new("login", &stage.home);
     story.run(&["login", "--url", &url, "--token", TOKEN]);
     story.run(&["login", "--url", &url, "--token", TOKEN, "-o", "json"]);
     story.run(&["login", "--url", &url, "--token", TOKEN, "--project", "main", "-o", "name"]);
@@ -64,12 +64,12 @@ fn a_login_tells_where_it_leads() {
 
 #[test]
 fn files_are_checked_one_by_one() {
-    let home = Home::new();
+    let home = TestHome::new();
     home.0.file("good.yml", "type: task\nname: good\ncommands: [echo]\nenv: [SURELY_NOT_SET]\n");
     home.0
         .file("bad.yml", "type: task\nname: bad\ncommands: [echo]\nresources:\n  gpu: lots\n  memroy: 8GB\n");
     let files = ["good.yml", "bad.yml", "absent.yml"];
-    let mut story = Story::new("check", &home);
+    let mut story = CliSnapshot::new("check", &home);
     for format in ["table", "json", "jsonl", "name"] {
         story.run(&[&["check", "-o", format], &files[..]].concat());
     }
@@ -79,7 +79,7 @@ fn files_are_checked_one_by_one() {
 
 #[test]
 fn a_server_for_development_says_how_to_use_it() {
-    let home = Home::new();
+    let home = TestHome::new();
     let args = ["dev", "--log-level", "error"];
     let mut child = home.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
@@ -94,10 +94,10 @@ fn a_server_for_development_says_how_to_use_it() {
     let token = said.split("WINDLASS_TOKEN=").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     let place = said.split("its data in ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
     assert!(!std::path::Path::new(&place).exists(), "{place} is left");
-    let mut story = Story::new("dev", &home);
+    let mut story = CliSnapshot::new("dev", &home);
     story.mask(&token, "[TOKEN]");
     story.mask(&place, "[DATA]");
     let stdout = String::from_utf8(done.stdout).unwrap();
-    story.add(&args, &crate::Ran { code: done.status.code(), stdout, stderr: said });
+    story.add(&args, &crate::CommandOutput { code: done.status.code(), stdout, stderr: said });
     story.end();
 }

@@ -6,22 +6,22 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::Dir;
+use crate::TestDir;
 
-struct Ran {
+struct CheckOutput {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-fn check(dir: &Path, args: &[&str]) -> Ran {
+fn check(dir: &Path, args: &[&str]) -> CheckOutput {
     let ran = Command::new(env!("CARGO_BIN_EXE_windlass"))
         .arg("check")
         .args(args)
         .current_dir(dir)
         .output()
         .unwrap();
-    Ran {
+    CheckOutput {
         code: ran.status.code(),
         stdout: String::from_utf8(ran.stdout).unwrap(),
         stderr: String::from_utf8(ran.stderr).unwrap(),
@@ -33,7 +33,7 @@ const BAD: &str = "type: task\ncomands: [echo hi]\nresources:\n  cpu: many\n";
 
 #[test]
 fn a_valid_file_exits_0_and_says_nothing_on_stdout() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     dir.file("good.yml", GOOD);
     let ran = check(dir.path(), &["good.yml"]);
     assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (Some(0), "", "good.yml: valid task\n"));
@@ -41,7 +41,7 @@ fn a_valid_file_exits_0_and_says_nothing_on_stdout() {
 
 #[test]
 fn every_problem_is_shown_with_its_line_and_the_exit_code_is_1() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     dir.file("good.yml", GOOD);
     dir.file("bad.yml", BAD);
     let ran = check(dir.path(), &["good.yml", "bad.yml", "absent.yml"]);
@@ -60,7 +60,7 @@ fn every_problem_is_shown_with_its_line_and_the_exit_code_is_1() {
 
 #[test]
 fn json_goes_to_stdout_whole() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     dir.file("good.yml", GOOD);
     dir.file("bad.yml", BAD);
     let ran = check(dir.path(), &["-o", "json", "good.yml", "bad.yml"]);
@@ -85,7 +85,7 @@ fn standard_input_is_a_file_too() {
 
 #[test]
 fn control_characters_of_a_file_do_not_reach_the_terminal() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     dir.file("evil.yml", "type: task\n\"\\e]0;owned\\a\": 1\n");
     let ran = check(dir.path(), &["evil.yml"]);
     assert_eq!(ran.code, Some(1));
@@ -94,7 +94,7 @@ fn control_characters_of_a_file_do_not_reach_the_terminal() {
 
 #[test]
 fn variables_are_used_and_those_that_are_not_set_are_named_but_no_error() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     dir.file("env.yml", "type: task\nimage: a\nenv: [SURELY_NOT_SET]\nregistry_auth:\n  username: a\n  password: ${{ env.PASSWORD }}\n");
     let ran = check(dir.path(), &["env.yml"]);
     assert_eq!(ran.code, Some(1));
@@ -106,7 +106,7 @@ fn variables_are_used_and_those_that_are_not_set_are_named_but_no_error() {
 
 #[test]
 fn what_is_valid_elsewhere_and_not_done_here_is_told_with_its_line() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     dir.file("elsewhere.yml", "type: task\ncommands: [echo hi]\ndstack: true\n");
     let ran = check(dir.path(), &["elsewhere.yml"]);
     assert_eq!(ran.code, Some(1));
@@ -117,14 +117,14 @@ fn what_is_valid_elsewhere_and_not_done_here_is_told_with_its_line() {
 
 #[test]
 fn misuse_exits_2() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     assert_eq!(check(dir.path(), &[]).code, Some(2));
     assert_eq!(check(dir.path(), &["-e", "novalue", "x.yml"]).code, Some(2));
 }
 
 #[test]
 fn task_files_of_managed_jobs_are_known_by_their_fields_and_get_the_verdict_of_launch() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     dir.file("single.yaml", "resources: {cpus: 1+}\nenvs:\n  MODEL:\nrun: echo $MODEL\n");
     dir.file("pipeline.yaml", "name: two\n---\nrun: a\n---\nrun: b\n");
     dir.file("group.yaml", "name: g\nexecution: parallel\n---\nname: a\nrun: a\n---\nname: b\nrun: b\n");
@@ -189,7 +189,7 @@ async fn registries_say_whether_images_exist() {
     let registry = windlass_testkit::lab::registry::Registry::start().await;
     let (there, by_digest) = registry.put("team/app", "1", b"a layer".to_vec());
     let missing = registry.name("team/app:2");
-    let dir = Dir::new();
+    let dir = TestDir::new();
     for (file, image) in [
         ("there.yml", there.as_str()),
         ("digest.yml", &by_digest),

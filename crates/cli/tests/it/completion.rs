@@ -2,15 +2,15 @@
 
 use std::process::Command;
 
-use crate::{Home, Ran, ran, snapshot::Story, stage::Stage};
+use crate::{CommandOutput, TestHome, ran, snapshot::CliSnapshot, stage::CliEnv};
 
 const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
 const WAITING: &str = "type: task\nname: NAME\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
 
 /// As the script of that shell asks.
-fn ask(mut command: Command, shell: &str, words: &[&str]) -> Vec<String> {
+fn complete(mut command: Command, shell: &str, words: &[&str]) -> Vec<String> {
     command.env("WINDLASS_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", (words.len() - 1).to_string());
-    let Ran { code, stdout, stderr } = ran(command.env("_CLAP_IFS", "\n").args(["--"]).args(words));
+    let CommandOutput { code, stdout, stderr } = ran(command.env("_CLAP_IFS", "\n").args(["--"]).args(words));
     assert_eq!((code, stderr.as_str()), (Some(0), ""), "{shell}");
     // Some shells are told what a candidate means, too.
     stdout.lines().map(|line| line.split(['\t', ':']).next().unwrap().to_owned()).collect()
@@ -18,45 +18,56 @@ fn ask(mut command: Command, shell: &str, words: &[&str]) -> Vec<String> {
 
 #[test]
 fn names_are_completed_in_five_shells() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     for name in ["train-a", "train-b"] {
         stage.file("run.yml", &WAITING.replace("NAME", name));
         stage.windlass(&["apply", "-f", "run.yml", "-y", "-d"]).ok();
     }
     for shell in SHELLS {
-        let mut found = ask(stage.command(&[]), shell, &["windlass", "logs", "train-"]);
+        let mut found = complete(stage.command(&[]), shell, &["windlass", "logs", "train-"]);
         found.sort();
         assert_eq!(found, ["train-a", "train-b"], "{shell}");
-        assert_eq!(ask(stage.command(&[]), shell, &["windlass", "why", "train-b"]), ["train-b"], "{shell}");
         assert_eq!(
-            ask(stage.command(&[]), shell, &["windlass", "ps", "--project", "m"]),
+            complete(stage.command(&[]), shell, &["windlass", "why", "train-b"]),
+            ["train-b"],
+            "{shell}"
+        );
+        assert_eq!(
+            complete(stage.command(&[]), shell, &["windlass", "ps", "--project", "m"]),
             ["main"],
             "{shell}"
         );
-        assert_eq!(ask(stage.command(&[]), shell, &["windlass", "expl"]), ["explain"], "{shell}");
+        assert_eq!(complete(stage.command(&[]), shell, &["windlass", "expl"]), ["explain"], "{shell}");
         let elsewhere = ["windlass", "logs", "--project", "other", "train-"];
-        assert_eq!(ask(stage.command(&[]), shell, &elsewhere), [""; 0], "{shell}");
+        assert_eq!(complete(stage.command(&[]), shell, &elsewhere), [""; 0], "{shell}");
     }
 }
 
 #[test]
 fn without_a_server_completion_is_silent_and_starts_none() {
-    let home = Home::new();
+    let home = TestHome::new();
     for shell in SHELLS {
-        assert_eq!(ask(home.command(&[]), shell, &["windlass", "logs", "train-"]), [""; 0], "{shell}");
-        assert!(ask(home.command(&[]), shell, &["windlass", "log"]).contains(&"logs".to_owned()), "{shell}");
-        assert_eq!(ask(home.command(&[]), shell, &["windlass", "explain", "W03"]).len(), 5, "{shell}");
-        assert_eq!(ask(home.command(&[]), shell, &["windlass", "help", "exit"]), ["exit-codes"], "{shell}");
+        assert_eq!(complete(home.command(&[]), shell, &["windlass", "logs", "train-"]), [""; 0], "{shell}");
+        assert!(
+            complete(home.command(&[]), shell, &["windlass", "log"]).contains(&"logs".to_owned()),
+            "{shell}"
+        );
+        assert_eq!(complete(home.command(&[]), shell, &["windlass", "explain", "W03"]).len(), 5, "{shell}");
+        assert_eq!(
+            complete(home.command(&[]), shell, &["windlass", "help", "exit"]),
+            ["exit-codes"],
+            "{shell}"
+        );
         let mut away = home.command(&[]);
         away.env("WINDLASS_URL", "http://127.0.0.1:9").env("WINDLASS_TOKEN", "x");
-        assert_eq!(ask(away, shell, &["windlass", "logs", "train-"]), [""; 0], "{shell}");
+        assert_eq!(complete(away, shell, &["windlass", "logs", "train-"]), [""; 0], "{shell}");
     }
     assert!(!home.path().join("home/server").exists());
 }
 
 #[test]
 fn bash_itself_completes_with_the_script() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("run.yml", &WAITING.replace("NAME", "train-a"));
     stage.windlass(&["apply", "-f", "run.yml", "-y", "-d"]).ok();
     let script = "source <(windlass completion bash) && COMP_WORDS=(windlass stop tr) COMP_CWORD=2 && \
@@ -77,12 +88,12 @@ fn bash_itself_completes_with_the_script() {
 
 #[test]
 fn each_shell_has_its_script() {
-    let home = Home::new();
+    let home = TestHome::new();
     for shell in SHELLS {
         let script = home.windlass(&["completion", shell]).ok().stdout;
         assert!(script.contains("WINDLASS_COMPLETE") && script.contains(shell), "{script}");
     }
-    let mut story = Story::new("completion", &home);
+    let mut story = CliSnapshot::new("completion", &home);
     story.run(&["completion", "csh"]);
     story.run(&["completion", "--help"]);
     story.end();

@@ -5,7 +5,7 @@ use std::{
     process::{Command, Output},
 };
 
-use crate::{Dir, server::start};
+use crate::{TestDir, server::start};
 
 const TOKEN: &str = "a-token-that-nobody-may-find-0123456789";
 const CANARY: &str = "canary-7f1d0c55-in-a-secret";
@@ -24,12 +24,12 @@ fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-fn text(path: &Path) -> &str {
+fn path_str(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
 /// Names of files beside the database that are not the server's own.
-fn left(dir: &Path) -> Vec<String> {
+fn leftover_files(dir: &Path) -> Vec<String> {
     let names =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> =
@@ -40,20 +40,20 @@ fn left(dir: &Path) -> Vec<String> {
 
 #[test]
 fn a_backup_is_made_while_the_server_works_and_brings_back_what_was() {
-    let (dir, elsewhere) = (Dir::new(), Dir::new());
+    let (dir, elsewhere) = (TestDir::new(), TestDir::new());
     let server = start(dir.path(), &["--admin-token", TOKEN]);
     let project = |name: &str| format!(r#"{{"project_name": "{name}"}}"#);
     assert!(server.post("/api/projects/create", TOKEN, &project("kept")).contains("200 OK"));
     let copy = elsewhere.path().join("copy.db");
-    let made = windlass(dir.path(), &["backup", text(&copy)]);
+    let made = windlass(dir.path(), &["backup", path_str(&copy)]);
     assert!(made.status.success(), "{}", said(&made));
     assert!(said(&made).contains("copy.db"), "{}", said(&made));
     assert!(server.post("/api/projects/create", TOKEN, &project("later")).contains("200 OK"));
 
-    let again = windlass(dir.path(), &["backup", text(&copy)]);
+    let again = windlass(dir.path(), &["backup", path_str(&copy)]);
     assert_eq!(again.status.code(), Some(1));
     assert!(said(&again).contains("it is there already"), "{}", said(&again));
-    let refused = windlass(dir.path(), &["restore", text(&copy)]);
+    let refused = windlass(dir.path(), &["restore", path_str(&copy)]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(
         said(&refused).contains("another server") && said(&refused).contains("server stop"),
@@ -63,17 +63,17 @@ fn a_backup_is_made_while_the_server_works_and_brings_back_what_was() {
     assert!(server.post("/api/projects/list", TOKEN, "{}").contains("later"), "nothing was changed");
     assert_eq!(server.stop("-TERM").0, Some(0));
 
-    let restored = windlass(dir.path(), &["restore", text(&copy)]);
+    let restored = windlass(dir.path(), &["restore", path_str(&copy)]);
     assert!(restored.status.success(), "{}", said(&restored));
-    assert_eq!(left(dir.path()), ["windlass.db.before-restore-1"]);
-    assert_eq!(left(elsewhere.path()), [""; 0]);
+    assert_eq!(leftover_files(dir.path()), ["windlass.db.before-restore-1"]);
+    assert_eq!(leftover_files(elsewhere.path()), [""; 0]);
     let server = start(dir.path(), &[]);
     let projects = server.post("/api/projects/list", TOKEN, "{}");
     assert!(projects.contains("kept") && !projects.contains("later"), "{projects}");
     assert_eq!(server.stop("-TERM").0, Some(0));
     // What was replaced can be had back, too.
     let aside = dir.path().join("windlass.db.before-restore-1");
-    assert!(windlass(dir.path(), &["restore", text(&aside)]).status.success());
+    assert!(windlass(dir.path(), &["restore", path_str(&aside)]).status.success());
     let server = start(dir.path(), &[]);
     assert!(server.post("/api/projects/list", TOKEN, "{}").contains("later"));
     assert_eq!(server.stop("-TERM").0, Some(0));
@@ -81,14 +81,14 @@ fn a_backup_is_made_while_the_server_works_and_brings_back_what_was() {
 
 #[test]
 fn x3_a_backup_has_no_secret_in_it() {
-    let (dir, elsewhere) = (Dir::new(), Dir::new());
+    let (dir, elsewhere) = (TestDir::new(), TestDir::new());
     let server = start(dir.path(), &["--admin-token", TOKEN]);
     let secret = format!(r#"{{"name": "key", "value": "{CANARY}"}}"#);
     let answer = server.post("/api/project/main/secrets/create_or_update", TOKEN, &secret);
     assert!(answer.contains("200 OK"), "{answer}");
     assert!(server.post("/api/users/get_my_user", TOKEN, "").contains("BEGIN OPENSSH PRIVATE KEY"));
     let copy = elsewhere.path().join("copy.db");
-    let made = windlass(dir.path(), &["backup", text(&copy)]);
+    let made = windlass(dir.path(), &["backup", path_str(&copy)]);
     assert!(made.status.success(), "{}", said(&made));
     let bytes = std::fs::read(&copy).unwrap();
     let has = |word: &str| bytes.windows(word.len()).any(|window| window == word.as_bytes());
@@ -103,11 +103,11 @@ fn x3_a_backup_has_no_secret_in_it() {
 
 #[test]
 fn what_is_no_backup_is_refused_and_changes_nothing() {
-    let (dir, elsewhere) = (Dir::new(), Dir::new());
+    let (dir, elsewhere) = (TestDir::new(), TestDir::new());
     assert_eq!(start(dir.path(), &["--admin-token", TOKEN]).stop("-TERM").0, Some(0));
     let before = std::fs::read(dir.path().join("windlass.db")).unwrap();
     let copy = elsewhere.path().join("copy.db");
-    assert!(windlass(dir.path(), &["backup", text(&copy)]).status.success());
+    assert!(windlass(dir.path(), &["backup", path_str(&copy)]).status.success());
     let mut bytes = std::fs::read(&copy).unwrap();
     // In the middle of a page that is not the first.
     let middle = bytes.len() / 2;
@@ -119,17 +119,17 @@ fn what_is_no_backup_is_refused_and_changes_nothing() {
         .unwrap();
     let absent = elsewhere.path().join("absent.db");
     for file in [&damaged, &foreign, &absent] {
-        let refused = windlass(dir.path(), &["restore", text(file)]);
+        let refused = windlass(dir.path(), &["restore", path_str(file)]);
         assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
-        assert!(said(&refused).contains(text(file)), "{}", said(&refused));
+        assert!(said(&refused).contains(path_str(file)), "{}", said(&refused));
     }
     assert_eq!(std::fs::read(dir.path().join("windlass.db")).unwrap(), before);
-    assert_eq!(left(dir.path()), [""; 0]);
+    assert_eq!(leftover_files(dir.path()), [""; 0]);
 }
 
 #[test]
 fn for_postgres_its_own_tools_are_named() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let url = "postgres://windlass:hidden@db.example/windlass";
     for (action, tool) in [("backup", "pg_dump"), ("restore", "pg_restore")] {
         let refused = windlass(dir.path(), &["--database-url", url, action, "/tmp/none.db"]);

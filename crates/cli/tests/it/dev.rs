@@ -5,11 +5,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::{Home, ran};
+use crate::{TestHome, ran};
 
 #[test]
 fn a_development_server_says_how_to_reach_it_and_is_gone_with_its_data() {
-    let home = Home::new();
+    let home = TestHome::new();
     let mut command = home.command(&["dev", "--log-level", "error"]);
     command.env("TMPDIR", home.path());
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();

@@ -4,14 +4,14 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::Value;
 
-use crate::{Home, Ran, ran, snapshot::Story, stage::Stage};
+use crate::{CommandOutput, TestHome, ran, snapshot::CliSnapshot, stage::CliEnv};
 
 fn check<'a>(checks: &'a Value, name: &str) -> &'a Value {
     checks["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap()
 }
 
 /// What it depends on is named, so that it finds the same everywhere.
-fn bare(mut command: std::process::Command) -> Ran {
+fn run_without_tools(mut command: std::process::Command) -> CommandOutput {
     let absent = "/nowhere/at-all";
     ran(command
         .env("PATH", absent)
@@ -21,8 +21,8 @@ fn bare(mut command: std::process::Command) -> Ran {
 
 #[test]
 fn a_bare_machine_is_told_what_to_install_and_no_server_is_started() {
-    let home = Home::new();
-    let done = bare(home.command(&["doctor", "-o", "json"])).ok();
+    let home = TestHome::new();
+    let done = run_without_tools(home.command(&["doctor", "-o", "json"])).ok();
     let checks = done.json();
     for (name, part) in
         [("ssh", "openssh-client"), ("git", "apt install git"), ("docker", "apt install docker.io")]
@@ -37,14 +37,14 @@ fn a_bare_machine_is_told_what_to_install_and_no_server_is_started() {
     let room = check(&checks, "home")["found"].as_str().unwrap();
     assert!(room.contains(" GB free") || room.contains(" GB left"), "{room}");
     assert!(!home.path().join("home").exists(), "it only looks");
-    let table = bare(home.command(&["doctor"])).ok();
+    let table = run_without_tools(home.command(&["doctor"])).ok();
     assert!(table.stdout.starts_with("CHECK"), "{}", table.stdout);
     table.says("ssh: ");
 }
 
 #[test]
 fn the_way_to_the_server_is_walked() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     let well = stage.windlass(&["doctor", "-o", "json"]);
     let found = well.json();
     assert_eq!(check(&found, "server")["status"], "ok", "{found}");
@@ -64,20 +64,20 @@ fn the_way_to_the_server_is_walked() {
 
 #[test]
 fn a_home_that_others_can_read_is_noticed() {
-    let home = Home::new();
+    let home = TestHome::new();
     let path = home.path().join("home");
     std::fs::create_dir(&path).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let found = bare(home.command(&["doctor", "-o", "json"])).ok().json();
+    let found = run_without_tools(home.command(&["doctor", "-o", "json"])).ok().json();
     assert!(check(&found, "home")["fix"].as_str().unwrap().starts_with("tokens are in it: `chmod 700 "));
 }
 
 #[test]
 fn a_folder_becomes_a_configuration_that_can_be_checked() {
-    let home = Home::new();
+    let home = TestHome::new();
     home.0.file("code/requirements.txt", "torch\n");
     home.0.file("code/train.py", "print(1)\n");
-    let mut story = Story::new("init", &home);
+    let mut story = CliSnapshot::new("init", &home);
     story.run(&["init", "code", "--stdout"]);
     story.run(&["init", "code"]);
     story.run(&["check", "code/windlass.yml"]);
@@ -97,8 +97,8 @@ fn a_folder_becomes_a_configuration_that_can_be_checked() {
 
 #[test]
 fn the_server_of_this_machine_is_started_asked_and_stopped() {
-    let home = Home::new();
-    let mut story = Story::new("server", &home);
+    let home = TestHome::new();
+    let mut story = CliSnapshot::new("server", &home);
     story.run(&["server", "status"]);
     let started = story.run(&["server", "start", "-o", "json"]).ok();
     story.mask(&started.json()["pid"].to_string(), "[PID]");

@@ -1,11 +1,11 @@
 //! Errors: what, why, a hint that can be run, a code that can be explained, an exit code that means something.
 
-use crate::{Home, snapshot::Story, stage::Stage};
+use crate::{TestHome, snapshot::CliSnapshot, stage::CliEnv};
 
 #[test]
 fn an_error_is_explained_by_its_code_and_without_a_server() {
-    let home = Home::new();
-    let mut story = Story::new("explain", &home);
+    let home = TestHome::new();
+    let mut story = CliSnapshot::new("explain", &home);
     story.run(&["explain"]);
     story.run(&["explain", "w010"]);
     story.run(&["explain", "C011", "-o", "json"]);
@@ -17,8 +17,8 @@ fn an_error_is_explained_by_its_code_and_without_a_server() {
 
 #[test]
 fn help_knows_commands_and_topics() {
-    let home = Home::new();
-    let mut story = Story::new("help", &home);
+    let home = TestHome::new();
+    let mut story = CliSnapshot::new("help", &home);
     for topic in ["exit-codes", "environment", "output"] {
         story.run(&["help", topic]);
     }
@@ -31,8 +31,8 @@ fn help_knows_commands_and_topics() {
 
 #[test]
 fn a_server_that_is_away_or_refuses_is_named_and_so_is_the_way_out() {
-    let stage = Stage::new();
-    let mut story = Story::new("errors", &stage);
+    let stage = CliEnv::new();
+    let mut story = CliSnapshot::new("errors", &stage);
     story.run(&["ps", "--url", "http://127.0.0.1:9"]);
     story.run(&["ps", "--url", "https://127.0.0.1:9"]);
     story.run(&["ps", "--url", "https://127.0.0.1:9", "--server-cert", "absent.pem"]);

@@ -2,19 +2,19 @@
 
 use std::path::PathBuf;
 
-use crate::{Home, Ran, attached::needs_agent, ran};
+use crate::{CommandOutput, TestHome, attached::require_agent, ran};
 
-fn folder() -> PathBuf {
+fn examples_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples")
 }
 
 fn example(name: &str) -> String {
-    folder().join(name).to_str().unwrap().to_owned()
+    examples_dir().join(name).to_str().unwrap().to_owned()
 }
 
 /// Names of files, in order.
-fn all() -> Vec<String> {
-    let entries = std::fs::read_dir(folder()).unwrap();
+fn example_names() -> Vec<String> {
+    let entries = std::fs::read_dir(examples_dir()).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| name.ends_with(".yml")).collect();
     names.sort();
@@ -23,13 +23,13 @@ fn all() -> Vec<String> {
 
 #[test]
 fn every_example_is_valid_and_listed() {
-    let home = Home::new();
-    let names = all();
+    let home = TestHome::new();
+    let names = example_names();
     let paths: Vec<String> = names.iter().map(|name| example(name)).collect();
     let args: Vec<&str> = std::iter::once("check").chain(paths.iter().map(String::as_str)).collect();
     // A variable that each run is given.
     ran(home.command(&args).env("LR", "0.1")).ok();
-    let listed = std::fs::read_to_string(folder().join("README.md")).unwrap();
+    let listed = std::fs::read_to_string(examples_dir().join("README.md")).unwrap();
     let linked: Vec<&str> = listed.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
     for name in &names {
         assert!(linked.contains(&name.as_str()), "examples/README.md does not list {name}");
@@ -43,20 +43,20 @@ fn every_example_is_valid_and_listed() {
     assert!(names.len() >= 10);
 }
 
-fn local(home: &Home, args: &[&str]) -> Ran {
+fn run_local(home: &TestHome, args: &[&str]) -> CommandOutput {
     ran(home.command(args).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process"))
 }
 
-fn apply(home: &Home, name: &str, more: &[&str]) -> String {
+fn apply(home: &TestHome, name: &str, more: &[&str]) -> String {
     let file = example(name);
     let args = [&["apply", "-f", &file, "-y"][..], more].concat();
-    local(home, &args).ok().stdout.replace("\r\n", "\n")
+    run_local(home, &args).ok().stdout.replace("\r\n", "\n")
 }
 
 #[test]
 fn small_examples_run_on_this_machine() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     assert_eq!(apply(&home, "hello.yml", &[]), "hello from windlass\n");
     let words = apply(&home, "args.yml", &["-e", "GREETING=hi", "--", "one", "two three"]);
     assert_eq!(words, "hi, one\nhi, two three\n");
@@ -65,19 +65,19 @@ fn small_examples_run_on_this_machine() {
         let said = apply(&home, "sweep.yml", &["-n", name, "-e", &variable]);
         assert_eq!(said, format!("training with a rate of {rate} and seed 7\n"));
     }
-    assert_eq!(local(&home, &["ps", "-a", "-o", "name"]).ok().stdout.lines().count(), 4);
+    assert_eq!(run_local(&home, &["ps", "-a", "-o", "name"]).ok().stdout.lines().count(), 4);
 
     // The files beside the configuration go along.
     home.0.file("repo/train.py", "print(1)");
     let code = std::fs::read_to_string(example("code.yml")).unwrap();
     home.0.file("repo/code.yml", &code);
-    let listed = local(&home, &["apply", "-f", "repo/code.yml", "-y"]).ok().stdout;
+    let listed = run_local(&home, &["apply", "-f", "repo/code.yml", "-y"]).ok().stdout;
     assert!(listed.contains("train.py"), "{listed}");
 
     // It waits for its time, and can be stopped before.
     let file = example("schedule.yml");
-    local(&home, &["apply", "-f", &file, "-y", "-d"]).ok();
-    let run = local(&home, &["ps", "-o", "json"]).ok().json();
+    run_local(&home, &["apply", "-f", &file, "-y", "-d"]).ok();
+    let run = run_local(&home, &["ps", "-o", "json"]).ok().json();
     assert!(run["runs"][0]["next_triggered_at"].is_string(), "{run}");
-    local(&home, &["stop", "-y", "--wait", "nightly"]).ok();
+    run_local(&home, &["stop", "-y", "--wait", "nightly"]).ok();
 }

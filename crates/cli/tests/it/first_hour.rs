@@ -3,10 +3,10 @@
 use windlass_testkit::wait::eventually;
 
 use crate::{
-    Home,
-    attached::needs_agent,
+    TestHome,
+    attached::require_agent,
     ran, server,
-    stage::{Stage, TOKEN},
+    stage::{CliEnv, TOKEN},
 };
 
 /// A schedule that keeps a run waiting as long as a test may take.
@@ -14,7 +14,7 @@ const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n
 
 #[test]
 fn flags_of_apply_change_the_run_and_the_plan_shows_it() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("later.yml", WAITING);
     let flags = [
         "apply",
@@ -80,7 +80,7 @@ fn flags_of_apply_change_the_run_and_the_plan_shows_it() {
 
 #[test]
 fn a_secret_that_does_not_exist_and_a_remote_that_hosts_cannot_reach_are_told_before_anything_is_sent() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.windlass(&["secret", "set", "TOKEN", "x"]).ok();
     stage.file("later.yml", &(WAITING.to_owned() + "env: {A: '${{ secrets.TOKNE }}'}\n"));
     let unknown = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]);
@@ -96,7 +96,7 @@ fn a_secret_that_does_not_exist_and_a_remote_that_hosts_cannot_reach_are_told_be
 
 #[test]
 fn runs_are_deleted_when_they_are_over_and_with_their_file_at_any_time() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("later.yml", WAITING);
     stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
     let active = stage.windlass(&["delete", "-y", "later"]);
@@ -123,7 +123,7 @@ fn runs_are_deleted_when_they_are_over_and_with_their_file_at_any_time() {
 
 #[test]
 fn what_a_file_of_a_fleet_describes_is_deleted_by_it() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("rack.yml", "type: fleet\nname: rack\nnodes: 0..1\n");
     stage.windlass(&["apply", "-f", "rack.yml", "-y", "-d"]).ok();
     assert_eq!(stage.windlass(&["fleet", "-o", "name"]).ok().stdout, "rack\n");
@@ -133,7 +133,7 @@ fn what_a_file_of_a_fleet_describes_is_deleted_by_it() {
 
 #[test]
 fn the_list_of_runs_is_narrowed_by_name_status_and_user() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("later.yml", WAITING);
     for name in ["train-1", "train-2", "eval"] {
         stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-n", name]).ok();
@@ -165,9 +165,9 @@ fn the_list_of_runs_is_narrowed_by_name_status_and_user() {
 
 #[test]
 fn several_servers_are_known_and_one_is_in_use_until_logout() {
-    let home = Home::new();
-    let first = server::quiet(&home.path().join("one"), &["--admin-token", TOKEN]);
-    let second = server::quiet(&home.path().join("two"), &["--admin-token", TOKEN]);
+    let home = TestHome::new();
+    let first = server::start_quiet(&home.path().join("one"), &["--admin-token", TOKEN]);
+    let second = server::start_quiet(&home.path().join("two"), &["--admin-token", TOKEN]);
     home.windlass(&["login", "--name", "one", "--url", &first.url(), "--token", TOKEN]).ok();
     home.windlass(&["login", "--name", "two", "--url", &second.url(), "--token", TOKEN]).ok();
     let current = || {
@@ -197,8 +197,8 @@ fn several_servers_are_known_and_one_is_in_use_until_logout() {
 
 #[test]
 fn a_command_runs_without_a_file_and_others_look_inside_while_it_does() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     let local = |args: &[&str]| {
         let mut command = home.command(args);
         command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
@@ -234,8 +234,8 @@ fn a_command_runs_without_a_file_and_others_look_inside_while_it_does() {
 
 #[test]
 fn the_fleet_of_the_servers_machine_comes_back() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     let local = |args: &[&str]| {
         let mut command = home.command(args);
         command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");

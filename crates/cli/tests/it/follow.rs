@@ -11,11 +11,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
 use windlass_testkit::{ports, wait::eventually};
 
-use crate::{Home, attached::needs_agent, ran};
+use crate::{TestHome, attached::require_agent, ran};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-fn task(home: &Home, more: &str, command: &str) {
+fn task(home: &TestHome, more: &str, command: &str) {
     let text = format!(
         "type: task\nname: job\n{more}commands:\n  - |\n    {command}\nresources: {{cpu: 1.., memory: 0.., disk: null}}\n"
     );
@@ -23,7 +23,7 @@ fn task(home: &Home, more: &str, command: &str) {
 }
 
 /// A command on a server whose jobs see our files.
-fn windlass(home: &Home, args: &[&str]) -> Command {
+fn windlass(home: &TestHome, args: &[&str]) -> Command {
     let mut command = home.command(args);
     command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
     command
@@ -31,7 +31,7 @@ fn windlass(home: &Home, args: &[&str]) -> Command {
 
 /// A line of a child's stderr that has this in it.
 #[track_caller]
-fn line_with(lines: &mut impl Iterator<Item = std::io::Result<String>>, part: &str) -> String {
+fn wait_for_line(lines: &mut impl Iterator<Item = std::io::Result<String>>, part: &str) -> String {
     let mut seen = Vec::new();
     for line in lines {
         let line = line.unwrap();
@@ -45,8 +45,8 @@ fn line_with(lines: &mut impl Iterator<Item = std::io::Result<String>>, part: &s
 
 #[test]
 fn ports_of_a_job_are_at_hand_while_it_is_followed() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     let port = ports::free();
     let pong = "import socket as s, sys; l = s.create_server(('127.0.0.1', int(sys.argv[1]))); print('started', flush=True)\n\
                 while True: c = l.accept()[0]; c.sendall(c.recv(4) + b' pong'); c.close()";
@@ -55,7 +55,7 @@ fn ports_of_a_job_are_at_hand_while_it_is_followed() {
     let mut command = windlass(&home, &["apply", "-f", "job.yml", "-y"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let told = line_with(&mut lines, &format!("Port {port} of the job: http://"));
+    let told = wait_for_line(&mut lines, &format!("Port {port} of the job: http://"));
     let address = told.rsplit("http://").next().unwrap().to_owned();
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(&address)?;
@@ -76,8 +76,8 @@ fn ports_of_a_job_are_at_hand_while_it_is_followed() {
 
 #[test]
 fn an_apply_that_found_the_service_running_leaves_it_running() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     let text = format!(
         "type: service\nname: job\nport: {}\nauth: false\ncommands: [echo started; sleep 600]\n\
          resources: {{cpu: 1.., memory: 0.., disk: null}}\n",
@@ -88,11 +88,11 @@ fn an_apply_that_found_the_service_running_leaves_it_running() {
     for signal in ["-TERM", "-INT"] {
         let mut command = windlass(&home, &["apply", "-f", "job.yml", "-y"]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        line_with(
+        wait_for_line(
             &mut BufReader::new(child.stderr.take().unwrap()).lines(),
             "runs already and nothing changed",
         );
-        line_with(&mut BufReader::new(child.stdout.take().unwrap()).lines(), "started");
+        wait_for_line(&mut BufReader::new(child.stdout.take().unwrap()).lines(), "started");
         assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
         assert_eq!(child.wait().unwrap().code(), Some(0), "{signal}");
         let shown = home.windlass(&["ps", "-o", "json"]).ok();
@@ -103,7 +103,7 @@ fn an_apply_that_found_the_service_running_leaves_it_running() {
 
 #[test]
 fn a_port_that_is_taken_is_found_before_anything_is_started() {
-    let home = Home::new();
+    let home = TestHome::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     task(&home, &format!("ports: ['{port}:80']\n"), "true");
@@ -116,8 +116,8 @@ fn a_port_that_is_taken_is_found_before_anything_is_started() {
 
 #[test]
 fn ssh_to_a_run_works_in_another_terminal_while_it_runs() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     let own = "Host other\n  Port 2222\n";
     home.0.file(".ssh/config", own);
     task(&home, "", "echo started; sleep 600");
@@ -125,7 +125,7 @@ fn ssh_to_a_run_works_in_another_terminal_while_it_runs() {
     let mut command = windlass(&home, &["attach", "job"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    line_with(&mut lines, "`ssh job`");
+    wait_for_line(&mut lines, "`ssh job`");
 
     let config = home.path().join(".ssh/config");
     let text = std::fs::read_to_string(&config).unwrap();
@@ -153,8 +153,8 @@ fn ssh_to_a_run_works_in_another_terminal_while_it_runs() {
 
 #[test]
 fn machines_follow_a_run_by_events() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     task(&home, "", "printf 'a\\nb'; exit 3");
     let done = ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y", "-o", "jsonl"]));
     assert_eq!(done.code, Some(3), "{}", done.stderr);
@@ -176,8 +176,8 @@ fn machines_follow_a_run_by_events() {
 
 #[test]
 fn a_pipe_gets_dated_lines_and_nothing_that_moves() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     task(&home, "", "true");
     let done = ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"])).ok();
     assert!(!done.stderr.contains('\u{1b}'), "{:?}", done.stderr);
@@ -187,8 +187,8 @@ fn a_pipe_gets_dated_lines_and_nothing_that_moves() {
 
 #[test]
 fn parts_of_a_log_are_chosen_by_lines_times_and_patterns() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     task(&home, "", "for i in 1 2 3 4 5 6 7 8 9 10; do echo \"line $i\"; done; printf half");
     ran(&mut windlass(&home, &["apply", "-f", "job.yml", "-y"])).ok();
     let logs = |args: &[&str]| {
@@ -218,9 +218,9 @@ fn parts_of_a_log_are_chosen_by_lines_times_and_patterns() {
 
 #[test]
 fn a_server_that_restarts_costs_whoever_follows_not_a_byte() {
-    needs_agent();
-    let home = Home::new();
-    let server = |home: &Home, port: &str| {
+    require_agent();
+    let home = TestHome::new();
+    let server = |home: &TestHome, port: &str| {
         let data = home.path().join("data");
         let mut command =
             home.command(&["server", "--port", port, "--admin-token", "a-token-for-this-test-only"]);

@@ -1,16 +1,16 @@
 //! Managed jobs as people type them, against a server without machines.
 
-use crate::{snapshot::Story, stage::Stage};
+use crate::{snapshot::CliSnapshot, stage::CliEnv};
 
 #[test]
 fn a_job_is_asked_for_in_words_that_can_be_understood() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("good.yaml", "name: good\nresources:\n  disk_size: 100\nrun: echo hi\n");
     stage.file("wrong.yaml", "name: wrong\nrnu: echo hi\n");
     stage.file("service.yaml", "service:\n  replicas: 1\nrun: echo hi\n");
     stage.file("secret.yaml", "secrets:\n  TOKEN: null\nrun: echo hi\n");
     stage.file("circle.yaml", "name: a\ndepends_on: [b]\nrun: a\n---\nname: b\ndepends_on: [a]\nrun: b\n");
-    let mut story = Story::new("jobs", &stage);
+    let mut story = CliSnapshot::new("jobs", &stage);
     story.run(&["jobs"]);
     story.run(&["jobs", "queue", "-o", "json"]);
     for file in ["wrong.yaml", "service.yaml", "circle.yaml", "none.yaml"] {

@@ -1,11 +1,11 @@
 //! The commands that list things, against a server that has none, and with one.
 
-use crate::{snapshot::Story, stage::Stage};
+use crate::{snapshot::CliSnapshot, stage::CliEnv};
 
 #[test]
 fn an_empty_list_says_what_makes_one() {
-    let stage = Stage::new();
-    let mut story = Story::new("lists-empty", &stage);
+    let stage = CliEnv::new();
+    let mut story = CliSnapshot::new("lists-empty", &stage);
     for thing in ["ps", "fleet", "volume", "gateway", "jobs"] {
         for format in ["table", "json", "jsonl", "name"] {
             story.run(&[thing, "-o", format]);
@@ -16,8 +16,8 @@ fn an_empty_list_says_what_makes_one() {
 
 #[test]
 fn nothing_is_deleted_where_nobody_can_be_asked() {
-    let stage = Stage::new();
-    let mut story = Story::new("delete-unasked", &stage);
+    let stage = CliEnv::new();
+    let mut story = CliSnapshot::new("delete-unasked", &stage);
     story.run(&["secret", "set", "SOME", "value"]);
     story.run(&["secret", "delete", "SOME"]);
     story.run(&["secret", "-o", "name"]);

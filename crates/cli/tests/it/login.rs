@@ -2,22 +2,22 @@
 
 use std::{os::unix::fs::PermissionsExt as _, path::Path};
 
-use crate::{Home, server};
+use crate::{TestHome, server};
 
 const TOKEN: &str = "a-token-for-this-test-only";
 
-fn served(home: &Home) -> server::Running {
-    server::quiet(&home.path().join("data"), &["--admin-token", TOKEN])
+fn start_server(home: &TestHome) -> server::TestServer {
+    server::start_quiet(&home.path().join("data"), &["--admin-token", TOKEN])
 }
 
-fn login_file(home: &Home) -> std::path::PathBuf {
+fn login_file(home: &TestHome) -> std::path::PathBuf {
     home.path().join("home/login.json")
 }
 
 #[test]
 fn a_login_is_checked_then_kept_where_only_its_owner_reads() {
-    let home = Home::new();
-    let server = served(&home);
+    let home = TestHome::new();
+    let server = start_server(&home);
     let url = server.url();
     let ran = home.windlass(&["login", "--url", &url, "--token", TOKEN, "-o", "json"]).ok();
     ran.says("as `admin`, project `main`");
@@ -36,8 +36,8 @@ fn a_login_is_checked_then_kept_where_only_its_owner_reads() {
 
 #[test]
 fn a_wrong_token_or_project_is_refused_and_nothing_is_written() {
-    let home = Home::new();
-    let server = served(&home);
+    let home = TestHome::new();
+    let server = start_server(&home);
     let url = server.url();
     let wrong = home.windlass(&["login", "--url", &url, "--token", "wrong"]);
     assert_eq!(wrong.code, Some(1));
@@ -55,8 +55,8 @@ fn a_wrong_token_or_project_is_refused_and_nothing_is_written() {
 
 #[test]
 fn the_environment_wins_over_the_login() {
-    let home = Home::new();
-    let server = served(&home);
+    let home = TestHome::new();
+    let server = start_server(&home);
     home.windlass(&["login", "--url", &server.url(), "--token", TOKEN]).ok();
     let bad = crate::ran(home.command(&["ps"]).env("WINDLASS_TOKEN", "other"));
     assert_eq!(bad.code, Some(1));
@@ -72,10 +72,10 @@ fn the_environment_wins_over_the_login() {
 
 #[test]
 fn a_server_with_tls_is_known_by_its_certificate_which_the_login_keeps() {
-    let (home, other) = (Home::new(), Home::new());
+    let (home, other) = (TestHome::new(), TestHome::new());
     let tls = ["--admin-token", TOKEN, "--tls-port", "0"];
-    let server = server::quiet(&home.path().join("data"), &tls);
-    drop(server::quiet(&other.path().join("data"), &tls));
+    let server = server::start_quiet(&home.path().join("data"), &tls);
+    drop(server::start_quiet(&other.path().join("data"), &tls));
     let at = server.https();
     let certificate = home.0.file("copy.pem", "");
     let login = |url: &str, more: &[&str]| {

@@ -35,19 +35,19 @@ use std::{
 
 use windlass_testkit::{
     TempDir,
-    story::{Ran, ran},
+    story::{CommandOutput, ran},
     temp_dir,
 };
 
 /// A directory that goes away with its test.
-struct Dir(TempDir);
+struct TestDir(TempDir);
 
-impl Dir {
+impl TestDir {
     fn new() -> Self {
-        Self::called("cli")
+        Self::named("cli")
     }
 
-    fn called(name: &str) -> Self {
+    fn named(name: &str) -> Self {
         Self(temp_dir(name).unwrap())
     }
 
@@ -64,11 +64,11 @@ impl Dir {
 }
 
 /// A home of its own, and at the end no server in it.
-struct Home(Dir);
+struct TestHome(TestDir);
 
-impl Home {
+impl TestHome {
     fn new() -> Self {
-        Self(Dir::new())
+        Self(TestDir::new())
     }
 
     fn path(&self) -> &Path {
@@ -92,12 +92,12 @@ impl Home {
         command
     }
 
-    fn windlass(&self, args: &[&str]) -> Ran {
+    fn windlass(&self, args: &[&str]) -> CommandOutput {
         ran(&mut self.command(args))
     }
 }
 
-impl Drop for Home {
+impl Drop for TestHome {
     fn drop(&mut self) {
         if !self.path().join("home/server/running.json").exists() {
             return;

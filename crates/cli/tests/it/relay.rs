@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 
 #[derive(Default)]
-struct State {
+struct RelayState {
     /// The first line of each connection's first request.
     asked: Mutex<Vec<String>>,
     open: Mutex<Vec<TcpStream>>,
@@ -21,7 +21,7 @@ struct State {
 
 /// Goes away with its test, and every connection with it.
 pub(crate) struct Relay {
-    state: Arc<State>,
+    state: Arc<RelayState>,
     address: String,
 }
 
@@ -31,7 +31,7 @@ impl Relay {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let server = server.trim_start_matches("http://").to_owned();
-        let state = Arc::<State>::default();
+        let state = Arc::<RelayState>::default();
         let shared = Arc::clone(&state);
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
@@ -70,7 +70,7 @@ impl Drop for Relay {
 }
 
 /// Ends when either side does.
-fn join(state: &State, mut client: TcpStream, server: &str, streams: bool) -> Option<()> {
+fn join(state: &RelayState, mut client: TcpStream, server: &str, streams: bool) -> Option<()> {
     let mut first = [0; 4096];
     let length = client.read(&mut first).ok()?;
     let line = String::from_utf8_lossy(&first[..length]).lines().next().unwrap_or_default().to_owned();

@@ -2,14 +2,14 @@
 
 use windlass_testkit::wait::eventually_ok;
 
-use crate::{snapshot::Story, stage::Stage};
+use crate::{snapshot::CliSnapshot, stage::CliEnv};
 
 const TASK: &str = "type: task\nname: job\ncommands: [echo hi]\nmax_duration: 2h\nresources: {cpu: 8.., memory: 16GB..}\n\
                     retry: {on_events: [no-capacity], duration: 1h}\n";
 
 /// Until it was looked at, and found to have no place.
 #[track_caller]
-fn wait_until_it_waits(stage: &Stage) {
+fn wait_until_no_capacity(stage: &CliEnv) {
     eventually_ok("the run is pending", || {
         let why = stage.windlass(&["why", "job", "-o", "json"]).ok();
         if why.json()["status"] == "pending" { Ok(()) } else { Err(why.stdout) }
@@ -18,11 +18,11 @@ fn wait_until_it_waits(stage: &Stage) {
 
 #[test]
 fn a_run_that_waits_is_listed_explained_changed_and_stopped() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("job.yml", TASK);
-    let mut story = Story::new("runs", &stage);
+    let mut story = CliSnapshot::new("runs", &stage);
     story.run(&["apply", "-f", "job.yml", "-y", "-d"]);
-    wait_until_it_waits(&stage);
+    wait_until_no_capacity(&stage);
     story.run(&["ps", "-o", "name"]);
     let why = stage.windlass(&["why", "job"]).ok().stdout;
     assert!(why.contains("  to make it fit:\n    on fleets: create a fleet\n"), "{why}");
@@ -44,7 +44,7 @@ fn a_run_that_waits_is_listed_explained_changed_and_stopped() {
 
 #[test]
 fn what_an_update_would_change_is_shown_field_by_field() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("job.yml", TASK);
     stage.windlass(&["apply", "-f", "job.yml", "-y", "-d"]).ok();
     stage.file("job.yml", &TASK.replace("echo hi", "echo ho").replace("cpu: 8..", "cpu: 4.."));

@@ -8,9 +8,9 @@ use std::{
     process::{Child, ChildStderr, Command, Stdio},
 };
 
-use crate::Dir;
+use crate::TestDir;
 
-pub(crate) struct Running {
+pub(crate) struct TestServer {
     child: Child,
     stderr: Option<BufReader<ChildStderr>>,
     address: String,
@@ -19,20 +19,20 @@ pub(crate) struct Running {
 }
 
 /// One whose log nobody reads: a full pipe would stop it.
-pub(crate) fn quiet(data_dir: &Path, args: &[&str]) -> Running {
+pub(crate) fn start_quiet(data_dir: &Path, args: &[&str]) -> TestServer {
     start_at("error", data_dir, args, None)
 }
 
-pub(crate) fn start(data_dir: &Path, args: &[&str]) -> Running {
+pub(crate) fn start(data_dir: &Path, args: &[&str]) -> TestServer {
     start_at("debug", data_dir, args, None)
 }
 
 /// A server with a mock cloud that follows this script.
-pub(crate) fn with_mock_cloud(data_dir: &Path, args: &[&str], script: &Path) -> Running {
+pub(crate) fn with_mock_cloud(data_dir: &Path, args: &[&str], script: &Path) -> TestServer {
     start_at("error", data_dir, args, Some(script))
 }
 
-fn start_at(level: &str, data_dir: &Path, args: &[&str], mock_cloud: Option<&Path>) -> Running {
+fn start_at(level: &str, data_dir: &Path, args: &[&str], mock_cloud: Option<&Path>) -> TestServer {
     let child = Command::new(env!("CARGO_BIN_EXE_windlass"))
         .args(["server", "--port", "0", "--no-local", "--log-level", level, "--data-dir"])
         .arg(data_dir)
@@ -43,7 +43,7 @@ fn start_at(level: &str, data_dir: &Path, args: &[&str], mock_cloud: Option<&Pat
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut running = Running { child, stderr: None, address: String::new(), said: String::new() };
+    let mut running = TestServer { child, stderr: None, address: String::new(), said: String::new() };
     let mut stderr = BufReader::new(running.child.stderr.take().unwrap());
     while running.address.is_empty() {
         let mut line = String::new();
@@ -58,14 +58,14 @@ fn start_at(level: &str, data_dir: &Path, args: &[&str], mock_cloud: Option<&Pat
 }
 
 /// A test that fails leaves no server behind.
-impl Drop for Running {
+impl Drop for TestServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Running {
+impl TestServer {
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -76,7 +76,7 @@ impl Running {
         found.unwrap().to_owned()
     }
 
-    fn ask(&self, head: &str) -> String {
+    fn get(&self, head: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         write!(stream, "{head}\r\nHost: windlass\r\nConnection: close\r\n\r\n").unwrap();
         let mut answer = String::new();
@@ -110,7 +110,7 @@ impl Running {
 
 #[test]
 fn the_first_token_is_in_a_private_file_and_in_no_log() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let first = start(dir.path(), &[]);
     assert!(!first.said.contains("wl_"), "nobody sits at a terminal: {}", first.said);
     let file = dir.path().join("first-admin-token");
@@ -119,13 +119,13 @@ fn the_first_token_is_in_a_private_file_and_in_no_log() {
     let token = std::fs::read_to_string(&file).unwrap().trim().to_owned();
     let head =
         format!("POST /api/users/get_my_user HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Bearer {token}");
-    assert!(first.ask(&head).contains(r#""username":"admin""#));
+    assert!(first.get(&head).contains(r#""username":"admin""#));
     let (code, rest) = first.stop("-TERM");
     assert_eq!(code, Some(0), "{rest}");
     assert!(!rest.contains(&token), "a token is in the log: {rest}");
     let second = start(dir.path(), &[]);
     assert!(!second.said.contains("wl_"), "{}", second.said);
-    assert!(second.ask(&head).contains("200 OK"));
+    assert!(second.get(&head).contains("200 OK"));
     assert_eq!(second.stop("-INT").0, Some(0));
 }
 
@@ -137,7 +137,7 @@ fn command_line(pid: u32) -> String {
 #[test]
 fn a_token_of_the_command_line_is_not_in_the_list_of_processes() {
     const TOKEN: &str = "a-token-that-is-not-to-be-seen";
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let file = dir.path().join("token");
     std::fs::write(&file, format!("{TOKEN}\n")).unwrap();
     let joined = format!("--admin-token={TOKEN}");
@@ -154,7 +154,7 @@ fn a_token_of_the_command_line_is_not_in_the_list_of_processes() {
 
 #[test]
 fn files_of_a_server_are_closed_to_others() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let data = dir.path().join("data");
     std::fs::create_dir(&data).unwrap();
     std::fs::set_permissions(&data, PermissionsExt::from_mode(0o755)).unwrap();
@@ -184,7 +184,7 @@ fn files_of_a_server_are_closed_to_others() {
 
 #[test]
 fn l8_a_second_server_on_the_same_files_refuses_to_start() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let first = start(dir.path(), &[]);
     let second = Command::new(env!("CARGO_BIN_EXE_windlass"))
         .args(["server", "--port", "0", "--data-dir"])
@@ -194,20 +194,20 @@ fn l8_a_second_server_on_the_same_files_refuses_to_start() {
     let said = String::from_utf8(second.stderr).unwrap();
     assert_eq!(second.status.code(), Some(1), "{said}");
     assert!(said.contains("another server"), "{said}");
-    assert!(first.ask("GET /healthcheck HTTP/1.1").contains("running"));
+    assert!(first.get("GET /healthcheck HTTP/1.1").contains("running"));
     assert_eq!(first.stop("-TERM").0, Some(0));
 }
 
 /// Newlines and control characters that a client sends stay inside one record.
 #[test]
 fn what_clients_send_cannot_forge_a_line_of_the_log() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let server = start(dir.path(), &["--admin-token", "a-token-for-this-test"]);
     let path = "/api/project/x%0a%7B%22level%22:%22ERROR%22%7D/runs/get";
     let head = format!(
         "POST {path} HTTP/1.1\r\nContent-Length: 0\r\nX-Request-Id: a\\nb\r\nAuthorization: Bearer a-token-for-this-test"
     );
-    assert!(server.ask(&head).contains("404"));
+    assert!(server.get(&head).contains("404"));
     let (_, log) = server.stop("-TERM");
     let records: Vec<serde_json::Value> = log
         .lines()
@@ -220,20 +220,20 @@ fn what_clients_send_cannot_forge_a_line_of_the_log() {
 
 #[test]
 fn settings_come_from_flags_then_environment_then_the_file() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     dir.file("config.yml", "admin_token: from-the-file-0123456789\nport: 1\n");
     let server = start(dir.path(), &[]);
     let head = |token: &str| {
         format!("POST /api/users/get_my_user HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Bearer {token}")
     };
-    assert!(server.ask(&head("from-the-file-0123456789")).contains("200 OK"), "the file is read");
+    assert!(server.get(&head("from-the-file-0123456789")).contains("200 OK"), "the file is read");
     assert!(!server.address.ends_with(":1"), "a flag wins over the file");
     assert_eq!(server.stop("-TERM").0, Some(0));
 }
 
 #[test]
 fn keys_are_rotated_by_a_command() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let server = start(dir.path(), &["--admin-token", "a-token-for-this-test"]);
     assert_eq!(server.stop("-TERM").0, Some(0));
     let before = std::fs::read_to_string(dir.path().join("keys/master")).unwrap();
@@ -246,13 +246,13 @@ fn keys_are_rotated_by_a_command() {
     assert_ne!(std::fs::read_to_string(dir.path().join("keys/master")).unwrap(), before);
     let again = start(dir.path(), &[]);
     let head = "POST /api/users/get_my_user HTTP/1.1\r\nContent-Length: 0\r\nAuthorization: Bearer a-token-for-this-test";
-    assert!(again.ask(head).contains("BEGIN OPENSSH PRIVATE KEY"));
+    assert!(again.get(head).contains("BEGIN OPENSSH PRIVATE KEY"));
     assert_eq!(again.stop("-TERM").0, Some(0));
 }
 
 #[test]
 fn as_many_files_may_be_open_as_the_administrator_allows() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let limits = |pid: u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
         let line = text.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
@@ -278,7 +278,7 @@ fn as_many_files_may_be_open_as_the_administrator_allows() {
         .spawn()
         .unwrap();
     let stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut running = Running { child, stderr: Some(stderr), address: String::new(), said: String::new() };
+    let mut running = TestServer { child, stderr: Some(stderr), address: String::new(), said: String::new() };
     let mut line = String::new();
     while !line.contains("windlass is ready") {
         line.clear();

@@ -2,13 +2,13 @@
 
 use std::{path::Path, process::Command};
 
-pub(crate) use windlass_testkit::story::{Ground, Story};
+pub(crate) use windlass_testkit::story::{CliSnapshot, Ground};
 
-use crate::{Home, stage::Stage};
+use crate::{TestHome, stage::CliEnv};
 
 const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots");
 
-impl Ground for Stage {
+impl Ground for CliEnv {
     const PROGRAM: &'static str = "windlass";
 
     fn home(&self) -> &Path {
@@ -29,7 +29,7 @@ impl Ground for Stage {
 }
 
 /// No server is named: a command that wants one starts it.
-impl Ground for Home {
+impl Ground for TestHome {
     const PROGRAM: &'static str = "windlass";
 
     fn home(&self) -> &Path {

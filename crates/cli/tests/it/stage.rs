@@ -2,23 +2,23 @@
 
 use std::process::Command;
 
-use crate::{Home, Ran, ran, server};
+use crate::{CommandOutput, TestHome, ran, server};
 
 pub(crate) const TOKEN: &str = "a-token-for-this-test-only";
 
-pub(crate) struct Stage {
+pub(crate) struct CliEnv {
     /// Stopped before its data goes away.
-    pub(crate) server: server::Running,
-    pub(crate) home: Home,
+    pub(crate) server: server::TestServer,
+    pub(crate) home: TestHome,
 }
 
-impl Stage {
+impl CliEnv {
     /// Without a machine: what is submitted waits, or is refused.
     pub(crate) fn new() -> Self {
-        let home = Home::new();
+        let home = TestHome::new();
         // Hosts of tests are on this machine.
         let args = ["--admin-token", TOKEN, "--allow-host-networks", "127.0.0.0/8"];
-        let server = server::quiet(&home.path().join("data"), &args);
+        let server = server::start_quiet(&home.path().join("data"), &args);
         Self { server, home }
     }
 
@@ -28,7 +28,7 @@ impl Stage {
         command
     }
 
-    pub(crate) fn windlass(&self, args: &[&str]) -> Ran {
+    pub(crate) fn windlass(&self, args: &[&str]) -> CommandOutput {
         ran(&mut self.command(args))
     }
 

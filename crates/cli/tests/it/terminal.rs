@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use windlass_testkit::wait::eventually_ok;
 
-use crate::{Home, snapshot::Ground, stage::Stage};
+use crate::{TestHome, snapshot::Ground, stage::CliEnv};
 
 pub(crate) struct Terminal {
     socket: String,
@@ -71,7 +71,7 @@ impl Terminal {
 
     /// Waits until the screen has this on it, and returns the screen.
     #[track_caller]
-    pub(crate) fn shows(&self, part: &str) -> String {
+    pub(crate) fn wait_for_text(&self, part: &str) -> String {
         self.until(&format!("showed `{part}`"), |screen| screen.contains(part))
     }
 
@@ -95,42 +95,42 @@ const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n
 
 #[test]
 fn a_question_is_asked_on_a_terminal_until_it_is_answered() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("later.yml", WAITING);
     stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
     let terminal = Terminal::run(&stage, &["stop", "later"]);
-    terminal.shows("Stop later? [y/n]");
+    terminal.wait_for_text("Stop later? [y/n]");
     terminal.keys(&["perhaps", "Enter"]);
     terminal.keys(&["n", "Enter"]);
-    let screen = terminal.shows("exit: 1");
+    let screen = terminal.wait_for_text("exit: 1");
     assert!(screen.contains("Nothing was stopped."), "{screen}");
     assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "later\n");
     let terminal = Terminal::run(&stage, &["stop", "--wait", "later"]);
-    terminal.shows("[y/n]");
+    terminal.wait_for_text("[y/n]");
     terminal.keys(&["yes", "Enter"]);
-    terminal.shows("exit: 0");
+    terminal.wait_for_text("exit: 0");
     assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "");
 }
 
 #[test]
 fn a_token_that_is_typed_is_not_shown() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     let url = stage.server.url();
     let terminal = Terminal::run(&stage.home, &["login", "--url", &url]);
-    terminal.shows("Token:");
+    terminal.wait_for_text("Token:");
     terminal.keys(&[crate::stage::TOKEN, "Enter"]);
-    let screen = terminal.shows("exit: 0");
+    let screen = terminal.wait_for_text("exit: 0");
     assert!(screen.contains("as `admin`") && !screen.contains(crate::stage::TOKEN), "{screen}");
 }
 
 #[test]
 fn colours_are_for_terminals() {
-    let home = Home::new();
+    let home = TestHome::new();
     let terminal = Terminal::run(&home, &["explain"]);
-    terminal.shows("exit: 0");
+    terminal.wait_for_text("exit: 0");
     assert!(terminal.colours().contains("\u{1b}[1mCODE"), "{}", terminal.colours());
     let mut plain = home.command(&["explain"]);
     let terminal = Terminal::command(&home, plain.env("NO_COLOR", "1"));
-    terminal.shows("exit: 0");
+    terminal.wait_for_text("exit: 0");
     assert!(!terminal.colours().contains('\u{1b}'), "{}", terminal.colours());
 }

@@ -8,20 +8,20 @@ use std::{
 use windlass_testkit::wait::eventually;
 
 use crate::{
-    Ran,
-    attached::needs_agent,
+    CommandOutput,
+    attached::require_agent,
     ran, server,
-    snapshot::{Ground, Story},
-    stage::{Stage, TOKEN},
+    snapshot::{CliSnapshot, Ground},
+    stage::{CliEnv, TOKEN},
 };
 
 /// The command with something on its standard input.
-fn fed(command: &mut Command, input: &str) -> Ran {
+fn run_with_input(command: &mut Command, input: &str) -> CommandOutput {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
     let done = child.wait_with_output().unwrap();
-    Ran {
+    CommandOutput {
         code: done.status.code(),
         stdout: String::from_utf8(done.stdout).unwrap(),
         stderr: String::from_utf8(done.stderr).unwrap(),
@@ -30,7 +30,7 @@ fn fed(command: &mut Command, input: &str) -> Ran {
 
 const FORMATS: [&str; 5] = ["table", "wide", "json", "jsonl", "name"];
 
-fn in_all_formats<G: Ground>(story: &mut Story<'_, G>, args: &[&str]) {
+fn run_in_all_formats<G: Ground>(story: &mut CliSnapshot<'_, G>, args: &[&str]) {
     for format in FORMATS {
         story.run(&[args, &["-o", format]].concat());
     }
@@ -38,17 +38,17 @@ fn in_all_formats<G: Ground>(story: &mut Story<'_, G>, args: &[&str]) {
 
 #[test]
 fn a_secret_is_stored_read_and_deleted() {
-    let stage = Stage::new();
-    let mut story = Story::new("secret", &stage);
+    let stage = CliEnv::new();
+    let mut story = CliSnapshot::new("secret", &stage);
     story.run(&["secret"]);
     let set = ["secret", "set", "TOKEN"];
-    let stored = fed(&mut stage.command(&set), "from standard input\n");
+    let stored = run_with_input(&mut stage.command(&set), "from standard input\n");
     story.add(&set, &stored);
     story.run(&["secret", "set", "OTHER", "on the line", "-o", "json"]);
     story.run(&["secret", "set", "OTHER", "on the line", "--for", "managers"]);
     story.run(&["secret", "set", "OTHER", "on the line", "--for", "admin,nobody"]);
     story.run(&["secret", "set", "OTHER", "on the line", "--for", "admin"]);
-    in_all_formats(&mut story, &["secret"]);
+    run_in_all_formats(&mut story, &["secret"]);
     story.run(&["secret", "get", "TOKEN"]);
     story.run(&["secret", "get", "OTHER", "-o", "json"]);
     story.run(&["secret", "get", "TOKNE"]);
@@ -60,15 +60,15 @@ fn a_secret_is_stored_read_and_deleted() {
     story.run(&["secret", "-o", "name"]);
     story.end();
     // A value of several lines keeps them; only the end of the last is nobody's.
-    fed(&mut stage.command(&["secret", "set", "KEY"]), "one\ntwo\n").ok();
+    run_with_input(&mut stage.command(&["secret", "set", "KEY"]), "one\ntwo\n").ok();
     assert_eq!(stage.windlass(&["secret", "get", "KEY"]).ok().stdout, "one\ntwo\n");
 }
 
 #[test]
 fn projects_and_their_members_are_changed() {
-    let stage = Stage::new();
-    let mut story = Story::new("project", &stage);
-    in_all_formats(&mut story, &["project"]);
+    let stage = CliEnv::new();
+    let mut story = CliSnapshot::new("project", &stage);
+    run_in_all_formats(&mut story, &["project"]);
     story.run(&["project", "add", "lab"]);
     story.run(&["project", "add", "lab"]);
     story.run(&["project"]);
@@ -97,7 +97,7 @@ fn projects_and_their_members_are_changed() {
 
 #[test]
 fn the_default_project_is_where_commands_work() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.windlass(&["project", "add", "lab"]).ok();
     let url = stage.server.url();
     let logged_in = |args: &[&str]| ran(&mut stage.home.command(args));
@@ -113,7 +113,7 @@ fn the_default_project_is_where_commands_work() {
 
 #[test]
 fn the_default_project_of_this_machine_is_kept_too() {
-    let home = crate::Home::new();
+    let home = crate::TestHome::new();
     // No agent is needed to have projects.
     let local = |args: &[&str]| ran(home.command(args).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process"));
     local(&["project", "add", "lab"]).ok();
@@ -124,9 +124,9 @@ fn the_default_project_of_this_machine_is_kept_too() {
 
 #[test]
 fn users_are_added_and_their_token_is_shown_once() {
-    let stage = Stage::new();
-    let mut story = Story::new("user", &stage);
-    in_all_formats(&mut story, &["user"]);
+    let stage = CliEnv::new();
+    let mut story = CliSnapshot::new("user", &stage);
+    run_in_all_formats(&mut story, &["user"]);
     let made = story.run(&["user", "create", "ada", "--email", "ada@example.org"]);
     story.run(&["user", "create", "ada"]);
     story.run(&["user", "create", "eve", "--admin", "-o", "json"]);
@@ -160,14 +160,14 @@ fn users_are_added_and_their_token_is_shown_once() {
 
 #[test]
 fn events_are_listed_oldest_first_and_filtered() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.windlass(&["secret", "set", "ONE", "1"]).ok();
     stage.windlass(&["secret", "set", "TWO", "2"]).ok();
     stage.windlass(&["secret", "set", "ONE", "3"]).ok();
     stage.file("later.yml", "type: task\nname: later\ncommands: [echo]\nschedule: {cron: \"0 0 1 1 *\"}\n");
     stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
-    let mut story = Story::new("event", &stage);
-    in_all_formats(&mut story, &["event", "--target-secret", "ONE"]);
+    let mut story = CliSnapshot::new("event", &stage);
+    run_in_all_formats(&mut story, &["event", "--target-secret", "ONE"]);
     story.run(&["event", "-n", "1", "--include-target-type", "secret"]);
     story.run(&["event", "--within-run", "later"]);
     story.run(&["event", "--target-run", "latter"]);
@@ -191,7 +191,7 @@ fn events_are_listed_oldest_first_and_filtered() {
 
 #[test]
 fn events_that_happen_are_followed() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.windlass(&["secret", "set", "BEFORE", "1"]).ok();
     let mut follow =
         stage.command(&["event", "-f", "-n", "1", "--include-target-type", "secret", "-o", "jsonl"]);
@@ -211,7 +211,7 @@ fn events_that_happen_are_followed() {
 }
 
 /// A server with a scripted cloud: two kinds of machines, one with GPUs. What it made is gone at the end.
-struct Cloud(Stage);
+struct CloudServer(CliEnv);
 
 const CLOUD: &str = "\
 runtime: process
@@ -223,21 +223,21 @@ offers:
      gpus: {name: H100, count: 2, memory_gb: 80}}
 ";
 
-impl Cloud {
+impl CloudServer {
     fn new() -> Self {
-        needs_agent();
-        let home = crate::Home::new();
+        require_agent();
+        let home = crate::TestHome::new();
         let script = home.0.file("cloud.yml", CLOUD);
         let args = ["--admin-token", TOKEN];
         let server = server::with_mock_cloud(&home.path().join("data"), &args, &script);
-        let stage = Stage { server, home };
+        let stage = CliEnv { server, home };
         stage.file("burst.yml", "type: fleet\nname: burst\nnodes: 0..2\nbackends: [mock]\nspot_policy: auto\nresources: {cpu: 1.., memory: 0.., disk: null, gpu: 0..}\n");
         stage.windlass(&["apply", "-f", "burst.yml", "-y"]).ok();
         Self(stage)
     }
 }
 
-impl Drop for Cloud {
+impl Drop for CloudServer {
     fn drop(&mut self) {
         let active = self.0.windlass(&["ps", "-o", "name"]).stdout;
         for name in active.lines() {
@@ -249,16 +249,16 @@ impl Drop for Cloud {
 
 #[test]
 fn offers_are_what_fits_with_its_price_and_why_the_rest_does_not() {
-    let cloud = Cloud::new();
-    let mut story = Story::new("offer", &cloud.0);
-    in_all_formats(&mut story, &["offer"]);
+    let cloud = CloudServer::new();
+    let mut story = CliSnapshot::new("offer", &cloud.0);
+    run_in_all_formats(&mut story, &["offer"]);
     story.run(&["offer", "--gpu", "H100:1..", "--max-price", "4", "--spot"]);
     story.run(&["offer", "--gpu", "80GB", "--on-demand", "--max-offers", "1"]);
     story.run(&["offer", "-r", "east", "--cpu", "2..", "--memory", "8GB.."]);
     story.run(&["offer", "--gpu", "H200"]);
     story.run(&["offer", "-R"]);
     story.run(&["offer", "--memory", "lots"]);
-    in_all_formats(&mut story, &["offer", "--group-by", "gpu"]);
+    run_in_all_formats(&mut story, &["offer", "--group-by", "gpu"]);
     story.run(&["offer", "--group-by", "gpu,backend,region,count"]);
     story.run(&["offer", "--group-by", "backend"]);
     story.run(&["offer", "--group-by", "gpu,region"]);
@@ -267,7 +267,7 @@ fn offers_are_what_fits_with_its_price_and_why_the_rest_does_not() {
 
 #[test]
 fn a_plan_never_lists_an_offer_that_fits_under_what_does_not() {
-    let cloud = Cloud::new();
+    let cloud = CloudServer::new();
     let resources = "{cpu: 1.., memory: 0.., disk: null, gpu: 'H100:2'}";
     let task = format!("type: task\nname: gpu\ncommands: [echo hi]\nresources: {resources}\n");
     cloud.0.file("gpu.yml", &task);
@@ -280,7 +280,7 @@ fn a_plan_never_lists_an_offer_that_fits_under_what_does_not() {
 
 #[test]
 fn machines_their_jobs_and_their_cost_are_shown() {
-    let cloud = Cloud::new();
+    let cloud = CloudServer::new();
     let task =
         "type: task\nname: busy\ncommands: ['sleep 600']\nresources: {cpu: 1.., memory: 0.., disk: null}\n";
     cloud.0.file("busy.yml", task);
@@ -290,7 +290,7 @@ fn machines_their_jobs_and_their_cost_are_shown() {
     };
     until(&["ps"], "running");
     until(&["instance"], "busy");
-    let mut story = Story::new("machines", &cloud.0);
+    let mut story = CliSnapshot::new("machines", &cloud.0);
     story.run(&["instance"]);
     story.run(&["instance", "-o", "name", "--fleet", "burst"]);
     story.run(&["instance", "get", "burst-0", "-o", "name"]);
@@ -331,10 +331,10 @@ fn machines_their_jobs_and_their_cost_are_shown() {
 
 #[test]
 fn volumes_are_made_shown_and_deleted() {
-    let cloud = Cloud::new();
+    let cloud = CloudServer::new();
     cloud.0.file("disk.yml", "type: volume\nname: disk\nbackend: mock\nregion: east\nsize: 100GB\n");
     cloud.0.windlass(&["apply", "-f", "disk.yml", "-y"]).ok();
-    let mut story = Story::new("volume", &cloud.0);
+    let mut story = CliSnapshot::new("volume", &cloud.0);
     story.run(&["volume"]);
     story.run(&["volume", "-o", "wide"]);
     story.run(&["volume", "-o", "name"]);
@@ -347,7 +347,7 @@ fn volumes_are_made_shown_and_deleted() {
 
 #[test]
 fn backends_that_the_server_does_not_have_are_refused() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("far.yml", "type: fleet\nname: far\nnodes: 1\nbackends: [aws]\n");
     stage.file(
         "door.yml",
@@ -364,7 +364,7 @@ fn backends_that_the_server_does_not_have_are_refused() {
 
 #[test]
 fn a_field_without_effect_is_told_and_something_of_another_project_is_refused() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     stage.file("home.yml", "type: task\nname: home\ncommands: [echo hi]\nhome_dir: /home/me\n");
     let applied = stage.windlass(&["apply", "-f", "home.yml", "-y", "-d"]);
     applied.says("warning: home.yml:4: `home_dir` has no effect");
@@ -377,11 +377,11 @@ fn a_field_without_effect_is_told_and_something_of_another_project_is_refused() 
 
 #[test]
 fn gateways_are_shown_changed_and_deleted() {
-    let stage = Stage::new();
+    let stage = CliEnv::new();
     let text = "type: gateway\nname: entry\nbackend: remote\nregion: eu-west-1\ndomain: example.org\n";
     stage.file("entry.yml", text);
     stage.windlass(&["apply", "-f", "entry.yml", "-y", "-d"]).ok();
-    let mut story = Story::new("gateway", &stage);
+    let mut story = CliSnapshot::new("gateway", &stage);
     story.run(&["gateway"]);
     story.run(&["gateway", "get", "entry", "-o", "name"]);
     story.run(&["gateway", "get", "entri"]);
@@ -394,7 +394,7 @@ fn gateways_are_shown_changed_and_deleted() {
 
 #[test]
 fn every_command_of_these_has_examples_in_its_help() {
-    let home = crate::Home::new();
+    let home = crate::TestHome::new();
     let commands = [
         "offer", "fleet", "instance", "volume", "gateway", "secret", "event", "metrics", "project", "user",
         "cost", "top",
@@ -407,7 +407,7 @@ fn every_command_of_these_has_examples_in_its_help() {
 
 #[test]
 fn watching_shows_tables_only() {
-    let home = crate::Home::new();
+    let home = crate::TestHome::new();
     for thing in ["fleet", "instance", "volume", "gateway"] {
         let refused =
             home.windlass(&[thing, "-w", "-o", "json", "--url", "http://127.0.0.1:1", "--token", "x"]);

@@ -2,10 +2,10 @@
 
 use std::process::Command;
 
-use crate::{Home, attached::needs_agent, ran, terminal::Terminal};
+use crate::{TestHome, attached::require_agent, ran, terminal::Terminal};
 
 /// Jobs run as processes, whatever this machine has.
-fn local(home: &Home, args: &[&str]) -> Command {
+fn local(home: &TestHome, args: &[&str]) -> Command {
     let mut command = home.command(args);
     command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
     command
@@ -13,8 +13,8 @@ fn local(home: &Home, args: &[&str]) -> Command {
 
 #[test]
 fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     let task = |name: &str, cpus: &str| {
         format!(
             "type: task\nname: {name}\ncommands: ['echo line of {name}; sleep 600']\n\
@@ -27,54 +27,54 @@ fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
         ran(&mut local(&home, &["apply", "-f", "run.yml", "-y", "-d"])).ok();
     }
     let top = Terminal::command(&home, &local(&home, &["top"]));
-    top.shows("[1 runs (2)]");
-    let screen = top.shows("1 running, 1 waiting");
+    top.wait_for_text("[1 runs (2)]");
+    let screen = top.wait_for_text("1 running, 1 waiting");
     for part in ["alpha", "omega", "main at http://127.0.0.1:"] {
         assert!(screen.contains(part), "no `{part}` in\n{screen}");
     }
 
     // Filter, open, read, come back.
     top.keys(&["/", "alp"]);
-    top.shows("/alp_");
+    top.wait_for_text("/alp_");
     top.keys(&["Enter"]);
-    let filtered = top.shows("? help");
+    let filtered = top.wait_for_text("? help");
     assert!(!filtered.contains("omega"), "{filtered}");
     top.keys(&["Enter"]);
-    top.shows("logs of alpha");
-    top.shows("line of alpha");
+    top.wait_for_text("logs of alpha");
+    top.wait_for_text("line of alpha");
     top.keys(&["q"]);
-    top.shows("? help");
+    top.wait_for_text("? help");
     top.keys(&["q"]);
-    top.shows("omega");
+    top.wait_for_text("omega");
 
     // The queue says why something waits.
     top.keys(&[":", "queue", "Enter"]);
-    top.shows("[2 queue (1)]");
+    top.wait_for_text("[2 queue (1)]");
     top.keys(&["d"]);
-    top.shows("run omega");
-    top.shows("needs at least 9999 CPUs");
+    top.wait_for_text("run omega");
+    top.wait_for_text("needs at least 9999 CPUs");
     top.keys(&["q", "3"]);
-    top.shows("[3 instances (1)]");
-    top.shows("busy");
+    top.wait_for_text("[3 instances (1)]");
+    top.wait_for_text("busy");
     top.keys(&["4"]);
-    top.shows("[4 events");
-    top.shows("run alpha");
+    top.wait_for_text("[4 events");
+    top.wait_for_text("run alpha");
 
     // Nothing stops without a yes.
     top.keys(&["1", "/", "alpha", "Enter", "s"]);
-    top.shows("Stop `alpha`? [y/n]");
+    top.wait_for_text("Stop `alpha`? [y/n]");
     top.keys(&["n"]);
-    top.shows("nothing was stopped");
+    top.wait_for_text("nothing was stopped");
     top.keys(&["s", "y"]);
-    top.shows("0 running");
+    top.wait_for_text("0 running");
     top.keys(&["?"]);
-    top.shows("filter by any column");
+    top.wait_for_text("filter by any column");
     top.keys(&["q"]);
-    top.shows("/alpha");
+    top.wait_for_text("/alpha");
     top.keys(&["q"]);
-    top.shows("omega");
+    top.wait_for_text("omega");
     top.keys(&["q"]);
-    top.shows("exit: 0");
+    top.wait_for_text("exit: 0");
     // It was told to stop; it may not be over yet.
     ran(&mut local(&home, &["stop", "-y", "--wait", "alpha"])).ok();
     assert_eq!(ran(&mut local(&home, &["ps", "-o", "name"])).ok().stdout, "omega\n");
@@ -82,8 +82,8 @@ fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
 
 #[test]
 fn top_gives_the_terminal_back_when_it_is_interrupted() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     ran(&mut local(&home, &["ps"])).ok();
     let command = local(&home, &["top"]);
     let mut shell = Command::new("sh");
@@ -97,16 +97,16 @@ fn top_gives_the_terminal_back_when_it_is_interrupted() {
         };
     }
     let top = Terminal::command(&home, &shell);
-    top.shows("[1 runs (0)]");
+    top.wait_for_text("[1 runs (0)]");
     top.keys(&["C-c"]);
-    top.shows("code 0");
-    let screen = top.shows("icanon echo");
+    top.wait_for_text("code 0");
+    let screen = top.wait_for_text("icanon echo");
     assert!(!screen.contains("[1 runs"), "{screen}");
 }
 
 #[test]
 fn top_without_a_terminal_names_what_scripts_use() {
-    let home = Home::new();
+    let home = TestHome::new();
     let refused = home.windlass(&["top"]);
     assert_eq!(refused.code, Some(2));
     refused.says("`windlass ps -o json`");

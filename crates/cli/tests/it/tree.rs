@@ -1,10 +1,10 @@
 //! Runs that are followed on a terminal: the tree, and Ctrl-C.
 
-use crate::{Home, attached::needs_agent, stage::Stage, terminal::Terminal};
+use crate::{TestHome, attached::require_agent, stage::CliEnv, terminal::Terminal};
 
 /// It waits: there is no machine.
-fn waiting() -> Stage {
-    let stage = Stage::new();
+fn env_with_waiting_task() -> CliEnv {
+    let stage = CliEnv::new();
     let text =
         "type: task\nname: job\ncommands: [echo hi]\nretry: {on_events: [no-capacity], duration: 1h}\n";
     stage.file("job.yml", text);
@@ -13,11 +13,11 @@ fn waiting() -> Stage {
 
 #[test]
 fn a_run_that_waits_is_a_tree_that_moves_and_the_second_ctrl_c_leaves_it() {
-    let stage = waiting();
+    let stage = env_with_waiting_task();
     let terminal = Terminal::run(&stage, &["apply", "-f", "job.yml"]);
-    terminal.shows("Submit the run? [y/n]");
+    terminal.wait_for_text("Submit the run? [y/n]");
     terminal.keys(&["y", "Enter"]);
-    let first = terminal.shows("└─ 0-0  no fleets: fleets: no fleet exists");
+    let first = terminal.wait_for_text("└─ 0-0  no fleets: fleets: no fleet exists");
     terminal.until("moved", |screen| screen.contains("└─ 0-0") && screen != first);
     assert_eq!(
         terminal.screen().matches("└─ 0-0").count(),
@@ -26,57 +26,57 @@ fn a_run_that_waits_is_a_tree_that_moves_and_the_second_ctrl_c_leaves_it() {
         terminal.screen()
     );
     terminal.keys(&["C-c"]);
-    let asked = terminal.shows("[s]top it, or [d]etach");
+    let asked = terminal.wait_for_text("[s]top it, or [d]etach");
     assert!(!asked.contains("└─"), "the tree makes room for the question:\n{asked}");
     terminal.keys(&["C-c"]);
-    terminal.shows("Left `job` running");
-    terminal.shows("exit: 0");
+    terminal.wait_for_text("Left `job` running");
+    terminal.wait_for_text("exit: 0");
     assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "job\n");
     stage.windlass(&["stop", "-x", "-y", "--wait", "job"]).ok();
 }
 
 #[test]
 fn ctrl_c_and_an_answer_stop_the_run() {
-    let stage = waiting();
+    let stage = env_with_waiting_task();
     let terminal = Terminal::run(&stage, &["apply", "-f", "job.yml", "-y"]);
-    terminal.shows("└─ 0-0  ");
+    terminal.wait_for_text("└─ 0-0  ");
     terminal.keys(&["C-c"]);
-    terminal.shows("[s]top it, or [d]etach");
+    terminal.wait_for_text("[s]top it, or [d]etach");
     terminal.keys(&["what", "Enter"]);
     terminal.until("asked again", |screen| screen.matches("[s]top it").count() == 2);
     terminal.keys(&["s", "Enter"]);
-    terminal.shows("Stopping `job`…");
-    terminal.shows("exit: 201");
+    terminal.wait_for_text("Stopping `job`…");
+    terminal.wait_for_text("exit: 201");
     assert_eq!(stage.windlass(&["ps", "-o", "name"]).ok().stdout, "");
 }
 
 #[test]
 fn a_terminal_is_not_driven_by_what_a_job_writes_unless_it_is_asked_for() {
-    needs_agent();
-    let home = Home::new();
+    require_agent();
+    let home = TestHome::new();
     let text = "type: task\nname: job\ncommands:\n  - |\n    printf 'one\\033]0;owned\\007 \\033[32mgreen\\033[0m\\n'\n\
                 resources: {cpu: 1.., memory: 0.., disk: null}\n";
     home.0.file("job.yml", text);
     let terminal = Terminal::run(&home, &["apply", "-f", "job.yml", "-y"]);
-    let screen = terminal.shows("exit: 0");
+    let screen = terminal.wait_for_text("exit: 0");
     assert!(screen.contains("]0;owned") && screen.contains("green"), "shown, not obeyed:\n{screen}");
     assert!(!screen.contains("├─") && !screen.contains("└─"), "the tree is gone:\n{screen}");
     assert!(screen.contains("job: done"), "{screen}");
     let raw = Terminal::run(&home, &["logs", "--raw", "job"]);
-    let screen = raw.shows("exit: 0");
+    let screen = raw.wait_for_text("exit: 0");
     assert!(screen.contains("one green"), "{screen}");
 }
 
 #[test]
 fn runs_are_watched_in_place() {
-    let stage = waiting();
+    let stage = env_with_waiting_task();
     stage.windlass(&["apply", "-f", "job.yml", "-y", "-d"]).ok();
     let terminal = Terminal::run(&stage, &["ps", "-w"]);
-    terminal.shows("job  ");
+    terminal.wait_for_text("job  ");
     stage.windlass(&["apply", "-f", "job.yml", "-y", "-d", "-n", "other"]).ok();
-    terminal.shows("other  ");
+    terminal.wait_for_text("other  ");
     assert_eq!(terminal.screen().matches("NAME").count(), 1, "{}", terminal.screen());
     stage.windlass(&["stop", "-x", "-y", "--wait", "job", "other"]).ok();
-    terminal.shows("No runs.");
+    terminal.wait_for_text("No runs.");
     terminal.keys(&["C-c"]);
 }

@@ -7,16 +7,16 @@ use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 use crate::scheduler::Unknown;
 
 /// Of its own environment: who it is, and where programs are.
-const OF_THE_USER: [&str; 4] = ["PATH", "HOME", "USER", "LOGNAME"];
+const USER_VARIABLES: [&str; 4] = ["PATH", "HOME", "USER", "LOGNAME"];
 /// What is kept of a program's complaint.
-const SAID_MAX: usize = 500;
+const ERROR_TEXT_MAX: usize = 500;
 
-pub(super) struct Commands {
+pub(super) struct SlurmCommands {
     config: Option<PathBuf>,
     within: Duration,
 }
 
-impl Commands {
+impl SlurmCommands {
     pub(super) fn new(config: Option<PathBuf>, within: Duration) -> Self {
         Self { config, within }
     }
@@ -38,7 +38,7 @@ impl Commands {
         let mut command = self.command("sbatch");
         command.env_clear().envs(self.config.iter().map(|config| ("SLURM_CONF", config)));
         // Jobs are the same user's, and engines ask for his directory.
-        command.envs(OF_THE_USER.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        command.envs(USER_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.envs(environment.iter().map(|(name, value)| (name, value))).args(args);
         self.run("sbatch", command, script).await
     }
@@ -66,7 +66,7 @@ impl Commands {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let said = String::from_utf8_lossy(&output.stderr);
-        let said: String = said.trim().chars().take(SAID_MAX).collect();
+        let said: String = said.trim().chars().take(ERROR_TEXT_MAX).collect();
         let said = if said.is_empty() { output.status.to_string() } else { said };
         Err(Unknown::Failed { program, said })
     }

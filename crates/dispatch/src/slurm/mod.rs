@@ -14,21 +14,21 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use windlass_model::{
     dispatch::{
-        Attempt, Lower, Needs,
+        Attempt, Needs, SchedulerSnapshot,
         room::{Cluster, Node},
     },
     time::Timestamp,
 };
 
 use crate::{
-    scheduler::{Order, Pressure, Scheduler, SubmitError, Unknown},
-    slurm::{command::Commands, rest::Rest},
+    scheduler::{Order, Scheduler, StopMode, SubmitError, Unknown},
+    slurm::{command::SlurmCommands, rest::RestClient},
 };
 
 /// A controller that hangs makes every command wait for its own timeout first.
-const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
 /// Jobs of ours that may wait in Slurm's queue.
-const WAITING_MAX: usize = 1_000;
+const PENDING_JOBS_MAX: usize = 1_000;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -68,8 +68,8 @@ impl Settings {
 
 pub struct Slurm {
     settings: Settings,
-    commands: Commands,
-    rest: Option<Rest>,
+    commands: SlurmCommands,
+    rest: Option<RestClient>,
     begun: Instant,
     /// When the end of each job was first seen.
     ended: Mutex<BTreeMap<Attempt, Timestamp>>,
@@ -84,8 +84,8 @@ impl Slurm {
 
     /// With a clock that begins elsewhere: the dispatcher's.
     pub fn since(settings: Settings, begun: Instant) -> Self {
-        let commands = Commands::new(settings.config.clone(), ANSWER_WITHIN);
-        let rest = settings.rest.clone().map(|socket| Rest::new(socket, ANSWER_WITHIN));
+        let commands = SlurmCommands::new(settings.config.clone(), COMMAND_TIMEOUT);
+        let rest = settings.rest.clone().map(|socket| RestClient::new(socket, COMMAND_TIMEOUT));
         Self { settings, commands, rest, begun, ended: Mutex::default(), nodes: Mutex::default() }
     }
 
@@ -95,7 +95,7 @@ impl Slurm {
     }
 
     /// The REST daemon, where there is one that is understood.
-    async fn spoken(&self) -> Result<Option<&Rest>, Unknown> {
+    async fn spoken(&self) -> Result<Option<&RestClient>, Unknown> {
         let Some(rest) = &self.rest else { return Ok(None) };
         Ok(rest.version().await?.map(|_| rest))
     }
@@ -112,9 +112,9 @@ impl Slurm {
     }
 
     /// Changes a job. For one that is over there is nothing to change.
-    async fn change(&self, program: &'static str, args: &[&str]) -> Result<(), Unknown> {
+    async fn update_job(&self, program: &'static str, args: &[&str]) -> Result<(), Unknown> {
         match self.commands.read(program, args).await {
-            Err(Unknown::Failed { said, .. }) if read::is_over_already(&said) => Ok(()),
+            Err(Unknown::Failed { said, .. }) if read::is_already_finished(&said) => Ok(()),
             other => other.map(drop),
         }
     }
@@ -123,7 +123,7 @@ impl Slurm {
 impl Scheduler for Slurm {
     type Room = Cluster;
 
-    async fn look(&self) -> Result<Lower, Unknown> {
+    async fn look(&self) -> Result<SchedulerSnapshot, Unknown> {
         // A dead controller answers this at once, and the others after ten seconds.
         self.commands.read("scontrol", &["ping"]).await?;
         let asked_at = self.now();
@@ -136,13 +136,13 @@ impl Scheduler for Slurm {
         ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt && job.life.is_over()));
         let is_whole = read::have_all_reported(&nodes);
         *self.nodes.lock() = nodes;
-        Ok(Lower { jobs, asked_at, is_whole })
+        Ok(SchedulerSnapshot { jobs, asked_at, is_whole })
     }
 
-    async fn room(&self, lower: &Lower) -> Result<Cluster, Unknown> {
+    async fn room(&self, lower: &SchedulerSnapshot) -> Result<Cluster, Unknown> {
         let waiting = lower.jobs.iter().filter(|job| !job.life.is_over()).count();
         let nodes = read::nodes(&self.nodes.lock())?;
-        Ok(Cluster { nodes, open: WAITING_MAX.saturating_sub(waiting) })
+        Ok(Cluster { nodes, open: PENDING_JOBS_MAX.saturating_sub(waiting) })
     }
 
     async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
@@ -150,12 +150,12 @@ impl Scheduler for Slurm {
         if let Some(rest) = self.spoken().await.map_err(SubmitError::Unclear)? {
             return rest.submit(&translate::submission(order, gpu_type.as_deref(), &self.settings)).await;
         }
-        let args = translate::arguments(order, gpu_type.as_deref(), &self.settings);
+        let args = translate::sbatch_arguments(order, gpu_type.as_deref(), &self.settings);
         let script = translate::script(order, &self.settings);
         match self.commands.submit(&args, &order.environment, &script).await {
             Ok(said) => match read::job_id(&said) {
                 Some(id) => Ok(id),
-                None => Err(SubmitError::Unclear(Unknown::Garbled { program: "sbatch", line: said })),
+                None => Err(SubmitError::Unclear(Unknown::InvalidOutput { program: "sbatch", line: said })),
             },
             Err(Unknown::Failed { said, .. }) if read::is_refusal(&said) => {
                 Err(SubmitError::Refused { why: said })
@@ -168,12 +168,12 @@ impl Scheduler for Slurm {
         true
     }
 
-    async fn stop(&self, job: &str, pressure: Pressure) -> Result<(), Unknown> {
+    async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), Unknown> {
         // A job that waits has no executor that could be asked.
-        self.change("scancel", &["--state=PENDING", job]).await?;
+        self.update_job("scancel", &["--state=PENDING", job]).await?;
         match pressure {
-            Pressure::Ask => self.change("scancel", &["--batch", "--signal=TERM", job]).await,
-            Pressure::Force => self.change("scancel", &[job]).await,
+            StopMode::Ask => self.update_job("scancel", &["--batch", "--signal=TERM", job]).await,
+            StopMode::Force => self.update_job("scancel", &[job]).await,
         }
     }
 
@@ -187,7 +187,7 @@ impl Scheduler for Slurm {
             Some(rest) => rest.renice(job, nice).await,
             None => {
                 let (job, nice) = (format!("JobId={job}"), format!("Nice={nice}"));
-                self.change("scontrol", &["update", &job, &nice]).await
+                self.update_job("scontrol", &["update", &job, &nice]).await
             }
         }
     }

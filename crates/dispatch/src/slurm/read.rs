@@ -29,7 +29,7 @@ pub(super) fn jobs(
 ) -> Result<Vec<Job>, Unknown> {
     let mut jobs: BTreeMap<Attempt, Job> = BTreeMap::new();
     for line in listed.lines() {
-        let garbled = || Unknown::Garbled { program: "squeue", line: line.to_owned() };
+        let garbled = || Unknown::InvalidOutput { program: "squeue", line: line.to_owned() };
         let mut parts = line.splitn(7, ';');
         let mut part = || parts.next().ok_or_else(garbled);
         let (id, name, state, nice) = (part()?, part()?, part()?, part()?);
@@ -95,7 +95,7 @@ pub(super) fn have_all_reported(listed: &str) -> bool {
 pub(super) fn nodes(listed: &str) -> Result<Vec<Node>, Unknown> {
     let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
     for line in listed.lines() {
-        let garbled = || Unknown::Garbled { program: "sinfo", line: line.to_owned() };
+        let garbled = || Unknown::InvalidOutput { program: "sinfo", line: line.to_owned() };
         let parts: Vec<&str> = line.split(';').collect();
         let [name, state, cpus, memory, partition, features, gres] = parts[..] else { return Err(garbled()) };
         // The default partition carries a star.
@@ -110,7 +110,7 @@ pub(super) fn nodes(listed: &str) -> Result<Vec<Node>, Unknown> {
                 .filter_map(|(name, count)| Some((name.filter(|name| !name.is_empty())?.to_owned(), count)))
                 .collect(),
             partitions: Vec::new(),
-            features: list(features),
+            features: parse_list(features),
         };
         nodes.entry(name.to_owned()).or_insert_with(made).partitions.push(partition);
     }
@@ -123,7 +123,7 @@ fn is_up(state: &str) -> bool {
         && !state.ends_with('*')
 }
 
-fn list(text: &str) -> Vec<String> {
+fn parse_list(text: &str) -> Vec<String> {
     if text == "(null)" { Vec::new() } else { text.split(',').map(str::to_owned).collect() }
 }
 
@@ -156,7 +156,7 @@ pub(super) fn is_refusal(said: &str) -> bool {
     said.contains("Batch job submission failed") && !not_there.iter().any(|word| said.contains(word))
 }
 
-pub(super) fn is_over_already(said: &str) -> bool {
+pub(super) fn is_already_finished(said: &str) -> bool {
     said.contains("Invalid job id")
         || said.contains("already completing")
         || said.contains("already completed")

@@ -11,39 +11,39 @@ use serde_json::{Value, json};
 use tokio::{net::UnixStream, sync::OnceCell, time::timeout};
 use windlass_api::wire::once;
 
-use super::read::is_over_already;
+use super::read::is_already_finished;
 use crate::scheduler::{SubmitError, Unknown};
 
 const PROGRAM: &str = "slurmrestd";
 /// Versions of its API that are spoken here, the best first. From 0.0.39 on jobs are written down in another way.
-const SPOKEN: [&str; 3] = ["v0.0.38", "v0.0.37", "v0.0.36"];
+const SUPPORTED_VERSIONS: [&str; 3] = ["v0.0.38", "v0.0.37", "v0.0.36"];
 /// Where it tells which it has.
-const DESCRIPTION: &str = "/openapi/v3";
+const OPENAPI_PATH: &str = "/openapi/v3";
 const BELOW: &str = "/slurm/";
 /// Slurm's own errors: the controller has read the request. Others are of the way to it.
-const BY_CONTROLLER: std::ops::Range<u64> = 2_000..3_000;
+const CONTROLLER_ERROR_CODES: std::ops::Range<u64> = 2_000..3_000;
 /// The request was not understood, and so not passed on.
-const NOT_UNDERSTOOD: u64 = 9_001;
+const INVALID_REQUEST_CODE: u64 = 9_001;
 
-pub(super) struct Rest {
+pub(super) struct RestClient {
     socket: PathBuf,
     within: Duration,
     version: OnceCell<Option<&'static str>>,
 }
 
 /// What went wrong, as it was told.
-struct Complaint {
+struct RestError {
     code: u64,
     said: String,
 }
 
-impl From<Complaint> for Unknown {
-    fn from(complaint: Complaint) -> Self {
+impl From<RestError> for Unknown {
+    fn from(complaint: RestError) -> Self {
         Self::Failed { program: PROGRAM, said: complaint.said }
     }
 }
 
-impl Rest {
+impl RestClient {
     pub(super) fn new(socket: PathBuf, within: Duration) -> Self {
         Self { socket, within, version: OnceCell::new() }
     }
@@ -68,7 +68,7 @@ impl Rest {
     /// What it says of itself; nothing where it does not.
     async fn offered(&self) -> Result<Vec<String>, Unknown> {
         let late = |_| Unknown::Late { program: PROGRAM, within: self.within };
-        let request = Request::get(DESCRIPTION);
+        let request = Request::get(OPENAPI_PATH);
         let (_, bytes) = timeout(self.within, self.exchange(request, Bytes::new())).await.map_err(late)??;
         let described: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let paths = described["paths"].as_object().into_iter().flatten().map(|(path, _)| path);
@@ -87,10 +87,13 @@ impl Rest {
                 Some(id) => Ok(id.to_string()),
                 None => {
                     let line = answer.to_string();
-                    Err(SubmitError::Unclear(Unknown::Garbled { program: PROGRAM, line }))
+                    Err(SubmitError::Unclear(Unknown::InvalidOutput { program: PROGRAM, line }))
                 }
             },
-            Err(complaint) if BY_CONTROLLER.contains(&complaint.code) || complaint.code == NOT_UNDERSTOOD => {
+            Err(complaint)
+                if CONTROLLER_ERROR_CODES.contains(&complaint.code)
+                    || complaint.code == INVALID_REQUEST_CODE =>
+            {
                 Err(SubmitError::Refused { why: complaint.said })
             }
             Err(complaint) => Err(SubmitError::Unclear(complaint.into())),
@@ -101,21 +104,21 @@ impl Rest {
     pub(super) async fn renice(&self, job: &str, nice: i64) -> Result<(), Unknown> {
         match self.post(&format!("job/{job}"), &json!({ "nice": nice })).await? {
             Ok(_) => Ok(()),
-            Err(complaint) if is_over_already(&complaint.said) => Ok(()),
+            Err(complaint) if is_already_finished(&complaint.said) => Ok(()),
             Err(complaint) => Err(complaint.into()),
         }
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Result<Result<Value, Complaint>, Unknown> {
+    async fn post(&self, path: &str, body: &Value) -> Result<Result<Value, RestError>, Unknown> {
         let late = |_| Unknown::Late { program: PROGRAM, within: self.within };
-        let version = self.version().await?.unwrap_or(SPOKEN[0]);
+        let version = self.version().await?.unwrap_or(SUPPORTED_VERSIONS[0]);
         let request =
             Request::post(format!("{BELOW}{version}/{path}")).header("content-type", "application/json");
         let sent = self.exchange(request, Bytes::from(body.to_string()));
         let (status, bytes) = timeout(self.within, sent).await.map_err(late)??;
         let garbled = |_| {
             let line = String::from_utf8_lossy(&bytes).chars().take(200).collect();
-            Unknown::Garbled { program: PROGRAM, line }
+            Unknown::InvalidOutput { program: PROGRAM, line }
         };
         let answer: Value = serde_json::from_slice(&bytes).map_err(garbled)?;
         let errors = answer["errors"].as_array().cloned().unwrap_or_default();
@@ -128,7 +131,7 @@ impl Rest {
         };
         let said: Vec<String> = errors.iter().filter_map(words).collect();
         let said = if said.is_empty() { format!("it answered {status}") } else { said.join("; ") };
-        Ok(Err(Complaint { code: errors.iter().find_map(code).unwrap_or_default(), said }))
+        Ok(Err(RestError { code: errors.iter().find_map(code).unwrap_or_default(), said }))
     }
 
     async fn exchange(&self, request: Builder, body: Bytes) -> Result<(u16, Bytes), Unknown> {
@@ -148,7 +151,7 @@ impl Rest {
 /// One that does not tell is taken for the newest that is known.
 fn choose(offered: &[String]) -> Option<&'static str> {
     let is_offered = |spoken: &&str| offered.is_empty() || offered.iter().any(|one| one == *spoken);
-    SPOKEN.into_iter().find(is_offered)
+    SUPPORTED_VERSIONS.into_iter().find(is_offered)
 }
 
 #[cfg(test)]

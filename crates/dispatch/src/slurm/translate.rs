@@ -30,7 +30,7 @@ pub(super) fn priority(nice: i64, step: i64) -> Option<u64> {
 }
 
 /// What a job is to be, whichever way Slurm is told.
-struct Asked<'a> {
+struct JobParameters<'a> {
     name: String,
     comment: &'a str,
     cpus: u32,
@@ -45,8 +45,8 @@ struct Asked<'a> {
     qos: Option<&'a str>,
 }
 
-impl<'a> Asked<'a> {
-    fn of(order: &Order, gpu_type: Option<&str>, settings: &'a Settings) -> Self {
+impl<'a> JobParameters<'a> {
+    fn from_request(order: &Order, gpu_type: Option<&str>, settings: &'a Settings) -> Self {
         let needs = &order.needs;
         let joined = |words: &[String], by: &str| (!words.is_empty()).then(|| words.join(by));
         Self {
@@ -71,8 +71,8 @@ impl<'a> Asked<'a> {
 }
 
 /// For `sbatch`. Every value is an argument of its own: nothing is read by a shell.
-pub(super) fn arguments(order: &Order, gpu_type: Option<&str>, settings: &Settings) -> Vec<String> {
-    let asked = Asked::of(order, gpu_type, settings);
+pub(super) fn sbatch_arguments(order: &Order, gpu_type: Option<&str>, settings: &Settings) -> Vec<String> {
+    let asked = JobParameters::from_request(order, gpu_type, settings);
     let mut args = vec![
         "--parsable".to_owned(),
         format!("--job-name={}", asked.name),
@@ -99,7 +99,7 @@ pub(super) fn arguments(order: &Order, gpu_type: Option<&str>, settings: &Settin
 
 /// The same for `slurmrestd`, script and environment included.
 pub(super) fn submission(order: &Order, gpu_type: Option<&str>, settings: &Settings) -> Value {
-    let asked = Asked::of(order, gpu_type, settings);
+    let asked = JobParameters::from_request(order, gpu_type, settings);
     let mut environment: Map<String, Value> =
         order.environment.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
     // It has none of its own to give, and nodes are not asked for theirs.
@@ -134,7 +134,7 @@ pub(super) fn script(order: &Order, settings: &Settings) -> String {
 #[cfg(test)]
 mod tests {
     use windlass_model::{
-        dispatch::{Attempt, GpuWish, Needs},
+        dispatch::{Attempt, GpuRequirement, Needs},
         time::Span,
     };
 
@@ -152,7 +152,7 @@ mod tests {
             cpus: 4,
             memory: (1 << 30) + 1,
             gpus: 2,
-            gpu: GpuWish::default(),
+            gpu: GpuRequirement::default(),
             partitions: vec!["gpu".into(), "night".into()],
             features: vec!["fast".into(), "quiet".into()],
             max_run_time: Some(Span::mins(60)),
@@ -161,7 +161,7 @@ mod tests {
         let mut settings = Settings::new("windlass:d1", "/usr/bin/windlass-agent");
         settings.account = Some("lab".into());
         settings.preemptible_qos = Some("low".into());
-        let args = arguments(&order(needs), Some("a100"), &settings);
+        let args = sbatch_arguments(&order(needs), Some("a100"), &settings);
         for want in [
             "--job-name=wlass-dz642-a.2",
             "--comment=windlass:d1",

@@ -1,16 +1,16 @@
 //! Knocks at a dispatcher's door.
 
-use windlass_dispatch::hook::{Hook, knock};
+use windlass_dispatch::hook::{Hook, notify};
 
 #[tokio::test]
 async fn a_knock_is_heard_once_and_a_socket_that_was_left_behind_is_replaced() {
     let dir = windlass_testkit::temp_dir("hook").unwrap();
     let path = dir.path().join("sock");
-    assert!(knock(&path).is_err(), "nobody is there");
+    assert!(notify(&path).is_err(), "nobody is there");
     drop(std::os::unix::net::UnixDatagram::bind(&path).unwrap());
     let hook = Hook::bind(&path).unwrap();
     for _ in 0..1_000 {
-        knock(&path).unwrap();
+        notify(&path).unwrap();
     }
     hook.next().await;
     assert!(futures_util::poll!(Box::pin(hook.next())).is_pending(), "it was heard twice");

@@ -3,11 +3,11 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Instant};
 
 use windlass_dispatch::{
-    scheduler::{Order, Pressure, Scheduler as _, SubmitError},
+    scheduler::{Order, Scheduler as _, StopMode, SubmitError},
     slurm::{Settings, Slurm},
 };
 use windlass_model::dispatch::{
-    Attempt, Job, Life, Lower, Needs,
+    Attempt, Job, Life, Needs, SchedulerSnapshot,
     choose::{Fit, Room as _},
 };
 use windlass_testkit::slurm::{Cluster, Size};
@@ -17,12 +17,12 @@ const TAG: &str = "windlass:test";
 const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
 
 /// A cluster and what would be the executor on its nodes: a script that writes down that it ran.
-struct Kit {
+struct SlurmFixture {
     cluster: Cluster,
     slurm: Slurm,
 }
 
-impl Kit {
+impl SlurmFixture {
     fn start(sizes: &[Size], script: &str) -> Self {
         let cluster = Cluster::start(sizes);
         let executor = cluster.dir().join("executor");
@@ -40,7 +40,11 @@ impl Kit {
         fs::read_to_string(self.cluster.dir().join(name)).unwrap_or_default()
     }
 
-    async fn until(&self, what: &str, mut is: impl FnMut(&Lower) -> bool) -> Lower {
+    async fn wait_until(
+        &self,
+        what: &str,
+        mut is: impl FnMut(&SchedulerSnapshot) -> bool,
+    ) -> SchedulerSnapshot {
         eventually_ok_async(what, async || match self.slurm.look().await {
             Ok(seen) if is(&seen) => Ok(seen),
             other => Err(format!("{other:?}")),
@@ -59,7 +63,7 @@ fn order(name: &str, priority: u64, cpus: u32) -> Order {
     Order { attempt: attempt(name), priority, needs, environment, token: format!("token-of-{name}") }
 }
 
-fn find<'a>(lower: &'a Lower, name: &str) -> Option<&'a Job> {
+fn find<'a>(lower: &'a SchedulerSnapshot, name: &str) -> Option<&'a Job> {
     lower.find(&attempt(name))
 }
 
@@ -67,10 +71,10 @@ fn find<'a>(lower: &'a Lower, name: &str) -> Option<&'a Job> {
 async fn a_container_runs_on_slurm_with_its_token_and_nothing_else_of_ours() {
     let script = r#"echo "$*" >> ran; env > environment; cat > given; scontrol show job $SLURM_JOB_ID > shown
         tr '\0' '\n' < /proc/$$/environ >> environment; tr '\0' ' ' < /proc/$$/cmdline >> shown"#;
-    let kit = Kit::start(&[SIZE], script);
+    let kit = SlurmFixture::start(&[SIZE], script);
     let id = kit.slurm.submit(&order("a", 600, 1)).await.unwrap();
-    let over = |lower: &Lower| find(lower, "a").is_some_and(|job| job.life.is_over());
-    let seen = kit.until("the job ends", over).await;
+    let over = |lower: &SchedulerSnapshot| find(lower, "a").is_some_and(|job| job.life.is_over());
+    let seen = kit.wait_until("the job ends", over).await;
     let job = find(&seen, "a").unwrap();
     assert_eq!((job.id.as_str(), job.priority), (id.as_str(), Some(600)));
     assert_eq!(kit.written("ran"), "exec wlass-dz642-a --attempt 1\n");
@@ -90,19 +94,23 @@ async fn a_container_runs_on_slurm_with_its_token_and_nothing_else_of_ours() {
 
 #[tokio::test]
 async fn waiting_jobs_start_in_the_order_of_their_priority_and_a_change_of_it_counts() {
-    let kit = Kit::start(&[SIZE], r#"echo "$2" >> order; while [ ! -e go ]; do sleep 0.05; done"#);
+    let kit = SlurmFixture::start(&[SIZE], r#"echo "$2" >> order; while [ ! -e go ]; do sleep 0.05; done"#);
     kit.slurm.submit(&order("first", 1, 4)).await.unwrap();
-    kit.until("the node is taken", |lower| find(lower, "first").is_some_and(|job| job.life == Life::Running))
-        .await;
+    kit.wait_until("the node is taken", |lower| {
+        find(lower, "first").is_some_and(|job| job.life == Life::Running)
+    })
+    .await;
     for (name, priority) in [("low", 100), ("mid", 500), ("raised", 50)] {
         kit.slurm.submit(&order(name, priority, 4)).await.unwrap();
     }
-    let seen = kit.until("all wait", |lower| lower.jobs.len() == 4).await;
+    let seen = kit.wait_until("all wait", |lower| lower.jobs.len() == 4).await;
     kit.slurm.renice(&find(&seen, "raised").unwrap().id, 900).await.unwrap();
-    kit.until("it is less nice", |lower| find(lower, "raised").is_some_and(|job| job.priority == Some(900)))
-        .await;
+    kit.wait_until("it is less nice", |lower| {
+        find(lower, "raised").is_some_and(|job| job.priority == Some(900))
+    })
+    .await;
     fs::write(kit.cluster.dir().join("go"), "").unwrap();
-    kit.until("all end", |lower| lower.jobs.iter().all(|job| job.life.is_over())).await;
+    kit.wait_until("all end", |lower| lower.jobs.iter().all(|job| job.life.is_over())).await;
     let order: Vec<String> =
         kit.written("order").lines().map(|line| line.trim_start_matches("wlass-dz642-").to_owned()).collect();
     assert_eq!(order, ["first", "raised", "mid", "low"]);
@@ -110,13 +118,13 @@ async fn waiting_jobs_start_in_the_order_of_their_priority_and_a_change_of_it_co
 
 #[tokio::test]
 async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmless() {
-    let kit = Kit::start(
+    let kit = SlurmFixture::start(
         &[SIZE],
         "trap 'echo asked > asked; exit 0' TERM; echo yes > listens; while :; do sleep 0.05; done",
     );
     let running = kit.slurm.submit(&order("runs", 500, 4)).await.unwrap();
     // Slurm calls a job running before its program is: one that is asked too early dies without a word.
-    kit.until("it runs and listens", |lower| {
+    kit.wait_until("it runs and listens", |lower| {
         find(lower, "runs").is_some_and(|job| job.life == Life::Running) && !kit.written("listens").is_empty()
     })
     .await;
@@ -126,7 +134,7 @@ async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmles
     while !kit.slurm.look().await.unwrap().jobs.iter().all(|job| job.life.is_over()) {
         assert!(since.elapsed() < WITHIN, "they do not end");
         for id in [&waiting, &running] {
-            kit.slurm.stop(id, Pressure::Ask).await.unwrap();
+            kit.slurm.stop(id, StopMode::Ask).await.unwrap();
         }
     }
     assert_eq!(
@@ -135,14 +143,14 @@ async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmles
         "the one that ran was asked, the one that waited never started"
     );
     for id in [&waiting, &running] {
-        kit.slurm.stop(id, Pressure::Ask).await.unwrap();
-        kit.slurm.stop(id, Pressure::Force).await.unwrap();
+        kit.slurm.stop(id, StopMode::Ask).await.unwrap();
+        kit.slurm.stop(id, StopMode::Force).await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn what_can_never_run_is_known_before_it_is_tried_and_refused_when_it_is() {
-    let kit = Kit::start(&[SIZE, Size { gpus: 2, ..SIZE }], "true");
+    let kit = SlurmFixture::start(&[SIZE, Size { gpus: 2, ..SIZE }], "true");
     let lower = kit.slurm.look().await.unwrap();
     let room = kit.slurm.room(&lower).await.unwrap();
     let with = |cpus, gpus| Needs { cpus, gpus, memory: 1 << 20, ..Needs::default() };
@@ -158,20 +166,20 @@ async fn what_can_never_run_is_known_before_it_is_tried_and_refused_when_it_is()
 
 #[tokio::test]
 async fn r15_a_controller_that_is_away_is_unknown_and_not_an_empty_cluster() {
-    let mut kit = Kit::start(&[SIZE], "sleep 600");
+    let mut kit = SlurmFixture::start(&[SIZE], "sleep 600");
     kit.slurm.submit(&order("a", 500, 1)).await.unwrap();
-    kit.until("it runs", |lower| find(lower, "a").is_some_and(|job| job.life == Life::Running)).await;
+    kit.wait_until("it runs", |lower| find(lower, "a").is_some_and(|job| job.life == Life::Running)).await;
     kit.cluster.kill_controller();
     assert!(kit.slurm.look().await.is_err());
     let unclear = kit.slurm.submit(&order("b", 500, 1)).await;
     assert!(matches!(unclear, Err(SubmitError::Unclear(_))), "{unclear:?}");
     kit.cluster.start_controller();
-    kit.until("it answers again", |lower| lower.is_whole).await;
+    kit.wait_until("it answers again", |lower| lower.is_whole).await;
 }
 
 #[tokio::test]
 async fn c5_jobs_of_others_are_not_seen() {
-    let kit = Kit::start(&[SIZE], "true");
+    let kit = SlurmFixture::start(&[SIZE], "true");
     let script = kit.cluster.dir().join("foreign.sh");
     fs::write(&script, "#!/bin/sh\nsleep 600\n").unwrap();
     let script = script.display().to_string();
@@ -183,15 +191,19 @@ async fn c5_jobs_of_others_are_not_seen() {
 
 #[tokio::test]
 async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_commands() {
-    let mut kit =
-        Kit::start(&[Size { gpus: 2, ..SIZE }], r#"echo "$*" >> ran; env > environment; cat > given"#);
+    let mut kit = SlurmFixture::start(
+        &[Size { gpus: 2, ..SIZE }],
+        r#"echo "$*" >> ran; env > environment; cat > given"#,
+    );
     let rest = Some(kit.cluster.start_rest());
-    kit.slurm =
-        Slurm::new(Settings { rest, ..Kit::settings(&kit.cluster, kit.cluster.dir().join("executor")) });
+    kit.slurm = Slurm::new(Settings {
+        rest,
+        ..SlurmFixture::settings(&kit.cluster, kit.cluster.dir().join("executor"))
+    });
     let with_gpu = Needs { gpus: 1, features: vec!["any".into()], ..order("a", 600, 1).needs };
     let id = kit.slurm.submit(&Order { needs: with_gpu, ..order("a", 600, 1) }).await.unwrap();
-    let over = |lower: &Lower| find(lower, "a").is_some_and(|job| job.life.is_over());
-    let seen = kit.until("the job ends", over).await;
+    let over = |lower: &SchedulerSnapshot| find(lower, "a").is_some_and(|job| job.life.is_over());
+    let seen = kit.wait_until("the job ends", over).await;
     assert_eq!(
         (find(&seen, "a").unwrap().id.as_str(), find(&seen, "a").unwrap().priority),
         (id.as_str(), Some(600))

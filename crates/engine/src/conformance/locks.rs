@@ -6,8 +6,8 @@ use futures_util::future::join_all;
 use uuid::Uuid;
 
 use super::{
-    Harness, PIPELINE, OTHER_PIPELINE, TTL, claim, claim_one, expect, lease_keys, id, ids, insert_row, insert_row_with, queue,
-    other_pipeline_queue, micros,
+    Harness, OTHER_PIPELINE, PIPELINE, TTL, claim, claim_one, expect, id, ids, insert_row, insert_row_with,
+    lease_keys, micros, other_pipeline_queue, queue,
 };
 use crate::store::{LeaseKey, LeaseStore};
 
@@ -212,7 +212,9 @@ pub async fn l1_a_mixed_batch_writes_only_what_is_still_held<H: Harness>() {
     finished.sort_unstable();
     assert_eq!(finished, [id(1), id(3)]);
     assert_eq!(harness.row(H::MAIN, id(2)).await, before);
-    assert!(harness.row(H::MAIN, id(1)).await.due_at.is_none_or(|at| at < leases[0].claimed_at + micros(MINUTE)));
+    assert!(
+        harness.row(H::MAIN, id(1)).await.due_at.is_none_or(|at| at < leases[0].claimed_at + micros(MINUTE))
+    );
     assert!(harness.row(H::MAIN, id(3)).await.due_at.is_some(), "each row has its own due time");
 }
 

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, time::Duration};
 use futures_util::future::join_all;
 use uuid::Uuid;
 
-use super::{Harness, PIPELINE, Row, OTHER_PIPELINE, TTL, expect, lease_keys, id, ids, micros};
-use crate::store::{Lease, LeaseStore, Queue, RelatedLockOutcome, RelatedLock};
+use super::{Harness, OTHER_PIPELINE, PIPELINE, Row, TTL, expect, id, ids, lease_keys, micros};
+use crate::store::{Lease, LeaseStore, Queue, RelatedLock, RelatedLockOutcome};
 
 /// The pipeline whose own rows these are.
 const CHILDREN: &str = "children";

@@ -7,7 +7,9 @@ use tokio::time::sleep;
 use uuid::Uuid;
 use windlass_engine::{ApplyOutcome, BatchPipeline, Engine, Lease, Queue, Settings};
 
-use crate::support::{FaultyStore, TestEnv, TestError, QUEUE, mark_done, id, millis, secs, standard_settings};
+use crate::support::{
+    FaultyStore, QUEUE, TestEnv, TestError, id, mark_done, millis, secs, standard_settings,
+};
 
 struct TestBatchPipeline {
     store: Arc<FaultyStore>,
@@ -44,7 +46,11 @@ impl BatchPipeline for TestBatchPipeline {
             return Err(TestError("no"));
         }
         let speaks = |lease: &&Lease| !self.omitted_rows.contains(&lease.id);
-        Ok(leases.iter().filter(speaks).map(|lease| (lease.id, mark_done(&self.store.inner, lease))).collect())
+        Ok(leases
+            .iter()
+            .filter(speaks)
+            .map(|lease| (lease.id, mark_done(&self.store.inner, lease)))
+            .collect())
     }
 }
 

@@ -9,11 +9,13 @@ use futures_util::FutureExt;
 use tokio::time::sleep;
 use uuid::Uuid;
 use windlass_engine::{
-    ApplyOutcome, Engine, Lease, LeaseStore, MemoryStore, Pipeline, Queue, RelatedLockOutcome, RelatedLock, Settings,
-    memory::Row,
+    ApplyOutcome, Engine, Lease, LeaseStore, MemoryStore, Pipeline, Queue, RelatedLock, RelatedLockOutcome,
+    Settings, memory::Row,
 };
 
-use crate::support::{TestEnv, TestError, QUEUE, TABLE, TestPipeline, PassEvent, mark_done, id, millis, secs, standard_settings};
+use crate::support::{
+    PassEvent, QUEUE, TABLE, TestEnv, TestError, TestPipeline, id, mark_done, millis, secs, standard_settings,
+};
 
 #[tokio::test(start_paused = true)]
 async fn a_row_that_keeps_failing_comes_back_later_and_later() {
@@ -84,7 +86,7 @@ async fn a_panic_in_a_pass_is_an_error_of_that_row_and_of_nothing_else() {
 struct MissingRowPipeline(TestPipeline);
 impl Pipeline for MissingRowPipeline {
     type Row = ();
-    type Seen = ();
+    type Observation = ();
     type Plan = ();
     type Error = TestError;
     fn queue(&self) -> Queue {
@@ -147,7 +149,9 @@ async fn l10_a_busy_related_row_resets_the_item_and_it_is_tried_again_soon() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
     lab.store.put("shared", Row::new(SHARED[0], "idle", lab.store.now()));
-    let RelatedLockOutcome::Locked(others) = lab.store.lock_related(lock(id(77))).await.unwrap() else { panic!() };
+    let RelatedLockOutcome::Locked(others) = lab.store.lock_related(lock(id(77))).await.unwrap() else {
+        panic!()
+    };
     // A claim that is slower than the pass always finds the row put back already.
     *way.claim_takes.lock() = millis(5);
     let toy = lab.pipeline(&way).with_apply(apply_with_shared_lock);
@@ -169,9 +173,9 @@ async fn l10_a_busy_related_row_resets_the_item_and_it_is_tried_again_soon() {
 async fn rows_in_waiting_for_a_related_lock_do_not_slow_down_the_others() {
     let lab = TestEnv::new(50);
     let way = lab.new_store();
-    let toy = lab
-        .pipeline(&way)
-        .with_apply(|store, lease| if lease.id < id(10) { ApplyOutcome::RelatedBusy } else { mark_done(store, lease) });
+    let toy = lab.pipeline(&way).with_apply(|store, lease| {
+        if lease.id < id(10) { ApplyOutcome::RelatedBusy } else { mark_done(store, lease) }
+    });
     let _engine = lab.start(&way, toy, standard_settings());
     sleep(secs(5)).await;
     assert_eq!(lab.done_count(), 40);
@@ -232,7 +236,10 @@ async fn l6_a_parent_gets_all_its_busy_children() {
         Ok(())
     };
     let children = lab.pipeline(&way).with_queue(CHILDREN).with_act(busy);
-    engine.spawn(children.with_apply(|_, _| ApplyOutcome::Unchanged { due_in: Some(millis(20)) }), standard_settings());
+    engine.spawn(
+        children.with_apply(|_, _| ApplyOutcome::Unchanged { due_in: Some(millis(20)) }),
+        standard_settings(),
+    );
     sleep(secs(1)).await;
     let parent = lab.pipeline(&way).with_apply(move |store, lease| {
         let lock = RelatedLock { table: "children", ids: &ids, reserve: true, ..lock(lease.id) };

@@ -9,7 +9,7 @@ use std::{
 use tokio::time::{Instant, sleep};
 use windlass_engine::{ApplyOutcome, Engine, Hints, Settings};
 
-use crate::support::{TestEnv, QUEUE, TABLE, PassEvent, id, millis, secs, standard_settings};
+use crate::support::{PassEvent, QUEUE, TABLE, TestEnv, id, millis, secs, standard_settings};
 
 fn gaps(times: &[Instant]) -> Vec<Duration> {
     times.windows(2).map(|pair| pair[1] - pair[0]).collect()
@@ -149,7 +149,8 @@ async fn a_written_row_wakes_the_pipelines_it_names() {
 async fn the_queue_never_holds_more_than_its_bound() {
     let lab = TestEnv::new(500);
     let way = lab.new_store();
-    let settings = Settings { workers: 3, queue_len_max: 10, queue_len_min: 4, claim_max: 8, ..standard_settings() };
+    let settings =
+        Settings { workers: 3, queue_len_max: 10, queue_len_min: 4, claim_max: 8, ..standard_settings() };
     let toy = lab.pipeline(&way).with_act(|_| async {
         sleep(millis(100)).await;
         Ok(())
@@ -174,7 +175,8 @@ async fn the_queue_never_holds_more_than_its_bound() {
 async fn rows_wait_in_the_database_while_the_queue_is_full() {
     let lab = TestEnv::new(100);
     let way = lab.new_store();
-    let settings = Settings { workers: 2, queue_len_max: 10, queue_len_min: 99, claim_max: 50, ..standard_settings() };
+    let settings =
+        Settings { workers: 2, queue_len_max: 10, queue_len_min: 99, claim_max: 50, ..standard_settings() };
     let toy = lab.pipeline(&way).with_act(|_| pending());
     let _engine = lab.start(&way, toy, settings);
     sleep(secs(60)).await;

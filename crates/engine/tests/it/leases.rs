@@ -13,10 +13,12 @@ use tokio::{
     sync::Notify,
     time::{Instant, advance, sleep},
 };
-use windlass_engine::{LeaseKey, Lease, LeaseStore, MemoryStore, memory::Row};
+use windlass_engine::{Lease, LeaseKey, LeaseStore, MemoryStore, memory::Row};
 use windlass_testkit::rng::Rng;
 
-use crate::support::{FaultyStore, TestEnv, TestError, QUEUE, TABLE, PassEvent, id, millis, secs, standard_settings};
+use crate::support::{
+    FaultyStore, PassEvent, QUEUE, TABLE, TestEnv, TestError, id, millis, secs, standard_settings,
+};
 
 async fn act_one_hour(_: Lease) -> Result<(), TestError> {
     sleep(secs(3600)).await;

@@ -4,10 +4,10 @@
 
 mod batch;
 mod conformance;
-mod shutdown;
+mod failures;
 mod fetching;
 mod leases;
 mod planted_bugs;
-mod failures;
 mod random_faults;
+mod shutdown;
 mod support;

@@ -5,7 +5,7 @@ use std::future::pending;
 use tokio::time::sleep;
 use windlass_planted_bugs::{Bug, plant};
 
-use crate::support::{TestEnv, PassEvent, secs, standard_settings};
+use crate::support::{PassEvent, TestEnv, secs, standard_settings};
 
 #[tokio::test(start_paused = true)]
 async fn a_heartbeat_that_stops_renewing_lets_two_hold_one_row() {

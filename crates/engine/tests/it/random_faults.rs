@@ -7,7 +7,9 @@ use uuid::Uuid;
 use windlass_engine::{ApplyOutcome, Engine, Hints, Settings};
 use windlass_testkit::rng::Rng;
 
-use crate::support::{JournalEntry, FaultyStore, TestEnv, TestError, QUEUE, PassEvent, mark_done, id, millis, secs};
+use crate::support::{
+    FaultyStore, JournalEntry, PassEvent, QUEUE, TestEnv, TestError, id, mark_done, millis, secs,
+};
 
 const ROWS: u64 = 12;
 /// How often a row wants to be seen before it is done.

@@ -5,7 +5,7 @@ use std::{future::pending, sync::atomic::Ordering::SeqCst};
 use tokio::time::{Instant, sleep};
 use windlass_engine::{Engine, Hints, Settings};
 
-use crate::support::{TestEnv, QUEUE, PassEvent, millis, secs, standard_settings};
+use crate::support::{PassEvent, QUEUE, TestEnv, millis, secs, standard_settings};
 
 #[tokio::test(start_paused = true)]
 async fn a_graceful_stop_hands_queued_rows_back_at_once() {
@@ -170,7 +170,8 @@ async fn rows_held_when_a_task_crashes_are_handed_back() {
     sleep(millis(100)).await;
     // The next claim comes as soon as a worker has taken another row.
     way.panics_at_claim.store(true, SeqCst);
-    lab.wait_until(secs(1), "crashed", |lab| lab.locked_count() == 0 && !way.panics_at_claim.load(SeqCst)).await;
+    lab.wait_until(secs(1), "crashed", |lab| lab.locked_count() == 0 && !way.panics_at_claim.load(SeqCst))
+        .await;
     let took = lab.wait_until(secs(60), "done", |lab| lab.done_count() == 10).await;
     assert!(took <= secs(3), "nobody waited for a lock to expire: {took:?}");
 }

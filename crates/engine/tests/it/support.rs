@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 use windlass_engine::{
-    ApplyOutcome, Claim, DbTime, Engine, LeaseKey, Hints, Lease, LeaseStore, MemoryStore, Pipeline, Queue, RelatedLockOutcome,
-    RelatedLock, Settings, StoreError, memory::Row,
+    ApplyOutcome, Claim, DbTime, Engine, Hints, Lease, LeaseKey, LeaseStore, MemoryStore, Pipeline, Queue,
+    RelatedLock, RelatedLockOutcome, Settings, StoreError, memory::Row,
 };
 
 pub(crate) const TABLE: &str = "toys";
@@ -69,7 +69,10 @@ impl FaultyStore {
         // Every call takes a moment, as it does in life.
         sleep(Duration::from_micros(100)).await;
         if self.fails.load(SeqCst) {
-            return Err(StoreError::Failed { what: "reach the database", source: Box::new(TestError("down")) });
+            return Err(StoreError::Failed {
+                what: "reach the database",
+                source: Box::new(TestError("down")),
+            });
         }
         Ok(())
     }
@@ -166,7 +169,12 @@ pub(crate) struct Journal(Arc<Mutex<Vec<JournalEntry>>>);
 
 impl Journal {
     fn record(&self, what: PassEvent, lease: &Lease) {
-        self.0.lock().push(JournalEntry { at: Instant::now(), event: what, id: lease.id, epoch: lease.epoch });
+        self.0.lock().push(JournalEntry {
+            at: Instant::now(),
+            event: what,
+            id: lease.id,
+            epoch: lease.epoch,
+        });
     }
 
     pub(crate) fn entries(&self) -> Vec<JournalEntry> {
@@ -267,7 +275,7 @@ pub(crate) fn mark_done(store: &MemoryStore, lease: &Lease) -> ApplyOutcome {
 
 impl Pipeline for TestPipeline {
     type Row = (Row, PassGuard);
-    type Seen = ();
+    type Observation = ();
     type Plan = ();
     type Error = TestError;
 
@@ -289,7 +297,12 @@ impl Pipeline for TestPipeline {
         (self.act)(lease.clone()).await
     }
 
-    async fn apply(&self, lease: &Lease, (_, visit): (Row, PassGuard), _plan: ()) -> Result<ApplyOutcome, TestError> {
+    async fn apply(
+        &self,
+        lease: &Lease,
+        (_, visit): (Row, PassGuard),
+        _plan: (),
+    ) -> Result<ApplyOutcome, TestError> {
         sleep(self.apply_takes).await;
         self.store.inject_fault().await.map_err(|_| TestError("apply"))?;
         let applied = (self.apply)(&self.store.inner, lease);
@@ -331,7 +344,12 @@ impl TestEnv {
         TestPipeline::new(way, &self.journal)
     }
 
-    pub(crate) fn start(&self, way: &Arc<FaultyStore>, toy: TestPipeline, settings: Settings) -> Engine<FaultyStore> {
+    pub(crate) fn start(
+        &self,
+        way: &Arc<FaultyStore>,
+        toy: TestPipeline,
+        settings: Settings,
+    ) -> Engine<FaultyStore> {
         let mut engine = Engine::new(way.clone(), self.hints.clone());
         engine.spawn(toy, settings);
         engine

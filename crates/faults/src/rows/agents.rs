@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use windlass_agent::shim::journal::Kind;
 
 use super::ground::{
-    Ground, agent, assert_counted, assert_once, counting, detail_of, grows, journal_of, kill_agent, log_len,
-    pause_at, running, signal, start_agent,
+    Ground, agent, assert_counted, assert_single_attempt, counting_command, end_detail, kill_agent, log_len,
+    read_journal, running, set_pause_at, signal, start_agent, wait_for_log_growth,
 };
-use crate::{Play, Row, Site, Trial};
+use crate::{Row, RowTest, Site, Trial};
 use windlass_testenv::stage::{small, submission_of};
 use windlass_testkit::lab::Host;
 use windlass_testkit::wait::eventually;
@@ -26,7 +26,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "taken up again: exit code and whole log told, everything given back",
         bound: "≤ 15 s after start",
         proves: "G1 G2 G6 O2",
-        play: Play::Now(|trial| Box::pin(agent_killed(trial))),
+        play: RowTest::Now(|trial| Box::pin(agent_killed(trial))),
     },
     Row {
         id: "F16",
@@ -34,7 +34,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "OOM: `oom_killed`, 137, tail kept; runner death: the task ends, its log is read from disk",
         bound: "≤ 30 s",
         proves: "O2 O3 O7",
-        play: Play::Now(|trial| Box::pin(runner_killed(trial))),
+        play: RowTest::Now(|trial| Box::pin(runner_killed(trial))),
     },
     Row {
         id: "F33",
@@ -42,7 +42,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "every descendant ends with its task, nobody else is signalled",
         bound: "≤ 10 s",
         proves: "R7 G6 C5",
-        play: Play::Now(|trial| Box::pin(ran_away(trial))),
+        play: RowTest::Now(|trial| Box::pin(escaped_process(trial))),
     },
     Row {
         id: "F35",
@@ -50,12 +50,12 @@ pub(super) const ROWS: &[Row] = &[
         expected: "cut or reported, nothing invented; tasks resolved from what runs",
         bound: "start ≤ 5 s",
         proves: "G2 O1 R7",
-        play: Play::Now(|trial| Box::pin(damaged(trial))),
+        play: RowTest::Now(|trial| Box::pin(damaged(trial))),
     },
 ];
 
 /// The bound of F14.
-const TAKEN_UP_WITHIN: Duration = Duration::from_secs(15);
+const RECONNECT_BOUND: Duration = Duration::from_secs(15);
 
 async fn agent_killed(trial: &mut Trial) {
     let mut ground = Ground::new(trial, 1).await;
@@ -70,22 +70,22 @@ async fn agent_killed(trial: &mut Trial) {
 fn kill_and_start(trial: &mut Trial, host: &Host, what: &'static str) -> Instant {
     kill_agent(host);
     trial.fired(what);
-    pause_at(host, None);
+    set_pause_at(host, None);
     start_agent(host);
     Instant::now()
 }
 
 async fn killed_on_the_way(trial: &mut Trial, ground: &mut Ground, status: &'static str) {
     let host = ground.host(1);
-    pause_at(host, Some(status));
+    set_pause_at(host, Some(status));
     kill_agent(host);
     start_agent(host);
     let gate = format!("/var/tmp/{status}");
-    ground.stage.apply(&small(status, &[&counting(&gate), "exit 7"])).await;
+    ground.stage.apply(&small(status, &[&counting_command(&gate), "exit 7"])).await;
     let run = ground.stage.run(status).await;
     let id = submission_of(&run)["id"].as_str().unwrap().to_owned();
     let is_there = |host: &Host| {
-        journal_of(host).iter().any(|record| {
+        read_journal(host).iter().any(|record| {
             record.submission.to_string() == id
                 && (matches!(&record.kind, Kind::Moved { to } if to.as_str() == status)
                     || status == "pending" && record.kind == Kind::Submitted)
@@ -101,50 +101,50 @@ async fn killed_on_the_way(trial: &mut Trial, ground: &mut Ground, status: &'sta
     };
     let started = kill_and_start(trial, ground.host(1), what);
     ground.stage.says(status, "line 1").await;
-    trial.within("goes on", TAKEN_UP_WITHIN, started.elapsed());
-    ended(ground, status, &gate).await;
+    trial.within("goes on", RECONNECT_BOUND, started.elapsed());
+    finish_job(ground, status, &gate).await;
 }
 
 /// Lets the job go and checks that all it did and said is told.
-async fn ended(ground: &mut Ground, name: &str, gate: &str) {
+async fn finish_job(ground: &mut Ground, name: &str, gate: &str) {
     ground.host(1).run(&format!("touch {gate}")).unwrap();
     let run = ground.stage.reaches(name, &["failed"]).await;
     assert_eq!(submission_of(&run)["exit_status"], 7, "{run:#}");
-    assert_once(&run);
+    assert_single_attempt(&run);
     assert_counted(&ground.stage.log(&run).await);
 }
 
 async fn killed_while_running(trial: &mut Trial, ground: &mut Ground) {
-    ground.stage.apply(&small("running", &[&counting("/var/tmp/running"), "exit 7"])).await;
+    ground.stage.apply(&small("running", &[&counting_command("/var/tmp/running"), "exit 7"])).await;
     ground.stage.says("running", "line 3").await;
     trial.pause(0, 500).await;
     let started = kill_and_start(trial, ground.host(1), "killed in running");
     let had = log_len(&mut ground.stage, "running").await;
-    grows(&mut ground.stage, "running", had).await;
-    trial.within("goes on", TAKEN_UP_WITHIN, started.elapsed());
-    ended(ground, "running", "/var/tmp/running").await;
+    wait_for_log_growth(&mut ground.stage, "running", had).await;
+    trial.within("goes on", RECONNECT_BOUND, started.elapsed());
+    finish_job(ground, "running", "/var/tmp/running").await;
 }
 
 async fn killed_while_terminating(trial: &mut Trial, ground: &mut Ground) {
     let host = ground.host(1);
-    pause_at(host, Some("terminating"));
+    set_pause_at(host, Some("terminating"));
     kill_agent(host);
     start_agent(host);
     ground.stage.apply(&small("terminating", &["echo up; sleep 4712"])).await;
     ground.stage.says("terminating", "up").await;
     ground.stage.stop("terminating", true).await;
     let asked = |host: &Host| {
-        journal_of(host).iter().any(|record| matches!(record.kind, Kind::TerminateAsked { .. }))
+        read_journal(host).iter().any(|record| matches!(record.kind, Kind::TerminateAsked { .. }))
     };
     eventually("the end was asked for", || asked(ground.host(1)));
     let started = kill_and_start(trial, ground.host(1), "killed in terminating");
     let run = ground.stage.reaches("terminating", &["terminated"]).await;
-    trial.within("ends", TAKEN_UP_WITHIN, started.elapsed());
+    trial.within("ends", RECONNECT_BOUND, started.elapsed());
     assert_eq!(run["termination_reason"], "aborted_by_user");
 }
 
 /// The runner of the one task on a host.
-fn runner(host: &Host) -> u32 {
+fn runner_pid(host: &Host) -> u32 {
     let found = running(host, "--inner");
     assert_eq!(found.len(), 1, "one runner: {:?}", host.processes());
     found[0]
@@ -152,10 +152,10 @@ fn runner(host: &Host) -> u32 {
 
 async fn runner_killed(trial: &mut Trial) {
     let mut ground = Ground::new(trial, 1).await;
-    ground.stage.apply(&small("killed", &[&counting("/var/tmp/none")])).await;
+    ground.stage.apply(&small("killed", &[&counting_command("/var/tmp/none")])).await;
     ground.stage.says("killed", "line 5").await;
     trial.pause(0, 500).await;
-    signal(runner(ground.host(1)), "KILL");
+    signal(runner_pid(ground.host(1)), "KILL");
     trial.fired("runner killed");
     let began = Instant::now();
     let run = ground.stage.reaches("killed", &["failed"]).await;
@@ -172,10 +172,10 @@ async fn runner_killed(trial: &mut Trial) {
 
 /// A runner that does not answer does not keep its task from being stopped.
 async fn frozen_runner(trial: &mut Trial, ground: &mut Ground) {
-    ground.stage.apply(&small("frozen", &[&counting("/var/tmp/none")])).await;
+    ground.stage.apply(&small("frozen", &[&counting_command("/var/tmp/none")])).await;
     ground.stage.says("frozen", "line 5").await;
     trial.pause(0, 500).await;
-    signal(runner(ground.host(1)), "STOP");
+    signal(runner_pid(ground.host(1)), "STOP");
     trial.fired("runner frozen");
     let began = Instant::now();
     ground.stage.stop("frozen", true).await;
@@ -198,7 +198,7 @@ async fn out_of_memory(trial: &mut Trial, ground: &mut Ground) {
     ground.host(1).run("touch /var/tmp/hog").unwrap();
     let began = Instant::now();
     let run = ground.stage.reaches("greedy", &["failed"]).await;
-    let detail = detail_of(&ground.stage, submission_of(&run));
+    let detail = end_detail(&ground.stage, submission_of(&run));
     assert_eq!(detail.as_deref(), Some("oom_killed"), "{run:#}");
     assert_eq!(submission_of(&run)["exit_status"], 137, "{run:#}");
     trial.fired("user's process out of memory");
@@ -226,7 +226,7 @@ fn limit_memory(id: &str, bytes: u64) -> usize {
     limited
 }
 
-async fn ran_away(trial: &mut Trial) {
+async fn escaped_process(trial: &mut Trial) {
     let mut ground = Ground::new(trial, 1).await;
     let away = "(setsid sh -c 'while :; do date > /var/tmp/beat; sleep 0.05; done; : away-4713' &) &";
     ground.stage.apply(&small("parent", &[away, "echo up; sleep 4713"])).await;
@@ -256,9 +256,9 @@ async fn ran_away(trial: &mut Trial) {
 
 async fn damaged(trial: &mut Trial) {
     let mut ground = Ground::new(trial, 1).await;
-    for (name, harm) in [("torn", tear as Harm), ("flipped", flip), ("missing", lose)] {
+    for (name, harm) in [("torn", tear as DamageFn), ("flipped", flip), ("missing", lose)] {
         let gate = format!("/var/tmp/{name}");
-        ground.stage.apply(&small(name, &[&counting(&gate)])).await;
+        ground.stage.apply(&small(name, &[&counting_command(&gate)])).await;
         ground.stage.says(name, "line 3").await;
         trial.pause(0, 300).await;
         kill_agent(ground.host(1));
@@ -268,15 +268,15 @@ async fn damaged(trial: &mut Trial) {
         trial.within("start", Duration::from_secs(5), took);
         ground.host(1).run(&format!("touch {gate}")).unwrap();
         let run = ground.stage.reaches(name, &["done", "failed"]).await;
-        assert_once(&run);
+        assert_single_attempt(&run);
         check_log(&ground.stage.log(&run).await, &run);
-        ground.stage.hosts_ready("lab", 1).await;
+        ground.stage.wait_for_hosts("lab", 1).await;
     }
     let sites: Vec<Site> = ground.sites().into_iter().map(Site::damaged).collect();
     trial.judge(&mut ground.stage, &sites).await;
 }
 
-type Harm = fn(&mut Trial, &std::path::Path);
+type DamageFn = fn(&mut Trial, &std::path::Path);
 
 /// The last record is cut somewhere.
 fn tear(trial: &mut Trial, journal: &std::path::Path) {

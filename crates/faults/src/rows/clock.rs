@@ -14,8 +14,8 @@ use std::{
 
 use serde_json::Value;
 
-use super::{load::Load, servers::all_done};
-use crate::{Play, Row, Trial};
+use super::{load::SubmitLoad, servers::check_all_done};
+use crate::{Row, RowTest, Trial};
 use windlass_testenv::{
     hollow::{Runtime, empty_job},
     replicas::{Plan, Replicas},
@@ -28,19 +28,19 @@ pub(super) const ROWS: &[Row] = &[Row {
     expected: "no run lost, none started twice, none ended early",
     bound: "progress ≤ 30 s after each jump",
     proves: "L5 R11 R18",
-    play: Play::Now(|trial| Box::pin(jumped(trial))),
+    play: RowTest::Now(|trial| Box::pin(jumped(trial))),
 }];
 
-const PROGRESS_WITHIN: Duration = Duration::from_secs(30);
-const PATIENCE: Duration = Duration::from_secs(120);
+const PROGRESS_BOUND: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A clock for programs that are started with it, and that can be set.
-struct Clock {
+struct FakeClock {
     library: PathBuf,
     file: PathBuf,
 }
 
-impl Clock {
+impl FakeClock {
     /// Made by the compiler that links everything else here.
     fn new(dir: &Path) -> Self {
         let (source, library, file) = (dir.join("clock.c"), dir.join("clock.so"), dir.join("clock"));
@@ -80,7 +80,7 @@ fn short(name: &str) -> Value {
 }
 
 async fn jumped(trial: &mut Trial) {
-    let clock = Clock::new(trial.dir());
+    let clock = FakeClock::new(trial.dir());
     let name = format!("f19-{}", trial.seed);
     let postgres = Postgres::start_with(&format!("pg-{name}"), &[], clock.environment()).await.unwrap();
     let plan = Plan { name: &name, servers: 2, hosts: 2, blocks: 8, runtime: Runtime::Hollow };
@@ -90,7 +90,7 @@ async fn jumped(trial: &mut Trial) {
     long["env"]["HOLLOW_RUN_MS"] = "3600000".into();
     replicas.apply(0, &long).await.unwrap();
     replicas.reaches(0, "long", &["running"]).await.unwrap();
-    let load = Load::start(replicas.addresses(), usize::MAX, short);
+    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, short);
     let jumps = [(600, "set ahead"), (-600, "set back"), (0, "set right")];
     for (seconds, what) in jumps {
         trial.pause(500, 2000).await;
@@ -98,23 +98,23 @@ async fn jumped(trial: &mut Trial) {
         let seen = ahead(&replicas.postgres).await;
         assert!((seen - seconds).abs() < 5, "the database is {seen} s ahead, wanted are {seconds}");
         trial.fired(what);
-        let (had, began) = (done(&replicas).await, Instant::now());
-        while done(&replicas).await < had + 3 {
-            assert!(began.elapsed() < PATIENCE, "nothing goes on after it was {what}\n{}", replicas.said(0));
+        let (had, began) = (count_done_runs(&replicas).await, Instant::now());
+        while count_done_runs(&replicas).await < had + 3 {
+            assert!(began.elapsed() < TIMEOUT, "nothing goes on after it was {what}\n{}", replicas.said(0));
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        trial.within("progress", PROGRESS_WITHIN, began.elapsed());
+        trial.within("progress", PROGRESS_BOUND, began.elapsed());
     }
     let acknowledged = load.stop().await;
     let long = replicas.run(1, "long").await.unwrap();
     assert_eq!(long["status"], "running", "it was ended early: {long:#}");
     let stop = serde_json::json!({"runs_names": ["long"], "abort": true});
     replicas.post(1, "/api/project/main/runs/stop", &stop).await.unwrap();
-    replicas.is_quiet(PATIENCE).await.unwrap();
-    all_done(trial, &replicas, &acknowledged).await;
+    replicas.wait_until_no_active_runs(TIMEOUT).await.unwrap();
+    check_all_done(trial, &replicas, &acknowledged).await;
     super::servers::judge(trial, &mut replicas, 0).await;
 }
 
-async fn done(replicas: &Replicas) -> i64 {
+async fn count_done_runs(replicas: &Replicas) -> i64 {
     replicas.postgres.count("SELECT count(*) FROM runs WHERE status = 'done'").await.unwrap()
 }

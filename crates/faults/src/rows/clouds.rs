@@ -10,8 +10,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{LOOK, PATIENCE, until};
-use crate::{Play, Row, Trial};
+use super::{PATIENCE, POLL_INTERVAL, until};
+use crate::{Row, RowTest, Trial};
 use windlass_testenv::stage::{self, Machines, Stage, task};
 
 pub(super) const ROWS: &[Row] = &[Row {
@@ -21,17 +21,17 @@ pub(super) const ROWS: &[Row] = &[Row {
     expected: "200 jobs done, each by one submission at a time, 0 instances left, every fault counter > 0",
     bound: "no 5 s without progress while jobs wait that need not wait for a retry",
     proves: "R2 R7 G7 C11",
-    play: Play::Apart("takes some minutes", |trial| Box::pin(bad_cloud(trial))),
+    play: RowTest::OutsideCi("takes some minutes", |trial| Box::pin(bad_cloud(trial))),
 }];
 
 const JOBS: usize = 200;
 /// Fewer may all wait for the delay of their retry.
-const TAIL: usize = 20;
+const REMAINING_MIN: usize = 20;
 const MACHINES: usize = 6;
-const PROGRESS_WITHIN: Duration = Duration::from_secs(5);
-const DONE_WITHIN: Duration = Duration::from_secs(280);
+const PROGRESS_BOUND: Duration = Duration::from_secs(5);
+const DONE_BOUND: Duration = Duration::from_secs(280);
 /// What the cloud counts, and how the table calls it.
-const COUNTED: &[(&str, &str)] = &[
+const FAULT_COUNTERS: &[(&str, &str)] = &[
     ("create error", "creation failed"),
     ("delete error", "deletion failed"),
     ("throttled", "too many requests"),
@@ -42,9 +42,9 @@ const COUNTED: &[(&str, &str)] = &[
 ];
 
 /// The books of the cloud.
-struct Books(PathBuf);
+struct CloudState(PathBuf);
 
-impl Books {
+impl CloudState {
     fn names(&self, of: &str, end: &str) -> Vec<String> {
         let found = fs::read_dir(self.0.join(of)).into_iter().flatten().flatten();
         let names = found.filter_map(|entry| entry.file_name().into_string().ok());
@@ -62,7 +62,7 @@ impl Books {
 }
 
 /// A row that fails leaves no machine behind.
-impl Drop for Books {
+impl Drop for CloudState {
     fn drop(&mut self) {
         stage::sweep(&self.0);
     }
@@ -85,7 +85,7 @@ fn script(seed: u64) -> String {
 async fn bad_cloud(trial: &mut Trial) {
     let dir = trial.dir().join("cloud.yml");
     fs::write(&dir, script(trial.seed)).unwrap();
-    let books = Books(trial.dir().join("cloud.yml.d"));
+    let books = CloudState(trial.dir().join("cloud.yml.d"));
     let mut stage = trial.stage(Machines::None).with_env("WINDLASS_MOCK_CLOUD", dir);
     stage.start().await;
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "idle_duration": "2s",
@@ -101,15 +101,15 @@ async fn bad_cloud(trial: &mut Trial) {
         job["retry"] = json!({"on_events": ["no-capacity", "interruption", "error"], "duration": "1h"});
         stage.apply(&job).await;
     }
-    let dead = play_on(trial, &books, &written).await;
-    trial.fired_times("machine died", dead);
-    all_done(&mut stage, &written).await;
+    let dead = preempt_until_done(trial, &books, &written).await;
+    trial.record_faults("machine died", dead);
+    assert_all_done(&mut stage, &written).await;
     stage.project("fleets/delete", &json!({"names": ["cloud"]})).await;
     until("G7: the cloud is empty", async || books.machines().is_empty()).await;
-    for (name, called) in COUNTED {
+    for (name, called) in FAULT_COUNTERS {
         let times = books.count(name);
         assert!(times > 0, "it never happened: {called}");
-        trial.fired_times(called, times);
+        trial.record_faults(called, times);
     }
     trial.judge(&mut stage, &[]).await;
 }
@@ -119,38 +119,38 @@ fn lines(path: &Path) -> Vec<String> {
 }
 
 /// Takes machines back until the jobs are over, and holds the longest silence against the bound. How many died.
-async fn play_on(trial: &mut Trial, books: &Books, written: &Path) -> u64 {
+async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Path) -> u64 {
     let (began, mut last, mut seen) = (Instant::now(), Instant::now(), (0, 0, Vec::new()));
     let (mut silence, mut dead, mut next) = (Duration::ZERO, 0, Instant::now() + Duration::from_secs(3));
     loop {
         let names: std::collections::BTreeSet<String> = lines(written).into_iter().collect();
-        let faults = COUNTED.iter().map(|(name, _)| books.count(name)).sum::<u64>();
+        let faults = FAULT_COUNTERS.iter().map(|(name, _)| books.count(name)).sum::<u64>();
         let now = (names.len(), faults, books.machines());
         if now != seen {
             (last, seen) = (Instant::now(), now);
-        } else if names.len() + TAIL < JOBS {
+        } else if names.len() + REMAINING_MIN < JOBS {
             silence = silence.max(last.elapsed());
         }
         if names.len() == JOBS {
-            trial.within("silence", PROGRESS_WITHIN, silence);
+            trial.within("silence", PROGRESS_BOUND, silence);
             return dead;
         }
-        assert!(began.elapsed() < DONE_WITHIN, "{} of {JOBS} are done", names.len());
-        if Instant::now() >= next && !seen.2.is_empty() && names.len() + TAIL < JOBS {
+        assert!(began.elapsed() < DONE_BOUND, "{} of {JOBS} are done", names.len());
+        if Instant::now() >= next && !seen.2.is_empty() && names.len() + REMAINING_MIN < JOBS {
             let machine = trial.rng.pick(&seen.2).clone();
             stage::preempt(&books.0, &machine).unwrap();
             dead += 1;
             next = Instant::now() + trial.rng.millis(700, 2_000);
         }
-        tokio::time::sleep(LOOK * 10).await;
+        tokio::time::sleep(POLL_INTERVAL * 10).await;
     }
 }
 
-async fn all_done(stage: &mut Stage, written: &Path) {
+async fn assert_all_done(stage: &mut Stage, written: &Path) {
     let times = lines(written);
     for number in 0..JOBS {
         let name = format!("job-{number}");
-        let run = stage.reaches_within(&name, &["done"], PATIENCE).await;
+        let run = stage.wait_for_status_within(&name, &["done"], PATIENCE).await;
         let submissions = run["jobs"][0]["job_submissions"].as_array().unwrap().clone();
         let done = submissions.iter().filter(|one| one["status"] == "done").count();
         assert_eq!(done, 1, "R2: {name} was done {done} times: {run:#}");

@@ -11,11 +11,11 @@ use std::{
 };
 
 use serde_json::json;
-use windlass_sim::invariants::containers::wrongs;
+use windlass_sim::invariants::containers::find_violations;
 use windlass_testkit::slurm::{Cluster, Size};
 
-use super::{LOOK, until};
-use crate::{Play, Row, Trial};
+use super::{POLL_INTERVAL, until};
+use crate::{Row, RowTest, Trial};
 use windlass_testenv::queue::{Asked, Ground};
 
 pub(super) const ROWS: &[Row] = &[Row {
@@ -24,21 +24,21 @@ pub(super) const ROWS: &[Row] = &[Row {
     expected: "found by name, never submitted twice; cancel until gone",
     bound: "cancelled ≤ 30 s after scancel works again, all ended ≤ 120 s",
     proves: "C4 C6 C12 R13",
-    play: Play::Now(|trial| Box::pin(lied_to(trial))),
+    play: RowTest::Now(|trial| Box::pin(faulty_scheduler(trial))),
 }];
 
 const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
 const CONTAINERS: usize = 12;
-const UNWANTED: usize = 3;
-const CANCELLED_WITHIN: Duration = Duration::from_secs(30);
-const ENDED_WITHIN: Duration = Duration::from_secs(120);
+const CANCELLED_CONTAINERS: usize = 3;
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
+const END_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Commands in the place of Slurm's, which do as files beside them say.
-struct Liars {
+struct FaultyCommands {
     dir: PathBuf,
 }
 
-impl Liars {
+impl FaultyCommands {
     fn new(dir: PathBuf) -> Self {
         fs::create_dir_all(&dir).unwrap();
         let at = dir.display();
@@ -85,12 +85,12 @@ impl Liars {
     }
 
     /// They lie so for a while, until they were asked.
-    async fn lie(&self, how: &str, told: &str, at_least: Duration) {
+    async fn inject_fault(&self, how: &str, told: &str, at_least: Duration) {
         fs::write(self.dir.join(how), "").unwrap();
         let since = Instant::now();
         while self.count(told) == 0 || since.elapsed() < at_least {
-            assert!(since.elapsed() < ENDED_WITHIN, "nobody asked while `{how}`");
-            tokio::time::sleep(LOOK).await;
+            assert!(since.elapsed() < END_TIMEOUT, "nobody asked while `{how}`");
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         fs::remove_file(self.dir.join(how)).unwrap();
     }
@@ -100,14 +100,14 @@ fn lines(file: &Path) -> Vec<String> {
     fs::read_to_string(file).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
-async fn lied_to(trial: &mut Trial) {
+async fn faulty_scheduler(trial: &mut Trial) {
     let mut cluster = Cluster::start(&[SIZE; 2]);
     let mut ground = Ground::start(&format!("f26-{}", trial.seed)).await;
-    let liars = Liars::new(trial.dir().join("liars"));
+    let liars = FaultyCommands::new(trial.dir().join("liars"));
     let path = std::env::var("PATH").unwrap();
     ground.env.push(("PATH", format!("{}:{path}", liars.dir.display())));
     let token = ground.token("token").await;
-    ground.dispatch_slurm(&token, &cluster.config(), &["--lost-after", "15"]);
+    ground.start_slurm_dispatcher(&token, &cluster.config(), &["--lost-after", "15"]);
     let (starts, gate) = (ground.shared("starts"), ground.dir.join("gate"));
     let mut all: Vec<Asked> = Vec::new();
     for number in 0..CONTAINERS {
@@ -121,19 +121,19 @@ async fn lied_to(trial: &mut Trial) {
     // More than the cluster holds at once: some wait there.
     until("as many run as fit", async || lines(&starts).len() >= 8).await;
     let lasts = trial.rng.millis(1_000, 4_000);
-    liars.lie("empty", "emptied", lasts).await;
+    liars.inject_fault("empty", "emptied", lasts).await;
 
-    for asked in &all[..UNWANTED] {
+    for asked in &all[..CANCELLED_CONTAINERS] {
         ground.weigh(asked, 0).await;
     }
     let lasts = trial.rng.millis(500, 2_000);
-    liars.lie("deaf", "ignored", lasts).await;
+    liars.inject_fault("deaf", "ignored", lasts).await;
     let began = Instant::now();
-    for asked in &all[..UNWANTED] {
+    for asked in &all[..CANCELLED_CONTAINERS] {
         let record = ground.ended(&asked.container).await;
         assert_eq!(record["state"], "Cancelled", "{record}");
     }
-    trial.within("cancelled", CANCELLED_WITHIN, began.elapsed());
+    trial.within("cancelled", CANCEL_TIMEOUT, began.elapsed());
 
     // The next controller forgets jobs soon after their end.
     let config = fs::read_to_string(cluster.config()).unwrap();
@@ -145,21 +145,21 @@ async fn lied_to(trial: &mut Trial) {
 
     let began = Instant::now();
     fs::write(&gate, "").unwrap();
-    for asked in &all[UNWANTED..] {
+    for asked in &all[CANCELLED_CONTAINERS..] {
         let record = ground.ended(&asked.container).await;
         assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
     }
-    trial.within("all ended", ENDED_WITHIN, began.elapsed());
+    trial.within("all ended", END_TIMEOUT, began.elapsed());
     until("they are forgotten", async || cluster.say("squeue", &["-h", "-t", "all"]).is_empty()).await;
     trial.fired("jobs purged");
     for (what, file) in
         [("replies of sbatch lost", "lost"), ("squeue empty", "emptied"), ("scancel ignored", "ignored")]
     {
-        trial.fired_times(what, liars.count(file));
+        trial.record_faults(what, liars.count(file));
     }
-    no_second(trial, "C6: submitted", &liars.lines("submitted"));
-    no_second(trial, "R13: started", &lines(&starts));
-    for wrong in wrongs(&ground.history().await, &ground.containers().await) {
+    check_no_duplicates(trial, "C6: submitted", &liars.lines("submitted"));
+    check_no_duplicates(trial, "R13: started", &lines(&starts));
+    for wrong in find_violations(&ground.history().await, &ground.containers().await) {
         trial.violation(&wrong);
     }
     // Whoever would hand over more goes first.
@@ -167,7 +167,7 @@ async fn lied_to(trial: &mut Trial) {
     drop(cluster);
 }
 
-fn no_second(trial: &mut Trial, what: &str, all: &[String]) {
+fn check_no_duplicates(trial: &mut Trial, what: &str, all: &[String]) {
     let mut seen = BTreeSet::new();
     for one in all.iter().filter(|one| !seen.insert(*one)) {
         trial.violation(&format!("{what} twice: {one}"));

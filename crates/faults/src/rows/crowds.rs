@@ -15,10 +15,10 @@ use std::{
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream, task::JoinSet};
 
-use crate::{Play, Row, Trial};
+use crate::{Row, RowTest, Trial};
 use windlass_testenv::{
     hollow::{Hosts, Running, Runtime, empty_job},
-    server::{Options, Server, ask, binary, submission},
+    server::{Server, ServerOptions, ask, binary, submission},
 };
 
 pub(super) const ROWS: &[Row] = &[
@@ -28,7 +28,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "nothing but 200, 429, 503; 0 \"locked\"",
         bound: "all final ≤ 60 s",
         proves: "L8",
-        play: Play::Now(|trial| Box::pin(burst(trial))),
+        play: RowTest::Now(|trial| Box::pin(burst(trial))),
     },
     Row {
         id: "F29",
@@ -36,28 +36,28 @@ pub(super) const ROWS: &[Row] = &[
         expected: "connections wait or are refused, runs go on, recovery without restart",
         bound: "≤ 10 s",
         proves: "R2",
-        play: Play::Now(|trial| Box::pin(no_descriptors(trial))),
+        play: RowTest::Now(|trial| Box::pin(no_descriptors(trial))),
     },
 ];
 
 const APPLY: &str = "/api/project/main/runs/apply";
 const STOP: &str = "/api/project/main/runs/stop";
-const FINAL_WITHIN: Duration = Duration::from_secs(60);
+const FINAL_BOUND: Duration = Duration::from_secs(60);
 const CONNECTIONS: usize = 48;
 
 /// One server with SQLite and hosts that do nothing.
-struct Place {
+struct LoadedServer {
     server: Server,
     log: PathBuf,
     _hosts: Running,
 }
 
-impl Place {
+impl LoadedServer {
     async fn new(trial: &Trial, hosts: usize, blocks: i64) -> Self {
         let (data, log) = (trial.dir().join("server"), trial.dir().join("server.log"));
         std::fs::create_dir_all(&data).unwrap();
         let (windlass, agent) = (binary("windlass").unwrap(), binary("windlass-agent").unwrap());
-        let options = Options {
+        let options = ServerOptions {
             binary: &windlass,
             data: &data,
             database: None,
@@ -77,7 +77,7 @@ impl Place {
     }
 
     /// Waits until so many runs are in one of these.
-    async fn active(&self, holds: impl Fn(&[Value]) -> bool) -> Duration {
+    async fn wait_for_active(&self, holds: impl Fn(&[Value]) -> bool) -> Duration {
         let began = Instant::now();
         let body =
             json!({"project_name": "main", "only_active": true, "limit": 100, "job_submissions_limit": 1});
@@ -96,7 +96,7 @@ impl Place {
     }
 
     /// All of these calls, as fast as they go. How many were answered 200.
-    async fn storm(&self, path: &'static str, bodies: Vec<Value>) -> usize {
+    async fn send_all(&self, path: &'static str, bodies: Vec<Value>) -> usize {
         let (bodies, next) = (Arc::new(bodies), Arc::new(AtomicUsize::new(0)));
         let mut clients = JoinSet::new();
         for _ in 0..CONNECTIONS {
@@ -119,7 +119,7 @@ impl Place {
         taken
     }
 
-    fn is_unlocked(&self) {
+    fn assert_no_lock_errors(&self) {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         assert!(!log.contains("locked"), "L8: {}", log.lines().find(|line| line.contains("locked")).unwrap());
         assert!(!log.contains("panicked"), "{log}");
@@ -128,37 +128,37 @@ impl Place {
 
 async fn burst(trial: &mut Trial) {
     let (cancels, submits) = if trial.is_long { (1000, 5000) } else { (200, 600) };
-    let place = Place::new(trial, 20, 64).await;
+    let place = LoadedServer::new(trial, 20, 64).await;
     let lasting = |number: usize| {
         let mut job = empty_job(&format!("long-{number}"));
         job["env"]["HOLLOW_RUN_MS"] = "3600000".into();
         submission(&job)
     };
-    let taken = place.storm(APPLY, (0..cancels).map(lasting).collect()).await;
+    let taken = place.send_all(APPLY, (0..cancels).map(lasting).collect()).await;
     assert_eq!(taken, cancels);
-    place.active(|runs| runs.iter().all(|run| run["status"] == "running")).await;
+    place.wait_for_active(|runs| runs.iter().all(|run| run["status"] == "running")).await;
     let stop =
         |number: usize| json!({"runs_names": [format!("long-{number}")], "abort": number.is_multiple_of(2)});
     let began = Instant::now();
-    let taken = place.storm(STOP, (0..cancels).map(stop).collect()).await;
-    trial.fired_times("cancel", taken as u64);
+    let taken = place.send_all(STOP, (0..cancels).map(stop).collect()).await;
+    trial.record_faults("cancel", taken as u64);
     assert_eq!(taken, cancels, "all of them are taken");
-    place.active(<[Value]>::is_empty).await;
-    trial.within("all cancelled", FINAL_WITHIN, began.elapsed());
+    place.wait_for_active(<[Value]>::is_empty).await;
+    trial.within("all cancelled", FINAL_BOUND, began.elapsed());
     let began = Instant::now();
     let empty = |number: usize| submission(&empty_job(&format!("burst-{number}")));
-    let taken = place.storm(APPLY, (0..submits).map(empty).collect()).await;
-    trial.fired_times("submit", taken as u64);
-    place.active(<[Value]>::is_empty).await;
-    trial.within("all submitted are final", FINAL_WITHIN, began.elapsed());
-    place.is_unlocked();
+    let taken = place.send_all(APPLY, (0..submits).map(empty).collect()).await;
+    trial.record_faults("submit", taken as u64);
+    place.wait_for_active(<[Value]>::is_empty).await;
+    trial.within("all submitted are final", FINAL_BOUND, began.elapsed());
+    place.assert_no_lock_errors();
     let url = format!("sqlite:{}/server/windlass.db", trial.dir().display());
     drop(place);
-    trial.judge_database(&url.parse().unwrap(), &[]).await;
+    trial.check_database(&url.parse().unwrap(), &[]).await;
 }
 
 async fn no_descriptors(trial: &mut Trial) {
-    let place = Place::new(trial, 1, 8).await;
+    let place = LoadedServer::new(trial, 1, 8).await;
     let mut job = empty_job("through");
     job["env"]["HOLLOW_RUN_MS"] = "2000".into();
     ask(place.server.address(), APPLY, &submission(&job)).await.unwrap().ok().unwrap();
@@ -187,15 +187,15 @@ async fn no_descriptors(trial: &mut Trial) {
         {
             break;
         }
-        assert!(began.elapsed() < FINAL_WITHIN, "it does not recover");
+        assert!(began.elapsed() < FINAL_BOUND, "it does not recover");
     }
     trial.within("answers again", Duration::from_secs(10), began.elapsed());
-    place.active(<[Value]>::is_empty).await;
+    place.wait_for_active(<[Value]>::is_empty).await;
     let run =
         ask(place.server.address(), "/api/project/main/runs/get", &json!({"run_name": "through"})).await;
     assert_eq!(run.unwrap().ok().unwrap()["status"], "done", "R2");
-    place.is_unlocked();
+    place.assert_no_lock_errors();
     let url = format!("sqlite:{}/server/windlass.db", trial.dir().display());
     drop(place);
-    trial.judge_database(&url.parse().unwrap(), &[]).await;
+    trial.check_database(&url.parse().unwrap(), &[]).await;
 }

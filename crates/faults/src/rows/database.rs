@@ -19,15 +19,15 @@ use tokio::{
 };
 
 use super::{
-    LOOK, PATIENCE,
-    load::Load,
-    servers::{all_done, judge, pair, small},
+    PATIENCE, POLL_INTERVAL,
+    load::SubmitLoad,
+    servers::{check_all_done, judge, pair, small},
     until,
 };
-use crate::{Play, Row, Trial};
+use crate::{Row, RowTest, Trial};
 use windlass_testenv::{
     replicas::Replicas,
-    server::{Options, Server, ask, binary, submission},
+    server::{Server, ServerOptions, ask, binary, submission},
 };
 use windlass_testkit::rng::Rng;
 use windlass_testkit::{
@@ -42,7 +42,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "503 + Retry-After, no run fails because of it",
         bound: "503 ≤ 5 s, normal ≤ 10 s",
         proves: "R1 R2 M8",
-        play: Play::Now(|trial| Box::pin(restarted(trial))),
+        play: RowTest::Now(|trial| Box::pin(restarted(trial))),
     },
     Row {
         id: "F8",
@@ -50,7 +50,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "outcome read again; never applied twice",
         bound: "next cycle",
         proves: "A1 L1",
-        play: Play::Now(|trial| Box::pin(cut_around_commits(trial))),
+        play: RowTest::Now(|trial| Box::pin(cut_around_commits(trial))),
     },
     Row {
         id: "F9",
@@ -58,7 +58,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "no lock lost, 0 panics, recovery without restart",
         bound: "during the fault; normal ≤ 10 s",
         proves: "L4 L9 L15",
-        play: Play::Now(|trial| Box::pin(trouble(trial))),
+        play: RowTest::Now(|trial| Box::pin(degraded_database(trial))),
     },
     Row {
         id: "F10",
@@ -66,27 +66,27 @@ pub(super) const ROWS: &[Row] = &[
         expected: "writes 507 or 503, reads work, recovery without restart",
         bound: "≤ 10 s after the end",
         proves: "R1",
-        play: Play::Now(|trial| Box::pin(no_writes(trial))),
+        play: RowTest::Now(|trial| Box::pin(no_writes(trial))),
     },
 ];
 
-const REFUSED_WITHIN: Duration = Duration::from_secs(5);
-const NORMAL_WITHIN: Duration = Duration::from_secs(10);
+const REFUSAL_BOUND: Duration = Duration::from_secs(5);
+const RECOVERY_BOUND: Duration = Duration::from_secs(10);
 
 /// Submits are acknowledged again, and one that was is done.
-async fn is_normal(trial: &mut Trial, replicas: &Replicas, load: &Load) {
+async fn wait_until_normal(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
     let had = load.acknowledged();
     let took = until("submits go on", async || load.acknowledged() > had + 1).await;
-    trial.within("normal", NORMAL_WITHIN, took);
+    trial.within("normal", RECOVERY_BOUND, took);
     assert_eq!(load.silent(), 0, "a refusal without Retry-After");
     let failed = "SELECT count(*) FROM runs WHERE status = 'failed'";
     assert_eq!(replicas.postgres.count(failed).await.unwrap(), 0, "M8: a run failed because of the database");
 }
 
-async fn ended(trial: &mut Trial, mut replicas: Replicas, load: Load) {
+async fn ended(trial: &mut Trial, mut replicas: Replicas, load: SubmitLoad) {
     let acknowledged = load.stop().await;
-    replicas.is_quiet(PATIENCE).await.unwrap();
-    all_done(trial, &replicas, &acknowledged).await;
+    replicas.wait_until_no_active_runs(PATIENCE).await.unwrap();
+    check_all_done(trial, &replicas, &acknowledged).await;
     for number in 0..2 {
         let log = replicas.log(number);
         assert!(!log.contains("panicked"), "server {number} panicked:\n{}", replicas.said(number));
@@ -96,23 +96,23 @@ async fn ended(trial: &mut Trial, mut replicas: Replicas, load: Load) {
 
 async fn restarted(trial: &mut Trial) {
     let mut replicas = pair(trial, "f7").await;
-    let load = Load::start(replicas.addresses(), usize::MAX, small);
+    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small);
     for (how, what) in [(Down::Fast, "restarted fast"), (Down::Immediate, "restarted at once")] {
         trial.pause(300, 2000).await;
         let had = load.refused();
         replicas.postgres.down(how).unwrap();
         trial.fired(what);
         let took = until("a submit is refused", async || load.refused() > had).await;
-        trial.within("503", REFUSED_WITHIN, took.max(load.slowest_refusal()));
+        trial.within("503", REFUSAL_BOUND, took.max(load.slowest_refusal()));
         trial.pause(0, 3000).await;
         replicas.postgres.up().await.unwrap();
-        is_normal(trial, &replicas, &load).await;
+        wait_until_normal(trial, &replicas, &load).await;
     }
     ended(trial, replicas, load).await;
 }
 
 /// A socket in front of Postgres's that loses commits, and answers to commits.
-struct Cutter {
+struct CommitCutter {
     lost_commits: AtomicU64,
     lost_answers: AtomicU64,
     /// Of a hundred commits so many go wrong.
@@ -121,44 +121,44 @@ struct Cutter {
 }
 
 #[derive(Clone, Copy)]
-enum Fate {
-    Passes,
+enum CommitFault {
+    NoFault,
     LosesCommit,
     LosesAnswer,
 }
 
-impl Cutter {
-    fn fate(&self) -> Fate {
+impl CommitCutter {
+    fn fate(&self) -> CommitFault {
         let mut rng = self.rng.lock();
         if !rng.chance(self.percent.load(Ordering::Relaxed)) {
-            return Fate::Passes;
+            return CommitFault::NoFault;
         }
-        if rng.chance(50) { Fate::LosesCommit } else { Fate::LosesAnswer }
+        if rng.chance(50) { CommitFault::LosesCommit } else { CommitFault::LosesAnswer }
     }
 
     async fn serve(self: Arc<Self>, listener: UnixListener, real: PathBuf) {
         while let Ok((client, _)) = listener.accept().await {
             let Ok(server) = UnixStream::connect(&real).await else { continue };
-            tokio::spawn(Arc::clone(&self).carry(client, server));
+            tokio::spawn(Arc::clone(&self).proxy_connection(client, server));
         }
     }
 
-    async fn carry(self: Arc<Self>, mut client: UnixStream, mut server: UnixStream) {
+    async fn proxy_connection(self: Arc<Self>, mut client: UnixStream, mut server: UnixStream) {
         let (mut asked, mut answered) = (vec![0; 65536], vec![0; 65536]);
         loop {
             tokio::select! {
                 read = client.read(&mut asked) => {
                     let Ok(read @ 1..) = read else { return };
                     let is_commit = asked[..read].windows(7).any(|text| text == b"COMMIT\0");
-                    let fate = if is_commit { self.fate() } else { Fate::Passes };
-                    if matches!(fate, Fate::LosesCommit) {
+                    let fate = if is_commit { self.fate() } else { CommitFault::NoFault };
+                    if matches!(fate, CommitFault::LosesCommit) {
                         self.lost_commits.fetch_add(1, Ordering::Relaxed);
                         return;
                     }
                     if server.write_all(&asked[..read]).await.is_err() {
                         return;
                     }
-                    if matches!(fate, Fate::LosesAnswer) {
+                    if matches!(fate, CommitFault::LosesAnswer) {
                         // Something comes back, so it is done; the client does not get to see it.
                         let _ = server.read(&mut answered).await;
                         self.lost_answers.fetch_add(1, Ordering::Relaxed);
@@ -177,7 +177,7 @@ impl Cutter {
 }
 
 /// Both servers, started again behind something that stands in `dir`.
-async fn behind(replicas: &mut Replicas, dir: &Path) {
+async fn restart_behind_proxy(replicas: &mut Replicas, dir: &Path) {
     replicas.use_database(postgres::url(dir));
     for number in 0..2 {
         replicas.stop(number).await.unwrap();
@@ -190,34 +190,34 @@ async fn cut_around_commits(trial: &mut Trial) {
     let dir = trial.dir().join("front");
     std::fs::create_dir_all(&dir).unwrap();
     let listener = UnixListener::bind(dir.join(SOCKET)).unwrap();
-    let cutter = Arc::new(Cutter {
+    let cutter = Arc::new(CommitCutter {
         lost_commits: AtomicU64::new(0),
         lost_answers: AtomicU64::new(0),
         percent: AtomicU64::new(0),
         rng: parking_lot::Mutex::new(trial.rng.fork()),
     });
     tokio::spawn(Arc::clone(&cutter).serve(listener, replicas.postgres.sockets().join(SOCKET)));
-    behind(&mut replicas, &dir).await;
-    let load = Load::start(replicas.addresses(), usize::MAX, small);
+    restart_behind_proxy(&mut replicas, &dir).await;
+    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small);
     cutter.percent.store(5, Ordering::Relaxed);
     let (commits, answers) = (&cutter.lost_commits, &cutter.lost_answers);
     let enough = || commits.load(Ordering::Relaxed) >= 3 && answers.load(Ordering::Relaxed) >= 3;
     until("commits are lost", async || enough() && load.acknowledged() > 20).await;
     cutter.percent.store(0, Ordering::Relaxed);
-    trial.fired_times("commit lost", commits.load(Ordering::Relaxed));
-    trial.fired_times("answer to a commit lost", answers.load(Ordering::Relaxed));
-    is_normal(trial, &replicas, &load).await;
+    trial.record_faults("commit lost", commits.load(Ordering::Relaxed));
+    trial.record_faults("answer to a commit lost", answers.load(Ordering::Relaxed));
+    wait_until_normal(trial, &replicas, &load).await;
     ended(trial, replicas, load).await;
 }
 
-async fn trouble(trial: &mut Trial) {
+async fn degraded_database(trial: &mut Trial) {
     let mut replicas = pair(trial, "f9").await;
     let dir = trial.dir().join("front");
     std::fs::create_dir_all(&dir).unwrap();
     let real = replicas.postgres.sockets().join(SOCKET);
     let proxy = Proxy::unix(&dir.join(SOCKET), &real, trial.seed).unwrap();
-    behind(&mut replicas, &dir).await;
-    let load = Load::start(replicas.addresses(), usize::MAX, small);
+    restart_behind_proxy(&mut replicas, &dir).await;
+    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small);
     trial.pause(300, 1000).await;
 
     // Half a second each way.
@@ -225,19 +225,19 @@ async fn trouble(trial: &mut Trial) {
     let slow = if trial.is_long { 60 } else { 20 };
     tokio::time::sleep(Duration::from_secs(slow)).await;
     proxy.set(Weather::default());
-    trial.fired_times("answers of the database delayed", proxy.counts().delayed.load(Ordering::Relaxed));
+    trial.record_faults("answers of the database delayed", proxy.counts().delayed.load(Ordering::Relaxed));
     for number in 0..2 {
         let lost = replicas.total(number, "lost").await.unwrap();
         assert_eq!(lost, 0, "L9: server {number} lost locks that nobody else wanted");
     }
-    is_normal(trial, &replicas, &load).await;
+    wait_until_normal(trial, &replicas, &load).await;
     crowded(trial, &replicas, &load).await;
     deadlocked(trial, &replicas, &load).await;
     ended(trial, replicas, load).await;
 }
 
 /// Somebody else takes every connection there is.
-async fn crowded(trial: &mut Trial, replicas: &Replicas, load: &Load) {
+async fn crowded(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
     let watcher = replicas.postgres.session().await.unwrap();
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'windlass'";
     let mut crowd = Vec::new();
@@ -259,12 +259,12 @@ async fn crowded(trial: &mut Trial, replicas: &Replicas, load: &Load) {
     until("a submit is refused", async || load.refused() > had).await;
     trial.fired("no connection left");
     drop(crowd);
-    is_normal(trial, replicas, load).await;
+    wait_until_normal(trial, replicas, load).await;
 }
 
 /// Somebody else locks the same rows in another order, and is patient. The servers let go before Postgres would have
 /// found out, so that each is seen while it lasts.
-async fn deadlocked(trial: &mut Trial, replicas: &Replicas, load: &Load) {
+async fn deadlocked(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
     let (other, watcher) =
         (replicas.postgres.session().await.unwrap(), replicas.postgres.session().await.unwrap());
     other.batch_execute("SET deadlock_timeout = '60s'").await.unwrap();
@@ -290,16 +290,16 @@ async fn deadlocked(trial: &mut Trial, replicas: &Replicas, load: &Load) {
             other.batch_execute("ROLLBACK").await.unwrap();
         }
         assert!(began.elapsed() < PATIENCE, "no deadlock comes about");
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     trial.fired("deadlock");
-    is_normal(trial, replicas, load).await;
+    wait_until_normal(trial, replicas, load).await;
 }
 
 /// A small disk in memory.
-struct Disk(PathBuf);
+struct MemoryDisk(PathBuf);
 
-impl Disk {
+impl MemoryDisk {
     fn mount(at: &Path, megabytes: u32) -> Self {
         std::fs::create_dir_all(at).unwrap();
         let size = format!("size={megabytes}m");
@@ -310,7 +310,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for MemoryDisk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
@@ -327,8 +327,8 @@ const LIST: &str = "/api/runs/list";
 async fn full(trial: &mut Trial) {
     let data = trial.dir().join("small");
     // After the server: it goes first.
-    let disk = Disk::mount(&data, 48);
-    let options = Options {
+    let disk = MemoryDisk::mount(&data, 48);
+    let options = ServerOptions {
         binary: &binary("windlass").unwrap(),
         data: &data,
         database: None,
@@ -359,14 +359,14 @@ async fn full(trial: &mut Trial) {
         }
     }
     assert!(refused >= 5, "the disk is not full");
-    trial.fired_times("write refused by a full disk", refused);
+    trial.record_faults("write refused by a full disk", refused);
     let read = ask(server.address(), LIST, &json!({"project_name": "main", "limit": 1})).await.unwrap();
     assert_eq!(read.status, 200, "reads work: {read:?}");
     // The space is free when nobody has it open.
     drop(file);
     std::fs::remove_file(&filler).unwrap();
     let took = until("writes work", async || submit("after").await.status == 200).await;
-    trial.within("writes after space came", NORMAL_WITHIN, took);
+    trial.within("writes after space came", RECOVERY_BOUND, took);
     for name in acknowledged {
         let run =
             ask(server.address(), "/api/project/main/runs/get", &json!({"run_name": name})).await.unwrap();
@@ -378,17 +378,17 @@ async fn full(trial: &mut Trial) {
 /// As after a fail-over: the one we are connected to takes no writes any more.
 async fn read_only(trial: &mut Trial) {
     let replicas = pair(trial, "f10").await;
-    let load = Load::start(replicas.addresses(), usize::MAX, small);
+    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small);
     trial.pause(300, 1000).await;
     let had = load.refused();
     replicas.postgres.admin("ALTER DATABASE windlass SET default_transaction_read_only = on").await.unwrap();
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'windlass'";
     replicas.postgres.run(end).await.unwrap();
     until("a submit is refused", async || load.refused() > had + 3).await;
-    trial.fired_times("write refused by a database for reading", load.refused() - had);
+    trial.record_faults("write refused by a database for reading", load.refused() - had);
     let read = replicas.ask(0, LIST, &json!({"project_name": "main", "limit": 1})).await.unwrap();
     assert_eq!(read.status, 200, "reads work: {read:?}");
     replicas.postgres.admin("ALTER DATABASE windlass RESET default_transaction_read_only").await.unwrap();
-    is_normal(trial, &replicas, &load).await;
+    wait_until_normal(trial, &replicas, &load).await;
     ended(trial, replicas, load).await;
 }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::ground::{assert_once, counting_until, detail_of};
-use crate::{Play, Row, Site, Trial};
-use windlass_testenv::stage::{IMAGE, Machines, Stage, busybox, submission_of, task};
+use super::ground::{assert_single_attempt, counting_command_until, end_detail};
+use crate::{Row, RowTest, Site, Trial};
+use windlass_testenv::stage::{IMAGE, Machines, Stage, load_busybox_image, submission_of, task};
 use windlass_testkit::lab::{
     engine::{Engine, Kind},
-    registry::{Layers, Registry},
+    registry::{LayerDelivery, Registry},
 };
 use windlass_testkit::wait::eventually;
 
@@ -22,7 +22,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "on: job unaffected; off: told as `host_runtime_restart`, 137, retryable",
         bound: "≤ 30 s",
         proves: "R2",
-        play: Play::Now(|trial| Box::pin(restarted(trial))),
+        play: RowTest::Now(|trial| Box::pin(restarted(trial))),
     },
     Row {
         id: "F13",
@@ -30,7 +30,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "calls time out, a repeat is harmless, agent alive",
         bound: "≤ 15 s after CONT",
         proves: "A2",
-        play: Play::Now(|trial| Box::pin(frozen(trial))),
+        play: RowTest::Now(|trial| Box::pin(frozen(trial))),
     },
     Row {
         id: "F17",
@@ -38,21 +38,21 @@ pub(super) const ROWS: &[Row] = &[
         expected: "distinct reasons; a stall is no byte for 120 s",
         bound: "cancel ≤ 2 s",
         proves: "R24",
-        play: Play::Now(|trial| Box::pin(pulls(trial))),
+        play: RowTest::Now(|trial| Box::pin(pulls(trial))),
     },
 ];
 
 /// A machine with an engine of its own, and the server on it.
-pub(super) struct Machine {
+pub(super) struct EngineEnv {
     pub(super) stage: Stage,
     pub(super) engine: Engine,
 }
 
-impl Machine {
+impl EngineEnv {
     pub(super) async fn new(trial: &Trial, name: &str, kind: Kind) -> Self {
         let engine = Engine::start(kind).unwrap();
         if !matches!(kind, Kind::SmallDisk(_)) {
-            busybox(&engine.socket());
+            load_busybox_image(&engine.socket());
         }
         let stage = Stage::at(trial.dir().join(name), Machines::Containers);
         let mut stage = stage.with_engine(engine.socket());
@@ -67,7 +67,7 @@ impl Machine {
 }
 
 /// In a container.
-pub(super) fn contained(name: &str, commands: &[&str]) -> Value {
+pub(super) fn container_task(name: &str, commands: &[&str]) -> Value {
     let mut job = task(name, commands);
     job["image"] = json!(IMAGE);
     job
@@ -76,8 +76,8 @@ pub(super) fn contained(name: &str, commands: &[&str]) -> Value {
 async fn restarted(trial: &mut Trial) {
     let is_kept = trial.rng.chance(50);
     let kind = if is_kept { Kind::LiveRestore } else { Kind::Plain };
-    let mut machine = Machine::new(trial, "stage", kind).await;
-    machine.stage.apply(&contained("job", &[&counting_until(100)])).await;
+    let mut machine = EngineEnv::new(trial, "stage", kind).await;
+    machine.stage.apply(&container_task("job", &[&counting_command_until(100)])).await;
     machine.stage.says("job", "line 3").await;
     trial.pause(0, 500).await;
     if trial.rng.chance(50) {
@@ -92,25 +92,25 @@ async fn restarted(trial: &mut Trial) {
     let up = Instant::now();
     if is_kept {
         let run = machine.stage.reaches("job", &["done"]).await;
-        assert_once(&run);
+        assert_single_attempt(&run);
         super::ground::assert_counted(&machine.stage.log(&run).await);
     } else {
         let run = machine.stage.reaches("job", &["failed"]).await;
         trial.within("told", Duration::from_secs(30), up.elapsed());
-        let detail = detail_of(&machine.stage, submission_of(&run));
+        let detail = end_detail(&machine.stage, submission_of(&run));
         assert_eq!(detail.as_deref(), Some("host_runtime_restart"), "{run:#}");
         assert!(machine.stage.log(&run).await.contains("line 3"), "O2");
     }
     // The engine is as good as before.
-    let run = machine.stage.ends(&contained("next", &["echo usable"])).await;
+    let run = machine.stage.ends(&container_task("next", &["echo usable"])).await;
     assert_eq!(run["status"], "done", "{run:#}");
     trial.within("usable", Duration::from_secs(60), up.elapsed());
     machine.judge(trial).await;
 }
 
 async fn frozen(trial: &mut Trial) {
-    let mut machine = Machine::new(trial, "stage", Kind::Plain).await;
-    machine.stage.apply(&contained("job", &["echo up; sleep 4714"])).await;
+    let mut machine = EngineEnv::new(trial, "stage", Kind::Plain).await;
+    machine.stage.apply(&container_task("job", &["echo up; sleep 4714"])).await;
     machine.stage.says("job", "up").await;
     let stop_first = trial.rng.chance(50);
     if stop_first {
@@ -135,7 +135,7 @@ async fn frozen(trial: &mut Trial) {
 }
 
 /// A layer that no registry had before, so that each pull is one: an archive of one file.
-pub(super) fn layer(size: usize) -> Vec<u8> {
+pub(super) fn unique_layer(size: usize) -> Vec<u8> {
     let mut bytes = vec![0; 512 + size.next_multiple_of(512) + 1024];
     let mut put = |at: usize, text: &str| bytes[at..at + text.len()].copy_from_slice(text.as_bytes());
     put(0, "much");
@@ -153,14 +153,14 @@ pub(super) fn layer(size: usize) -> Vec<u8> {
 }
 
 /// A job in an image of the registry.
-pub(super) fn imaged(name: &str, image: &str) -> Value {
+pub(super) fn image_task(name: &str, image: &str) -> Value {
     let mut job = task(name, &["true"]);
     job["image"] = json!(image);
     job
 }
 
 /// Waits for the failure of a job whose image cannot be had, and gives back what is said about it.
-async fn refused(stage: &mut Stage, job: &Value) -> String {
+async fn wait_for_pull_failure(stage: &mut Stage, job: &Value) -> String {
     let run = stage.ends(job).await;
     let ended = submission_of(&run);
     assert_eq!(ended["termination_reason"], "creating_container_error", "R24: {run:#}");
@@ -168,28 +168,31 @@ async fn refused(stage: &mut Stage, job: &Value) -> String {
 }
 
 async fn pulls(trial: &mut Trial) {
-    let mut machine = Machine::new(trial, "stage", Kind::Plain).await;
+    let mut machine = EngineEnv::new(trial, "stage", Kind::Plain).await;
     let registry = Registry::start().await;
     let stage = &mut machine.stage;
-    let mut said = vec![refused(stage, &imaged("absent", &registry.name("none:1"))).await];
+    let mut said = vec![wait_for_pull_failure(stage, &image_task("absent", &registry.name("none:1"))).await];
     trial.fired("404");
-    let (corrupt, _) = registry.put("corrupt", "1", layer(100_000));
-    registry.set_layers(Layers::Corrupt);
-    said.push(refused(stage, &imaged("corrupt", &corrupt)).await);
+    let (corrupt, _) = registry.put("corrupt", "1", unique_layer(100_000));
+    registry.set_layers(LayerDelivery::Corrupt);
+    said.push(wait_for_pull_failure(stage, &image_task("corrupt", &corrupt)).await);
     trial.fired("corrupt layer");
     if trial.is_long {
-        let (stalled, _) = registry.put("stalled", "1", layer(1 << 20));
-        registry.set_layers(Layers::Stall);
+        let (stalled, _) = registry.put("stalled", "1", unique_layer(1 << 20));
+        registry.set_layers(LayerDelivery::Stall);
         let began = Instant::now();
-        said.push(refused_within(stage, &imaged("stalled", &stalled), Duration::from_secs(300)).await);
+        said.push(
+            wait_for_pull_failure_within(stage, &image_task("stalled", &stalled), Duration::from_secs(300))
+                .await,
+        );
         trial.fired("stall");
         trial.within("stall noticed", Duration::from_secs(150), began.elapsed());
     }
-    cancelled(trial, stage, &registry).await;
-    registry.set_layers(Layers::Fast);
+    check_pull_cancelled(trial, stage, &registry).await;
+    registry.set_layers(LayerDelivery::Fast);
     registry.set_password("ann", "secret");
-    let (closed, _) = registry.put("closed", "1", layer(1000));
-    said.push(refused(stage, &imaged("closed", &closed)).await);
+    let (closed, _) = registry.put("closed", "1", unique_layer(1000));
+    said.push(wait_for_pull_failure(stage, &image_task("closed", &closed)).await);
     trial.fired("401");
     said.sort();
     said.dedup();
@@ -199,17 +202,17 @@ async fn pulls(trial: &mut Trial) {
 }
 
 /// The same for one that takes longer to fail.
-async fn refused_within(stage: &mut Stage, job: &Value, patience: Duration) -> String {
+async fn wait_for_pull_failure_within(stage: &mut Stage, job: &Value, patience: Duration) -> String {
     stage.apply(job).await;
-    let run = stage.reaches_within(job["name"].as_str().unwrap(), &["failed"], patience).await;
+    let run = stage.wait_for_status_within(job["name"].as_str().unwrap(), &["failed"], patience).await;
     submission_of(&run)["termination_reason_message"].as_str().unwrap_or_default().to_owned()
 }
 
 /// A pull that comes in drops is given up at once when its run is stopped.
-async fn cancelled(trial: &mut Trial, stage: &mut Stage, registry: &Registry) {
-    let (slow, _) = registry.put("slow", "1", layer(8 << 20));
-    registry.set_layers(Layers::Slow(Duration::from_millis(1600)));
-    stage.apply(&imaged("slow", &slow)).await;
+async fn check_pull_cancelled(trial: &mut Trial, stage: &mut Stage, registry: &Registry) {
+    let (slow, _) = registry.put("slow", "1", unique_layer(8 << 20));
+    registry.set_layers(LayerDelivery::Slow(Duration::from_millis(1600)));
+    stage.apply(&image_task("slow", &slow)).await;
     eventually("a layer comes", || registry.open() > 0);
     trial.pause(0, 2000).await;
     stage.stop("slow", true).await;

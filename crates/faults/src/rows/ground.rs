@@ -30,19 +30,19 @@ pub(super) struct Ground {
 impl Ground {
     /// One fleet `lab` of so many hosts, each for one job.
     pub(super) async fn new(trial: &Trial, hosts: usize) -> Self {
-        Self::of(trial, hosts, trial.stage(Machines::None)).await
+        Self::from_env(trial, hosts, trial.stage(Machines::None)).await
     }
 
     /// The same, with jobs that are lost after some seconds of silence.
-    pub(super) async fn losing_after(trial: &Trial, hosts: usize, secs: u64) -> Self {
+    pub(super) async fn with_lost_after(trial: &Trial, hosts: usize, secs: u64) -> Self {
         let stage = trial.stage(Machines::None).with_env("WINDLASS_SERVER_LOST_AFTER", format!("{secs}s"));
-        Self::of(trial, hosts, stage).await
+        Self::from_env(trial, hosts, stage).await
     }
 
-    async fn of(trial: &Trial, hosts: usize, mut stage: Stage) -> Self {
+    async fn from_env(trial: &Trial, hosts: usize, mut stage: Stage) -> Self {
         let lab = Lab::start(hosts).unwrap();
         stage.start().await;
-        stage.lab_fleet(&lab, lab.hosts(), 1).await;
+        stage.create_lab_fleet(&lab, lab.hosts(), 1).await;
         Self { stage, lab, keep: trial.dir().to_owned() }
     }
 
@@ -58,11 +58,11 @@ impl Ground {
     pub(super) async fn judge(&mut self, trial: &mut Trial) {
         let sites = self.sites();
         trial.judge(&mut self.stage, &sites).await;
-        self.keep_words();
+        self.keep_logs();
     }
 
     /// The agents' own logs and journals, for whoever looks into a failure.
-    fn keep_words(&self) {
+    fn keep_logs(&self) {
         for host in self.lab.hosts() {
             for name in ["shim.log", "home/journal"] {
                 let to = self.keep.join(format!("{}-{}", host.name(), name.replace('/', "-")));
@@ -75,7 +75,7 @@ impl Ground {
 impl Drop for Ground {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.keep_words();
+            self.keep_logs();
         }
     }
 }
@@ -109,13 +109,13 @@ pub(super) fn start_agent(host: &Host) {
 }
 
 /// From its next start on the agent waits when a task comes to this status; or does not.
-pub(super) fn pause_at(host: &Host, status: Option<&str>) {
+pub(super) fn set_pause_at(host: &Host, status: Option<&str>) {
     let line = status.map_or(String::new(), |status| format!("WINDLASS_AGENT_PAUSE_AT={status}\n"));
     std::fs::write(host.path(&format!("{ROOT}/env")), line).unwrap();
 }
 
 /// What the agent of a host has written down.
-pub(super) fn journal_of(host: &Host) -> Vec<Record> {
+pub(super) fn read_journal(host: &Host) -> Vec<Record> {
     journal::read(&host.path(&format!("{ROOT}/home/journal"))).unwrap().records
 }
 
@@ -131,11 +131,11 @@ pub(super) fn running(host: &Host, words: &str) -> Vec<u32> {
 }
 
 /// A job that counts into its log until a file on its host lets it go.
-pub(super) fn counting(gate: &str) -> String {
+pub(super) fn counting_command(gate: &str) -> String {
     format!("i=0; while [ ! -e {gate} ]; do echo line $i; i=$((i+1)); sleep 0.05; done; echo last")
 }
 
-/// The log of [`counting`] is whole: every line once, in order, and the last word.
+/// The log of [`counting_command`] is whole: every line once, in order, and the last word.
 pub(super) fn assert_counted(log: &str) {
     let lines: Vec<&str> = log.lines().collect();
     let (last, counted) = lines.split_last().expect("a log");
@@ -146,7 +146,7 @@ pub(super) fn assert_counted(log: &str) {
 }
 
 /// Waits until the log of a run is longer than it was, and says how long that took.
-pub(super) async fn grows(stage: &mut Stage, name: &str, from: usize) -> Duration {
+pub(super) async fn wait_for_log_growth(stage: &mut Stage, name: &str, from: usize) -> Duration {
     let began = Instant::now();
     eventually_ok_async(&format!("the log of {name} grows"), async || {
         let run = stage.run(name).await;
@@ -162,14 +162,14 @@ pub(super) async fn log_len(stage: &mut Stage, name: &str) -> usize {
 }
 
 /// One attempt was enough.
-pub(super) fn assert_once(run: &Value) {
+pub(super) fn assert_single_attempt(run: &Value) {
     for job in run["jobs"].as_array().unwrap() {
         assert_eq!(job["job_submissions"].as_array().unwrap().len(), 1, "R7: {run:#}");
     }
 }
 
 /// What exactly happened to a submission, beyond its reason.
-pub(super) fn detail_of(stage: &Stage, submission: &Value) -> Option<String> {
+pub(super) fn end_detail(stage: &Stage, submission: &Value) -> Option<String> {
     let id = submission["id"].as_str().unwrap();
     let path = stage.home().join("server/windlass.db");
     let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
@@ -179,7 +179,7 @@ pub(super) fn detail_of(stage: &Stage, submission: &Value) -> Option<String> {
 }
 
 /// Retried whatever befalls it.
-pub(super) fn stubborn(mut job: Value) -> Value {
+pub(super) fn with_retry(mut job: Value) -> Value {
     job["retry"] = json!({"on_events": ["error", "interruption", "no-capacity"], "duration": 3600});
     job
 }
@@ -205,6 +205,6 @@ impl Drop for SmallDisk {
 }
 
 /// The same for so many lines, where no file can be seen.
-pub(super) fn counting_until(lines: u32) -> String {
+pub(super) fn counting_command_until(lines: u32) -> String {
     format!("i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep 0.1; done; echo last")
 }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::{
-    docker::{Machine, imaged, layer},
-    ground::{Ground, SmallDisk, agent, detail_of, kill_agent, pause_at, start_agent, stubborn},
+    docker::{EngineEnv, image_task, unique_layer},
+    ground::{Ground, SmallDisk, agent, end_detail, kill_agent, set_pause_at, start_agent, with_retry},
 };
-use crate::{Play, Row, Site, Trial};
+use crate::{Row, RowTest, Site, Trial};
 use windlass_testenv::stage::{Machines, host_of, small, submission_of, task};
 use windlass_testkit::lab::{engine::Kind, registry::Registry};
 
@@ -21,7 +21,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "the job fails with `no_disk`; the agent lives, ends and removes it, and takes the next",
         bound: "≤ 30 s",
         proves: "G6 O2",
-        play: Play::Now(|trial| Box::pin(disk_full(trial))),
+        play: RowTest::Now(|trial| Box::pin(disk_full(trial))),
     },
     Row {
         id: "F15",
@@ -29,7 +29,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "the job ends retryable with `host_reboot`, host idle again",
         bound: "≤ 60 s",
         proves: "R2 G6",
-        play: Play::Now(|trial| Box::pin(rebooted(trial))),
+        play: RowTest::Now(|trial| Box::pin(rebooted(trial))),
     },
     Row {
         id: "F25",
@@ -37,7 +37,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "whole replica replaced, once",
         bound: "≤ 60 s",
         proves: "R9",
-        play: Play::Apart("takes minutes", |trial| Box::pin(node_lost(trial))),
+        play: RowTest::OutsideCi("takes minutes", |trial| Box::pin(node_lost(trial))),
     },
 ];
 
@@ -52,7 +52,7 @@ async fn disk_full(trial: &mut Trial) {
     let began = Instant::now();
     let run = stage.reaches("wordy", &["failed"]).await;
     trial.within("told", Duration::from_secs(30), began.elapsed());
-    let detail = detail_of(&stage, submission_of(&run));
+    let detail = end_detail(&stage, submission_of(&run));
     assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
     trial.fired("disk full");
     assert!(stage.log(&run).await.starts_with("first\nfills the disk\n"), "O2");
@@ -65,29 +65,29 @@ async fn disk_full(trial: &mut Trial) {
 }
 
 /// Nothing is left when the pull begins. It would have had room otherwise.
-async fn full_before_a_pull(trial: &mut Trial, machine: &mut Machine, registry: &Registry) {
+async fn full_before_a_pull(trial: &mut Trial, machine: &mut EngineEnv, registry: &Registry) {
     machine.engine.fill().unwrap();
-    let (little, _) = registry.put("little", "1", layer(1 << 20));
+    let (little, _) = registry.put("little", "1", unique_layer(1 << 20));
     let began = Instant::now();
-    let run = machine.stage.ends(&imaged("little", &little)).await;
+    let run = machine.stage.ends(&image_task("little", &little)).await;
     trial.within("told before the pull", Duration::from_secs(30), began.elapsed());
-    let detail = detail_of(&machine.stage, submission_of(&run));
+    let detail = end_detail(&machine.stage, submission_of(&run));
     assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
     trial.fired("disk full before a pull");
-    machine.engine.make_room().unwrap();
+    machine.engine.free_disk().unwrap();
 }
 
 /// The engine's disk is smaller than the image.
 async fn full_by_a_pull(trial: &mut Trial) {
     let size = trial.rng.between(20, 30);
-    let mut machine = Machine::new(trial, "pull", Kind::SmallDisk(size)).await;
+    let mut machine = EngineEnv::new(trial, "pull", Kind::SmallDisk(size)).await;
     let registry = Registry::start().await;
     full_before_a_pull(trial, &mut machine, &registry).await;
-    let (large, _) = registry.put("large", "1", layer(40 << 20));
+    let (large, _) = registry.put("large", "1", unique_layer(40 << 20));
     let began = Instant::now();
-    let run = machine.stage.ends(&imaged("large", &large)).await;
+    let run = machine.stage.ends(&image_task("large", &large)).await;
     trial.within("told of the pull", Duration::from_secs(30), began.elapsed());
-    let detail = detail_of(&machine.stage, submission_of(&run));
+    let detail = end_detail(&machine.stage, submission_of(&run));
     assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
     trial.fired("disk full by a pull");
     machine.judge(trial).await;
@@ -96,7 +96,7 @@ async fn full_by_a_pull(trial: &mut Trial) {
 async fn rebooted(trial: &mut Trial) {
     let mut ground = Ground::new(trial, 1).await;
     let once = "if [ -e /var/tmp/tried ]; then exit 0; fi; touch /var/tmp/tried; echo up; sleep 4715";
-    ground.stage.apply(&stubborn(small("job", &[once]))).await;
+    ground.stage.apply(&with_retry(small("job", &[once]))).await;
     ground.stage.says("job", "up").await;
     trial.pause(0, 1000).await;
     let before = agent(ground.host(1));
@@ -107,23 +107,23 @@ async fn rebooted(trial: &mut Trial) {
     let run = ground.stage.reaches("job", &["done"]).await;
     let submissions = run["jobs"][0]["job_submissions"].as_array().unwrap();
     assert_eq!(submissions.len(), 2, "{run:#}");
-    let detail = detail_of(&ground.stage, &submissions[0]);
+    let detail = end_detail(&ground.stage, &submissions[0]);
     assert_eq!(detail.as_deref(), Some("host_reboot"), "{run:#}");
-    ground.stage.hosts_ready("lab", 1).await;
+    ground.stage.wait_for_hosts("lab", 1).await;
     trial.within("idle again", Duration::from_secs(60), up.elapsed());
     ground.judge(trial).await;
 }
 
 async fn node_lost(trial: &mut Trial) {
     const NODES: usize = 4;
-    let mut ground = Ground::losing_after(trial, NODES + 1, 8).await;
-    let mut job = stubborn(small("four", &["echo up; until [ -e /var/tmp/go ]; do sleep 0.1; done"]));
+    let mut ground = Ground::with_lost_after(trial, NODES + 1, 8).await;
+    let mut job = with_retry(small("four", &["echo up; until [ -e /var/tmp/go ]; do sleep 0.1; done"]));
     job["nodes"] = json!(NODES);
     let is_pulling = trial.rng.chance(50);
     if is_pulling {
         // The node that is lost has not come to its container yet.
         for host in ground.lab.hosts() {
-            pause_at(host, Some("pulling"));
+            set_pause_at(host, Some("pulling"));
             kill_agent(host);
             start_agent(host);
         }
@@ -148,7 +148,7 @@ async fn node_lost(trial: &mut Trial) {
         // The others waited only so that the one could be lost in the middle.
         let others = ground.lab.hosts().iter().filter(|host| host.name() != ground.host(lost).name());
         for host in others {
-            pause_at(host, None);
+            set_pause_at(host, None);
             kill_agent(host);
             start_agent(host);
         }
@@ -164,7 +164,7 @@ async fn node_lost(trial: &mut Trial) {
         assert_ne!(host_of(&ground.lab, &again, node), lost);
     }
     // It comes back with its old task, and is rid of it.
-    pause_at(ground.host(lost), None);
+    set_pause_at(ground.host(lost), None);
     ground.host(lost).power_on().unwrap();
     for host in ground.lab.hosts() {
         host.run("touch /var/tmp/go").unwrap();

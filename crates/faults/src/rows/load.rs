@@ -15,21 +15,21 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
-use windlass_testenv::server::{ask_once, submission};
+use windlass_testenv::server::{call_api_idempotent, submission};
 use windlass_testkit::postgres::Postgres;
 
 /// An answer takes no longer; a server that is frozen is given up by then.
-const ANSWER_WITHIN: Duration = Duration::from_secs(8);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 /// How long one submit is tried.
-const PATIENCE: Duration = Duration::from_secs(120);
+const SUBMIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Submits so many runs, one after the other.
-pub(super) struct Load {
-    shared: Arc<Shared>,
+pub(super) struct SubmitLoad {
+    shared: Arc<LoadState>,
     task: JoinHandle<BTreeSet<String>>,
 }
 
-struct Shared {
+struct LoadState {
     addresses: Mutex<Vec<String>>,
     refused: AtomicU64,
     acknowledged: AtomicU64,
@@ -42,9 +42,9 @@ struct Shared {
     gave_up: Mutex<Option<String>>,
 }
 
-impl Load {
+impl SubmitLoad {
     pub(super) fn start(addresses: Vec<String>, runs: usize, job: fn(&str) -> Value) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LoadState {
             addresses: Mutex::new(addresses),
             refused: AtomicU64::new(0),
             acknowledged: AtomicU64::new(0),
@@ -96,14 +96,14 @@ impl Load {
     }
 }
 
-impl Shared {
-    fn give_up(&self, why: String) -> ! {
+impl LoadState {
+    fn fail(&self, why: String) -> ! {
         *self.gave_up.lock() = Some(why.clone());
         panic!("{why}");
     }
 }
 
-async fn submit(shared: Arc<Shared>, runs: usize, job: fn(&str) -> Value) -> BTreeSet<String> {
+async fn submit(shared: Arc<LoadState>, runs: usize, job: fn(&str) -> Value) -> BTreeSet<String> {
     let mut acknowledged = BTreeSet::new();
     for number in 0..runs {
         if shared.over.load(Ordering::Relaxed) {
@@ -112,8 +112,8 @@ async fn submit(shared: Arc<Shared>, runs: usize, job: fn(&str) -> Value) -> BTr
         let name = format!("load-{number}");
         let (body, began) = (submission(&job(&name)), Instant::now());
         for attempt in number.. {
-            if began.elapsed() > PATIENCE {
-                shared.give_up(format!("{name} is taken by nobody"));
+            if began.elapsed() > SUBMIT_TIMEOUT {
+                shared.fail(format!("{name} is taken by nobody"));
             }
             let address = {
                 let all = shared.addresses.lock();
@@ -121,8 +121,8 @@ async fn submit(shared: Arc<Shared>, runs: usize, job: fn(&str) -> Value) -> BTr
             };
             let asked = Instant::now();
             // It may have been done before, and its answer lost.
-            let call = ask_once(&address, "/api/project/main/runs/apply", &body, Some(&name));
-            match tokio::time::timeout(ANSWER_WITHIN, call).await {
+            let call = call_api_idempotent(&address, "/api/project/main/runs/apply", &body, Some(&name));
+            match tokio::time::timeout(ANSWER_TIMEOUT, call).await {
                 Ok(Ok(answer)) if answer.status == 200 => break,
                 Ok(Ok(answer)) => {
                     // Asked too fast is no refusal.
@@ -131,7 +131,7 @@ async fn submit(shared: Arc<Shared>, runs: usize, job: fn(&str) -> Value) -> BTr
                         continue;
                     }
                     if !matches!(answer.status, 503 | 507) {
-                        shared.give_up(format!("{name}: {answer:?}"));
+                        shared.fail(format!("{name}: {answer:?}"));
                     }
                     let took = asked.elapsed().as_millis() as u64;
                     shared.slowest_refusal.fetch_max(took, Ordering::Relaxed);
@@ -151,7 +151,7 @@ async fn submit(shared: Arc<Shared>, runs: usize, job: fn(&str) -> Value) -> BTr
 }
 
 /// Tokens of locks that are held.
-pub(super) async fn held(postgres: &Postgres) -> BTreeSet<String> {
+pub(super) async fn held_lock_tokens(postgres: &Postgres) -> BTreeSet<String> {
     let tables = ["runs", "jobs", "instances", "fleets"];
     let each = tables.map(|table| format!("SELECT lock_token FROM {table} WHERE lock_token IS NOT NULL"));
     postgres.run(&each.join(" UNION ALL ")).await.unwrap().into_iter().flatten().collect()

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use super::Row;
 
 const PATIENCE: Duration = Duration::from_secs(120);
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The whole matrix, in the order of its ids.
 pub fn all() -> Vec<Row> {
@@ -48,7 +48,7 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
     let began = Instant::now();
     while !holds().await {
         assert!(began.elapsed() < PATIENCE, "not so: {what}");
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     began.elapsed()
 }

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::ground::{
-    Ground, assert_counted, assert_once, counting, grows, is_reachable, log_len, running, signal, stubborn,
+    Ground, assert_counted, assert_single_attempt, counting_command, is_reachable, log_len, running, signal,
+    wait_for_log_growth, with_retry,
 };
-use crate::{Play, Row, Trial};
+use crate::{Row, RowTest, Trial};
 use windlass_testenv::stage::{host_of, small, submission_of};
 use windlass_testkit::wait::{eventually, eventually_ok_async};
 
@@ -20,7 +21,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "short: the same container goes on, log complete; long: lost and replaced, on heal the old one dies",
         bound: "heal → clean ≤ 15 s",
         proves: "R7 R15 G6",
-        play: Play::Apart("takes minutes", |trial| Box::pin(partition(trial))),
+        play: RowTest::OutsideCi("takes minutes", |trial| Box::pin(partition(trial))),
     },
     Row {
         id: "F5",
@@ -28,7 +29,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "seen as unreachable, job kept, no second start",
         bound: "detect ≤ 30 s",
         proves: "R7",
-        play: Play::Now(|trial| Box::pin(one_way(trial))),
+        play: RowTest::Now(|trial| Box::pin(one_way(trial))),
     },
     Row {
         id: "F6",
@@ -36,7 +37,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "the agent ends the job itself and reports on heal",
         bound: "limit + 10 s",
         proves: "R16",
-        play: Play::Now(|trial| Box::pin(outlived(trial))),
+        play: RowTest::Now(|trial| Box::pin(outlived(trial))),
     },
     Row {
         id: "F18",
@@ -44,23 +45,23 @@ pub(super) const ROWS: &[Row] = &[
         expected: "reconnected, log complete; another key: hard stop and said so, no work there",
         bound: "≤ 10 s, a freeze is noticed ≤ 30 s",
         proves: "X5 C9",
-        play: Play::Apart("takes minutes", |trial| Box::pin(ssh(trial))),
+        play: RowTest::OutsideCi("takes minutes", |trial| Box::pin(ssh(trial))),
     },
 ];
 
 /// The bound of F4.
-const CLEAN_WITHIN: Duration = Duration::from_secs(15);
+const CLEANUP_BOUND: Duration = Duration::from_secs(15);
 
 async fn partition(trial: &mut Trial) {
     let lost_after = if trial.is_long { 120 } else { 10 };
-    let mut ground = Ground::losing_after(trial, 2, lost_after).await;
+    let mut ground = Ground::with_lost_after(trial, 2, lost_after).await;
     short_partition(trial, &mut ground, lost_after).await;
     long_partition(trial, &mut ground).await;
     ground.judge(trial).await;
 }
 
 async fn short_partition(trial: &mut Trial, ground: &mut Ground, lost_after: u64) {
-    ground.stage.apply(&small("short", &[&counting("/var/tmp/short")])).await;
+    ground.stage.apply(&small("short", &[&counting_command("/var/tmp/short")])).await;
     ground.stage.says("short", "line 3").await;
     trial.pause(0, 500).await;
     let run = ground.stage.run("short").await;
@@ -71,17 +72,19 @@ async fn short_partition(trial: &mut Trial, ground: &mut Ground, lost_after: u64
     trial.pause(lost_after * 100, lost_after * 500).await;
     let had = log_len(&mut ground.stage, "short").await;
     ground.host(at).heal().unwrap();
-    let took = grows(&mut ground.stage, "short", had).await;
-    trial.within("heal to log", CLEAN_WITHIN, took);
+    let took = wait_for_log_growth(&mut ground.stage, "short", had).await;
+    trial.within("heal to log", CLEANUP_BOUND, took);
     ground.host(at).run("touch /var/tmp/short").unwrap();
     let run = ground.stage.reaches("short", &["done"]).await;
-    assert_once(&run);
+    assert_single_attempt(&run);
     assert_counted(&ground.stage.log(&run).await);
 }
 
 async fn long_partition(trial: &mut Trial, ground: &mut Ground) {
-    let job =
-        stubborn(small("long", &["echo up; until [ -e /var/tmp/long ]; do sleep 0.1; done; : marker-4711"]));
+    let job = with_retry(small(
+        "long",
+        &["echo up; until [ -e /var/tmp/long ]; do sleep 0.1; done; : marker-4711"],
+    ));
     ground.stage.apply(&job).await;
     ground.stage.says("long", "up").await;
     let run = ground.stage.run("long").await;
@@ -101,8 +104,8 @@ async fn long_partition(trial: &mut Trial, ground: &mut Ground) {
     ground.host(at).heal().unwrap();
     let healed = Instant::now();
     eventually("the old container is dead", || running(ground.host(at), "marker-4711").is_empty());
-    ground.stage.hosts_ready("lab", 1).await;
-    trial.within("heal to clean", CLEAN_WITHIN, healed.elapsed());
+    ground.stage.wait_for_hosts("lab", 1).await;
+    trial.within("heal to clean", CLEANUP_BOUND, healed.elapsed());
     for host in ground.lab.hosts() {
         host.run("touch /var/tmp/long").unwrap();
     }
@@ -111,7 +114,7 @@ async fn long_partition(trial: &mut Trial, ground: &mut Ground) {
 
 async fn one_way(trial: &mut Trial) {
     let mut ground = Ground::new(trial, 1).await;
-    ground.stage.apply(&small("kept", &[&counting("/var/tmp/go")])).await;
+    ground.stage.apply(&small("kept", &[&counting_command("/var/tmp/go")])).await;
     ground.stage.says("kept", "line 3").await;
     let (what, rule) =
         trial.choose(&[("server to host dropped", "INPUT -s"), ("host to server dropped", "OUTPUT -d")]);
@@ -131,11 +134,11 @@ async fn one_way(trial: &mut Trial) {
     assert_eq!(ground.stage.run("kept").await["status"], "running");
     let had = log_len(&mut ground.stage, "kept").await;
     ground.host(1).run(&format!("iptables -D {rule}")).unwrap();
-    let took = grows(&mut ground.stage, "kept", had).await;
-    trial.within("heal to log", CLEAN_WITHIN, took);
+    let took = wait_for_log_growth(&mut ground.stage, "kept", had).await;
+    trial.within("heal to log", CLEANUP_BOUND, took);
     ground.host(1).run("touch /var/tmp/go").unwrap();
     let run = ground.stage.reaches("kept", &["done"]).await;
-    assert_once(&run);
+    assert_single_attempt(&run);
     assert_counted(&ground.stage.log(&run).await);
     ground.judge(trial).await;
 }
@@ -158,7 +161,7 @@ async fn outlived(trial: &mut Trial) {
     ground.host(1).heal().unwrap();
     let healed = Instant::now();
     let run = ground.stage.reaches("limited", &["failed", "terminated"]).await;
-    trial.within("heal to report", CLEAN_WITHIN, healed.elapsed());
+    trial.within("heal to report", CLEANUP_BOUND, healed.elapsed());
     assert_eq!(submission_of(&run)["termination_reason"], "max_duration_exceeded", "{run:#}");
     assert_eq!(ground.stage.log(&run).await, "up\n");
     ground.judge(trial).await;
@@ -166,7 +169,7 @@ async fn outlived(trial: &mut Trial) {
 
 async fn ssh(trial: &mut Trial) {
     let mut ground = Ground::new(trial, 1).await;
-    ground.stage.apply(&small("kept", &[&counting("/var/tmp/go")])).await;
+    ground.stage.apply(&small("kept", &[&counting_command("/var/tmp/go")])).await;
     ground.stage.says("kept", "line 3").await;
     // All but the one that listens.
     let sessions = |ground: &Ground| running(ground.host(1), "sshd: root");
@@ -178,7 +181,7 @@ async fn ssh(trial: &mut Trial) {
     }
     trial.fired("sessions dropped");
     let had = log_len(&mut ground.stage, "kept").await;
-    let took = grows(&mut ground.stage, "kept", had).await;
+    let took = wait_for_log_growth(&mut ground.stage, "kept", had).await;
     trial.within("reconnected", Duration::from_secs(10), took);
     // Frozen: connected, logged in, and nobody answers.
     trial.pause(0, 1000).await;
@@ -188,14 +191,14 @@ async fn ssh(trial: &mut Trial) {
     trial.fired("sessions frozen");
     tokio::time::sleep(Duration::from_millis(300)).await;
     let had = log_len(&mut ground.stage, "kept").await;
-    let took = grows(&mut ground.stage, "kept", had).await;
+    let took = wait_for_log_growth(&mut ground.stage, "kept", had).await;
     trial.within("freeze noticed", Duration::from_secs(30), took);
     frozen.iter().for_each(|pid| {
         let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).output();
     });
     ground.host(1).run("touch /var/tmp/go").unwrap();
     let run = ground.stage.reaches("kept", &["done"]).await;
-    assert_once(&run);
+    assert_single_attempt(&run);
     assert_counted(&ground.stage.log(&run).await);
     // Another machine has taken the address.
     ground.host(1).change_host_key().unwrap();

@@ -13,14 +13,14 @@ use std::{
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 use windlass_api::{
-    client::Client,
+    client::ApiClient,
     log_stream::{LogStream, News},
     logs::StreamRequest,
     runs::ConnectRequest,
 };
 
-use super::ground::{Ground, assert_once, signal};
-use crate::{Play, Row, Site, Trial};
+use super::ground::{Ground, assert_single_attempt, signal};
+use crate::{Row, RowTest, Site, Trial};
 use windlass_testenv::{
     server::{TOKEN, submission},
     stage::{Machines, Stage, small, submission_of, task},
@@ -35,7 +35,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "one effect",
         bound: "–",
         proves: "A1 A2 R26",
-        play: Play::Now(|trial| Box::pin(doubled(trial))),
+        play: RowTest::Now(|trial| Box::pin(doubled(trial))),
     },
     Row {
         id: "F31",
@@ -43,7 +43,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "all readers get all bytes",
         bound: "lag ≤ 1 s",
         proves: "O4",
-        play: Play::Now(|trial| Box::pin(tailers(trial))),
+        play: RowTest::Now(|trial| Box::pin(tailers(trial))),
     },
     Row {
         id: "F32",
@@ -51,7 +51,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "run goes on, or ends as asked; no forward left",
         bound: "≤ 5 s",
         proves: "R12",
-        play: Play::Now(|trial| Box::pin(command_lines(trial))),
+        play: RowTest::Now(|trial| Box::pin(command_lines(trial))),
     },
     Row {
         id: "F34",
@@ -59,12 +59,12 @@ pub(super) const ROWS: &[Row] = &[
         expected: "streams closed",
         bound: "≤ 5 s",
         proves: "X7",
-        play: Play::Now(|trial| Box::pin(shut_out(trial))),
+        play: RowTest::Now(|trial| Box::pin(access_revoked(trial))),
     },
 ];
 
-fn client(stage: &Stage, token: &str) -> Client {
-    Client::new(&format!("http://{}", stage.address()), Some(token)).unwrap()
+fn client(stage: &Stage, token: &str) -> ApiClient {
+    ApiClient::new(&format!("http://{}", stage.address()), Some(token)).unwrap()
 }
 
 fn stream_of(run: &Value) -> StreamRequest {
@@ -75,20 +75,20 @@ fn stream_of(run: &Value) -> StreamRequest {
 }
 
 /// What one tailer got, and when it saw the last word.
-struct Read {
+struct TailedLog {
     began: Instant,
     bytes: Vec<u8>,
     last_at: Option<Instant>,
 }
 
-impl Read {
+impl TailedLog {
     fn is_early(&self, than: Instant) -> bool {
         self.began < than
     }
 }
 
-async fn read_all(mut stream: LogStream) -> Read {
-    let mut read = Read { began: Instant::now(), bytes: Vec::new(), last_at: None };
+async fn read_all(mut stream: LogStream) -> TailedLog {
+    let mut read = TailedLog { began: Instant::now(), bytes: Vec::new(), last_at: None };
     while let Some(news) = stream.next().await.unwrap() {
         match news {
             News::Bytes { offset, bytes, .. } => {
@@ -145,7 +145,7 @@ async fn tailers(trial: &mut Trial) {
         assert!(read.bytes == want, "O4: other bytes");
         seen.extend(read.is_early(let_go).then_some(read.last_at).flatten());
     }
-    trial.fired_times("tailers", TAILERS as u64);
+    trial.record_faults("tailers", TAILERS as u64);
     trial.fired("never reads");
     // Of those who were there when the last word came, none is far behind the first.
     let first = seen.iter().min().copied().unwrap();
@@ -156,7 +156,7 @@ async fn tailers(trial: &mut Trial) {
     trial.judge(&mut stage, &[site]).await;
 }
 
-async fn shut_out(trial: &mut Trial) {
+async fn access_revoked(trial: &mut Trial) {
     let mut stage = trial.stage(Machines::Processes);
     stage.start().await;
     stage.apply(&task("open", &["while :; do echo tick; sleep 0.1; done"])).await;
@@ -215,22 +215,22 @@ async fn drained(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
 }
 
 /// Whoever types, until the end of the row.
-struct Typed(Child);
+struct CommandGuard(Child);
 
-impl Drop for Typed {
+impl Drop for CommandGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn typed(stage: &Stage, args: &[&str]) -> Typed {
+fn spawn_command(stage: &Stage, args: &[&str]) -> CommandGuard {
     let mut command: Command = stage.command(stage.home(), args);
-    Typed(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+    CommandGuard(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
 }
 
 /// Waits until the server knows a run.
-async fn appears(stage: &mut Stage, name: &str) {
+async fn wait_until_submitted(stage: &mut Stage, name: &str) {
     eventually_async(&format!("{name} is submitted"), async || {
         let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
         runs.as_array().unwrap().iter().any(|run| run["run_spec"]["run_name"] == name).then_some(())
@@ -259,8 +259,8 @@ async fn command_lines(trial: &mut Trial) {
     );
     std::fs::write(stage.home().join("open.yml"), job).unwrap();
     // Killed while it follows: the run goes on.
-    let mut apply = typed(&stage, &["apply", "-f", "open.yml", "-y"]);
-    appears(&mut stage, "open").await;
+    let mut apply = spawn_command(&stage, &["apply", "-f", "open.yml", "-y"]);
+    wait_until_submitted(&mut stage, "open").await;
     stage.reaches("open", &["running"]).await;
     stage.says("open", "up").await;
     trial.pause(0, 500).await;
@@ -268,7 +268,7 @@ async fn command_lines(trial: &mut Trial) {
     apply.0.wait().unwrap();
     trial.fired("apply killed");
     // Killed while it forwards: nothing of the forward is left, at either end.
-    let mut attach = typed(&stage, &["attach", "open", "-p", &format!("*:{port}")]);
+    let mut attach = spawn_command(&stage, &["attach", "open", "-p", &format!("*:{port}")]);
     let mut told = None;
     for line in BufReader::new(attach.0.stderr.take().unwrap()).lines() {
         let line = line.unwrap();
@@ -301,8 +301,8 @@ async fn interrupted_twice(trial: &mut Trial, stage: &mut Stage) {
     let job = "type: task\nname: deaf\nuser: root\nresources: {cpu: 1.., memory: 0.., disk: null}\n\
                commands: [\"trap '' INT TERM; echo up; while :; do sleep 0.1; done\"]\n";
     std::fs::write(stage.home().join("deaf.yml"), job).unwrap();
-    let mut apply = typed(stage, &["apply", "-f", "deaf.yml", "-y"]);
-    appears(stage, "deaf").await;
+    let mut apply = spawn_command(stage, &["apply", "-f", "deaf.yml", "-y"]);
+    wait_until_submitted(stage, "deaf").await;
     stage.reaches("deaf", &["running"]).await;
     stage.says("deaf", "up").await;
     signal(apply.0.id(), "INT");
@@ -313,7 +313,7 @@ async fn interrupted_twice(trial: &mut Trial, stage: &mut Stage) {
     let run = stage.reaches("deaf", &["terminated"]).await;
     trial.within("ended", Duration::from_secs(5), asked.elapsed());
     assert_eq!(run["termination_reason"], "aborted_by_user", "{run:#}");
-    assert_once(&run);
+    assert_single_attempt(&run);
     apply.0.wait().unwrap();
 }
 
@@ -350,7 +350,7 @@ async fn doubled(trial: &mut Trial) {
     // What was open was opened before.
     ground.stage.stop_server();
     ground.stage.start().await;
-    ground.stage.hosts_ready("lab", 1).await;
+    ground.stage.wait_for_hosts("lab", 1).await;
     let stage = &mut ground.stage;
     let api = Proxy::tcp(stage.address(), api_seed).await.unwrap();
     let foul = Weather { latency: Duration::from_millis(20), ..Weather::default() };
@@ -364,7 +364,7 @@ async fn doubled(trial: &mut Trial) {
         trial.pause(0, 1000).await;
         shim.cut();
         let run = stage.reaches(&name, &["done"]).await;
-        assert_once(&run);
+        assert_single_attempt(&run);
         assert_eq!(stage.log(&run).await, "said\n", "O1");
     }
     // A stop that comes twice, the second time perhaps after the end.
@@ -378,10 +378,10 @@ async fn doubled(trial: &mut Trial) {
         let again = |proxy: &Proxy| proxy.counts().replayed.load(Ordering::Relaxed);
         again(&api) > RUNS as u64 && again(&shim) > 0
     });
-    trial.fired_times("API calls doubled", api.counts().replayed.load(Ordering::Relaxed));
-    trial.fired_times("agent connections said again", shim.counts().replayed.load(Ordering::Relaxed));
-    trial.fired_times("pieces delayed", shim.counts().delayed.load(Ordering::Relaxed));
-    trial.fired_times("connections cut", shim.counts().cut.load(Ordering::Relaxed));
+    trial.record_faults("API calls doubled", api.counts().replayed.load(Ordering::Relaxed));
+    trial.record_faults("agent connections said again", shim.counts().replayed.load(Ordering::Relaxed));
+    trial.record_faults("pieces delayed", shim.counts().delayed.load(Ordering::Relaxed));
+    trial.record_faults("connections cut", shim.counts().cut.load(Ordering::Relaxed));
     let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "limit": 100})).await;
     assert_eq!(runs.as_array().unwrap().len(), RUNS + 1, "A1: a run came twice");
     drop(shim);

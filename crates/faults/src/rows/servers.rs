@@ -11,8 +11,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::load::{self, Load};
-use crate::{Play, Row, Site, Trial};
+use super::load::{self, SubmitLoad};
+use crate::{Row, RowTest, Site, Trial};
 use windlass_testenv::{
     hollow::Runtime,
     replicas::{Plan, Replicas},
@@ -27,7 +27,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "jobs untouched, 0 double containers, logs byte-exact",
         bound: "ready ≤ 3 s, rows retaken ≤ 35 s",
         proves: "R1 R7 L4 O1",
-        play: Play::Now(|trial| Box::pin(killed(trial))),
+        play: RowTest::Now(|trial| Box::pin(killed(trial))),
     },
     Row {
         id: "F2",
@@ -35,7 +35,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "the other finishes; what the first still wants to write or do is refused",
         bound: "the other holds ≤ 5 s after the lock timeout",
         proves: "L1 L2 L9",
-        play: Play::Now(|trial| Box::pin(frozen(trial))),
+        play: RowTest::Now(|trial| Box::pin(frozen(trial))),
     },
     Row {
         id: "F3",
@@ -43,7 +43,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "all runs final, nothing left",
         bound: "20 min",
         proves: "all",
-        play: Play::Apart("takes minutes", |trial| Box::pin(cycles(trial))),
+        play: RowTest::OutsideCi("takes minutes", |trial| Box::pin(cycles(trial))),
     },
     Row {
         id: "F30",
@@ -51,59 +51,59 @@ pub(super) const ROWS: &[Row] = &[
         expected: "0 lost, 0 doubled",
         bound: "–",
         proves: "A6 A7 R19",
-        play: Play::Now(|trial| Box::pin(replaced(trial))),
+        play: RowTest::Now(|trial| Box::pin(replaced(trial))),
     },
 ];
 
-const READY_WITHIN: Duration = Duration::from_secs(3);
-const TAKEN_OVER: Duration = Duration::from_secs(35);
+const READY_BOUND: Duration = Duration::from_secs(3);
+const TAKEOVER_BOUND: Duration = Duration::from_secs(35);
 /// The longest pause between two looks.
-const LOOK_MAX: Duration = Duration::from_secs(5);
+const POLL_INTERVAL_MAX: Duration = Duration::from_secs(5);
 const LINES: usize = 40;
 
 /// Writes numbered lines for about two seconds.
-fn counting(name: &str) -> Value {
+fn counting_task(name: &str) -> Value {
     let say = format!("i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); sleep 0.05; done");
     task(name, &[&say])
 }
 
-fn counted() -> String {
+fn expected_lines() -> String {
     (0..LINES).map(|number| format!("line {number}\n")).collect()
 }
 
 async fn killed(trial: &mut Trial) {
     let mut stage = trial.stage(Machines::Processes);
-    killed_at_birth(trial, &mut stage).await;
+    killed_during_migration(trial, &mut stage).await;
     let moments: &[(&'static str, u64)] =
         &[("killed idle", 0), ("killed after a submit", 1), ("killed while jobs write", 1500)];
     for (round, (what, after)) in moments.iter().enumerate() {
         let name = format!("run-{round}");
         if *what != "killed idle" {
-            stage.apply(&counting(&name)).await;
+            stage.apply(&counting_task(&name)).await;
         }
         trial.pause(*after, after + 300).await;
         stage.kill();
         trial.fired(what);
         let began = Instant::now();
         stage.start().await;
-        trial.within("ready", READY_WITHIN, began.elapsed());
+        trial.within("ready", READY_BOUND, began.elapsed());
         if *what == "killed idle" {
             continue;
         }
         let run = stage.reaches(&name, &["done"]).await;
         assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "R7: {run:#}");
-        assert_eq!(stage.log(&run).await, counted(), "O1");
+        assert_eq!(stage.log(&run).await, expected_lines(), "O1");
     }
     // One more that begins after all of that goes at once: nothing is still locked.
     let began = Instant::now();
     stage.ends(&task("last", &["true"])).await;
-    trial.within("work goes on", TAKEN_OVER, began.elapsed());
+    trial.within("work goes on", TAKEOVER_BOUND, began.elapsed());
     let sites = [Site::local(&stage, None)];
     trial.judge(&mut stage, &sites).await;
 }
 
 /// Killed again and again while it makes its tables, until one start comes through.
-async fn killed_at_birth(trial: &mut Trial, stage: &mut Stage) {
+async fn killed_during_migration(trial: &mut Trial, stage: &mut Stage) {
     let data = stage.home().join("server");
     for _ in 0..3 {
         let mut child = Command::new(binary("windlass").unwrap())
@@ -115,7 +115,7 @@ async fn killed_at_birth(trial: &mut Trial, stage: &mut Stage) {
             .spawn()
             .unwrap();
         let began = Instant::now();
-        while !data.join("windlass.db").exists() && began.elapsed() < READY_WITHIN {
+        while !data.join("windlass.db").exists() && began.elapsed() < READY_BOUND {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         trial.pause(0, 60).await;
@@ -129,7 +129,7 @@ async fn killed_at_birth(trial: &mut Trial, stage: &mut Stage) {
     }
     let began = Instant::now();
     stage.start().await;
-    trial.within("ready", READY_WITHIN, began.elapsed());
+    trial.within("ready", READY_BOUND, began.elapsed());
 }
 
 /// Two servers and two hosts whose jobs are processes.
@@ -155,15 +155,15 @@ pub(super) async fn judge(trial: &mut Trial, replicas: &mut Replicas, hosts: usi
         }
     }
     let url = replicas.postgres.url().parse().unwrap();
-    trial.judge_database(&url, &sites(replicas, hosts)).await;
+    trial.check_database(&url, &sites(replicas, hosts)).await;
 }
 
 async fn frozen(trial: &mut Trial) {
     let (locks, long) = if trial.is_long { (30, 60) } else { (10, 18) };
     let name = format!("f2-{}", trial.seed);
     let plan = Plan { name: &name, servers: 2, hosts: 2, blocks: 4, runtime: Runtime::Process };
-    let mut replicas = Replicas::start_with_locks_of(plan, &format!("{locks}s")).await.unwrap();
-    let taken_over = Duration::from_secs(locks) + LOOK_MAX;
+    let mut replicas = Replicas::start_with_lock_timeout(plan, &format!("{locks}s")).await.unwrap();
+    let taken_over = Duration::from_secs(locks) + POLL_INTERVAL_MAX;
     // Hosts stand still, so that passes hold their rows in the middle of a call.
     replicas.freeze_hosts().unwrap();
     for number in 0..6 {
@@ -171,26 +171,26 @@ async fn frozen(trial: &mut Trial) {
     }
     let began = Instant::now();
     while replicas.total(0, "in_work").await.unwrap() == 0 {
-        assert!(began.elapsed() < TAKEN_OVER, "the first server takes no work");
+        assert!(began.elapsed() < TAKEOVER_BOUND, "the first server takes no work");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     replicas.freeze(0).unwrap();
     trial.fired("replica frozen in the middle of a pass");
     let froze = Instant::now();
-    let tokens = load::held(&replicas.postgres).await;
+    let tokens = load::held_lock_tokens(&replicas.postgres).await;
     replicas.thaw_hosts().unwrap();
-    while load::held(&replicas.postgres).await.intersection(&tokens).count() > 0 {
+    while load::held_lock_tokens(&replicas.postgres).await.intersection(&tokens).count() > 0 {
         assert!(froze.elapsed() < taken_over * 2, "the rows stay with the frozen server");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     trial.within("the other holds all rows", taken_over, froze.elapsed());
-    replicas.is_quiet(Duration::from_secs(90)).await.unwrap();
+    replicas.wait_until_no_active_runs(Duration::from_secs(90)).await.unwrap();
     tokio::time::sleep(Duration::from_secs(long).saturating_sub(froze.elapsed())).await;
     replicas.thaw(0).unwrap();
     let refused = async |what: &'static str| replicas.total(0, what).await.unwrap();
     let began = Instant::now();
     while refused("lost").await + refused("stale").await == 0 {
-        assert!(began.elapsed() < TAKEN_OVER, "L9: the first server noticed nothing");
+        assert!(began.elapsed() < TAKEOVER_BOUND, "L9: the first server noticed nothing");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     trial.fired("late passes given up");
@@ -208,7 +208,7 @@ async fn cycles(trial: &mut Trial) {
     let (rounds, runs) = if trial.is_long { (50, 500) } else { (6, 40) };
     let began = Instant::now();
     let mut replicas = pair(trial, "f3").await;
-    let load = Load::start(replicas.addresses(), runs, small);
+    let load = SubmitLoad::start(replicas.addresses(), runs, small);
     for _ in 0..rounds {
         trial.pause(200, 2000).await;
         let number = trial.choose(&[0, 1]);
@@ -235,13 +235,13 @@ async fn cycles(trial: &mut Trial) {
         load.use_addresses(replicas.addresses());
     }
     let acknowledged = load.end().await;
-    replicas.is_quiet(Duration::from_secs(120)).await.unwrap();
-    all_done(trial, &replicas, &acknowledged).await;
+    replicas.wait_until_no_active_runs(Duration::from_secs(120)).await.unwrap();
+    check_all_done(trial, &replicas, &acknowledged).await;
     trial.within("all final", Duration::from_secs(1200), began.elapsed());
     judge(trial, &mut replicas, 2).await;
 }
 
-pub(super) async fn all_done(trial: &mut Trial, replicas: &Replicas, acknowledged: &BTreeSet<String>) {
+pub(super) async fn check_all_done(trial: &mut Trial, replicas: &Replicas, acknowledged: &BTreeSet<String>) {
     let done = load::done(&replicas.postgres).await;
     let lost: Vec<_> = acknowledged.difference(&done).collect();
     if !lost.is_empty() {
@@ -257,8 +257,8 @@ pub(super) async fn all_done(trial: &mut Trial, replicas: &Replicas, acknowledge
 async fn replaced(trial: &mut Trial) {
     let mut replicas = pair(trial, "f30").await;
     let runs = if trial.is_long { 200 } else { 30 };
-    let load = Load::start(replicas.addresses(), runs, small);
-    let (old, new) = (binary("windlass").unwrap(), next_version(trial));
+    let load = SubmitLoad::start(replicas.addresses(), runs, small);
+    let (old, new) = (binary("windlass").unwrap(), write_next_version(trial));
     for program in [&new, &old] {
         for number in 0..2 {
             trial.pause(100, 800).await;
@@ -271,12 +271,12 @@ async fn replaced(trial: &mut Trial) {
         }
     }
     let acknowledged = load.end().await;
-    replicas.is_quiet(Duration::from_secs(120)).await.unwrap();
-    all_done(trial, &replicas, &acknowledged).await;
+    replicas.wait_until_no_active_runs(Duration::from_secs(120)).await.unwrap();
+    check_all_done(trial, &replicas, &acknowledged).await;
     judge(trial, &mut replicas, 2).await;
 }
 
-fn next_version(trial: &Trial) -> PathBuf {
+fn write_next_version(trial: &Trial) -> PathBuf {
     let copy = trial.dir().join("windlass-next");
     let mut bytes = std::fs::read(binary("windlass").unwrap()).unwrap();
     bytes.push(0);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::{Play, Row, Trial};
+use crate::{Row, RowTest, Trial};
 use windlass_testenv::{
     services::{
         Caller, Node, PAGE, PATIENCE, Traffic, free_port, moved,
@@ -25,7 +25,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "routes restored, serving goes on",
         bound: "≤ 2 s",
         proves: "S5",
-        play: Play::Now(|trial| Box::pin(gateway_lost(trial))),
+        play: RowTest::Now(|trial| Box::pin(gateway_lost(trial))),
     },
     Row {
         id: "F22",
@@ -33,7 +33,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "≤ 0.1 % errors",
         bound: "0 errors after 5 s",
         proves: "S3",
-        play: Play::Now(|trial| Box::pin(replica_lost(trial))),
+        play: RowTest::Now(|trial| Box::pin(replica_lost(trial))),
     },
     Row {
         id: "F23",
@@ -41,7 +41,7 @@ pub(super) const ROWS: &[Row] = &[
         expected: "old ones stay, 0 errors, rolled back",
         bound: "time to get ready + 15 s",
         proves: "S1 S2",
-        play: Play::Now(|trial| Box::pin(bad_deployment(trial))),
+        play: RowTest::Now(|trial| Box::pin(bad_deployment(trial))),
     },
     Row {
         id: "F24",
@@ -49,15 +49,15 @@ pub(super) const ROWS: &[Row] = &[
         expected: "replicas are held, and go only when it is known that nobody asks",
         bound: "–",
         proves: "S4",
-        play: Play::Apart("takes two minutes", |trial| Box::pin(nobody_counts(trial))),
+        play: RowTest::OutsideCi("takes two minutes", |trial| Box::pin(metrics_missing(trial))),
     },
 ];
 
 /// The bound of F21.
-const SERVES_WITHIN: Duration = Duration::from_secs(2);
+const SERVE_BOUND: Duration = Duration::from_secs(2);
 
 /// How long it takes until somebody is answered so.
-fn until_answered(caller: &Caller, status: u16, said: impl Fn() -> String) -> Duration {
+fn wait_until_answered(caller: &Caller, status: u16, said: impl Fn() -> String) -> Duration {
     let began = Instant::now();
     eventually_ok(&format!("the answer is {status}"), || match caller.get("/") {
         Ok(got) if got.status == status => Ok(()),
@@ -67,7 +67,7 @@ fn until_answered(caller: &Caller, status: u16, said: impl Fn() -> String) -> Du
 }
 
 /// A gateway with one service that needs no token, and its process.
-async fn published(stage: &mut Stage, more: &Value) -> (String, u16, Node) {
+async fn publish_service(stage: &mut Stage, more: &Value) -> (String, u16, Node) {
     let token = gateway(stage, "entry", 1).await;
     let port = free_port();
     let node = Node::start(stage, &stage.url(), &token, "one", port);
@@ -84,17 +84,17 @@ async fn published(stage: &mut Stage, more: &Value) -> (String, u16, Node) {
 async fn gateway_lost(trial: &mut Trial) {
     let mut stage = trial.stage(Machines::Processes);
     stage.start().await;
-    let (token, port, mut node) = published(&mut stage, &json!({})).await;
+    let (token, port, mut node) = publish_service(&mut stage, &json!({})).await;
     let url = stage.url();
     let caller = node.caller("open.services.test").with_token(None);
-    until_answered(&caller, 200, || node.said());
+    wait_until_answered(&caller, 200, || node.said());
 
     trial.pause(0, 300).await;
     node.kill();
     trial.fired("gateway killed");
     node = Node::start(&stage, &url, &token, "one", port);
-    let took = until_answered(&caller, 200, || node.said());
-    trial.within("serves after a kill", SERVES_WITHIN, took);
+    let took = wait_until_answered(&caller, 200, || node.said());
+    trial.within("serves after a kill", SERVE_BOUND, took);
 
     // Half of the file is there, as after a power cut on a bad disk. The server knows the rest.
     node.kill();
@@ -104,8 +104,8 @@ async fn gateway_lost(trial: &mut Trial) {
     std::fs::write(&file, &whole[..cut]).unwrap();
     trial.fired("state file torn");
     node = Node::start(&stage, &url, &token, "one", port);
-    let took = until_answered(&caller, 200, || node.said());
-    trial.within("serves with a torn file", SERVES_WITHIN, took);
+    let took = wait_until_answered(&caller, 200, || node.said());
+    trial.within("serves with a torn file", SERVE_BOUND, took);
 
     stage.kill();
     trial.fired("server killed");
@@ -117,15 +117,15 @@ async fn gateway_lost(trial: &mut Trial) {
     node.kill();
     trial.fired("gateway killed without a server");
     node = Node::start(&stage, &url, &token, "one", port);
-    let took = until_answered(&caller, 200, || node.said());
-    trial.within("serves without a server", SERVES_WITHIN, took);
+    let took = wait_until_answered(&caller, 200, || node.said());
+    trial.within("serves without a server", SERVE_BOUND, took);
 }
 
 async fn replica_lost(trial: &mut Trial) {
     let lab = Lab::start(2).unwrap();
     let mut stage = trial.stage(Machines::None);
     stage.start().await;
-    stage.lab_fleet(&lab, lab.hosts(), 1).await;
+    stage.create_lab_fleet(&lab, lab.hosts(), 1).await;
     let mut pair = service("pair", 8000);
     pair["replicas"] = json!(2);
     pair["retry"] = json!(true);
@@ -189,14 +189,14 @@ async fn bad_deployment(trial: &mut Trial) {
     assert!(got.body.contains("version=1"), "S2: {got:?}");
 }
 
-async fn nobody_counts(trial: &mut Trial) {
+async fn metrics_missing(trial: &mut Trial) {
     let mut stage = trial.stage(Machines::Processes);
     stage.start().await;
     let scaling = json!({"replicas": "0..1", "scaling": {"metric": "rps", "target": 10, "window": 30,
         "scale_up_delay": 1, "scale_down_delay": 1}});
-    let (token, port, mut node) = published(&mut stage, &scaling).await;
+    let (token, port, mut node) = publish_service(&mut stage, &scaling).await;
     let caller = node.caller("open.services.test").with_token(None);
-    until_answered(&caller, 200, || node.said());
+    wait_until_answered(&caller, 200, || node.said());
     trial.pause(0, 2_000).await;
     node.kill();
     trial.fired("gateway killed");

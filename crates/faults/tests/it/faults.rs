@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use windlass_faults::{self as faults, Order, Outcome, Play, Row, Running, Trial, report};
+use windlass_faults::{self as faults, Order, Outcome, Row, RowTest, Running, Trial, report};
 use windlass_testkit::{TempDir, temp_dir};
 
 fn row(play: fn(&mut Trial) -> Running<'_>) -> Row {
     let (injection, expected, bound, proves) = ("something", "nothing", "≤ 1 s", "R1 R2");
-    Row { id: "F0", injection, expected, bound, proves, play: Play::Now(play) }
+    Row { id: "F0", injection, expected, bound, proves, play: RowTest::Now(play) }
 }
 
-fn played(dir: &TempDir, row: Row, times: u64) -> Vec<Outcome> {
+fn run_row(dir: &TempDir, row: Row, times: u64) -> Vec<Outcome> {
     let dir = dir.path().to_owned();
     let order = Order { rows: vec![row], times, jobs: 2, seed: 7, is_long: false, slack: 1, dir };
     let mut outcomes = faults::play(&order, |_| {}).unwrap();
@@ -28,7 +28,7 @@ fn the_matrix_has_each_row_once_and_in_order() {
 #[test]
 fn a_row_whose_fault_fired_leaves_nothing_behind() {
     let dir = temp_dir("faults").unwrap();
-    let outcomes = played(&dir, row(|trial| Box::pin(async move { trial.fired("harm") })), 3);
+    let outcomes = run_row(&dir, row(|trial| Box::pin(async move { trial.fired("harm") })), 3);
     let seeds: Vec<u64> = outcomes.iter().map(|outcome| outcome.seed).collect();
     assert_eq!(seeds, [7, 8, 9]);
     for outcome in &outcomes {
@@ -40,7 +40,7 @@ fn a_row_whose_fault_fired_leaves_nothing_behind() {
 #[test]
 fn a_row_of_which_no_fault_fired_has_failed() {
     let dir = temp_dir("faults").unwrap();
-    let outcomes = played(&dir, row(|_| Box::pin(async move {})), 1);
+    let outcomes = run_row(&dir, row(|_| Box::pin(async move {})), 1);
     assert!(outcomes[0].violations[0].contains("no fault fired"), "{outcomes:?}");
 }
 
@@ -54,7 +54,7 @@ fn a_broken_assertion_is_a_violation_and_its_directory_is_kept() {
         })
     });
     let dir = temp_dir("faults").unwrap();
-    let outcomes = played(&dir, broken, 1);
+    let outcomes = run_row(&dir, broken, 1);
     let outcome = &outcomes[0];
     assert!(outcome.violations[0].contains("R7: twice"), "{outcome:?}");
     let kept = outcome.kept.clone().unwrap();
@@ -78,7 +78,7 @@ fn a_time_beyond_its_bound_is_a_violation_and_the_nearest_is_shown() {
         })
     });
     let dir = temp_dir("faults").unwrap();
-    let outcomes = played(&dir, late, 2);
+    let outcomes = run_row(&dir, late, 2);
     assert_eq!(outcomes[0].violations.len(), 0);
     assert!(outcomes[1].violations[0].contains("slow took 2"), "{outcomes:?}");
     let rows = [late];

@@ -41,7 +41,7 @@ fn tagged(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-fn bits(bytes: &[u8]) -> Vec<u8> {
+fn bit_string(bytes: &[u8]) -> Vec<u8> {
     tagged(BITS, &[&[0], bytes])
 }
 
@@ -56,7 +56,7 @@ pub(super) fn request(key: &[u8], names: &[String]) -> Result<Vec<u8>, ring::err
     let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, key, &random)
         .map_err(|_| ring::error::Unspecified)?;
     let algorithm = tagged(SEQUENCE, &[EC_PUBLIC_KEY, PRIME256V1]);
-    let public = tagged(SEQUENCE, &[&algorithm, &bits(pair.public_key().as_ref())]);
+    let public = tagged(SEQUENCE, &[&algorithm, &bit_string(pair.public_key().as_ref())]);
     let names: Vec<u8> = names.iter().flat_map(|name| tagged(DNS_NAME, &[name.as_bytes()])).collect();
     let names = tagged(OCTETS, &[&tagged(SEQUENCE, &[&names])]);
     let extension = tagged(SEQUENCE, &[SUBJECT_ALT_NAME, &names]);
@@ -66,7 +66,7 @@ pub(super) fn request(key: &[u8], names: &[String]) -> Result<Vec<u8>, ring::err
     let info = tagged(SEQUENCE, &[ZERO, &subject, &public, &tagged(ATTRIBUTES, &[&attribute])]);
     let signature = pair.sign(&random, &info)?;
     let how = tagged(SEQUENCE, &[ECDSA_WITH_SHA256]);
-    Ok(tagged(SEQUENCE, &[&info, &how, &bits(signature.as_ref())]))
+    Ok(tagged(SEQUENCE, &[&info, &how, &bit_string(signature.as_ref())]))
 }
 
 /// A certificate for these names and addresses that nobody vouches for, with the key it belongs to. Whoever uses it
@@ -96,14 +96,14 @@ pub fn self_signed(names: &[String]) -> Result<(Vec<u8>, Vec<u8>), ring::error::
     let life =
         tagged(SEQUENCE, &[&tagged(TIME, &[b"20240101000000Z"]), &tagged(TIME, &[b"99991231235959Z"])]);
     let algorithm = tagged(SEQUENCE, &[EC_PUBLIC_KEY, PRIME256V1]);
-    let public = tagged(SEQUENCE, &[&algorithm, &bits(pair.public_key().as_ref())]);
+    let public = tagged(SEQUENCE, &[&algorithm, &bit_string(pair.public_key().as_ref())]);
     let version = tagged(VERSION, &[&[INTEGER, 1, 2]]);
     let how = tagged(SEQUENCE, &[ECDSA_WITH_SHA256]);
     let serial = tagged(INTEGER, &[&serial]);
     let parts: [&[u8]; 8] = [&version, &serial, &how, &subject, &life, &subject, &public, &extensions];
     let info = tagged(SEQUENCE, &parts);
     let signature = pair.sign(&random, &info)?;
-    Ok((tagged(SEQUENCE, &[&info, &how, &bits(signature.as_ref())]), key))
+    Ok((tagged(SEQUENCE, &[&info, &how, &bit_string(signature.as_ref())]), key))
 }
 
 #[cfg(test)]

@@ -7,22 +7,22 @@ const GENERALIZED_TIME: u8 = 0x18;
 
 /// From when to when, in seconds of Unix time. Of what is no certificate: nothing.
 pub(crate) fn of(der: &[u8]) -> Option<(i64, i64)> {
-    let (certificate, _) = inside(der, SEQUENCE)?;
-    let (info, _) = inside(certificate, SEQUENCE)?;
+    let (certificate, _) = read_tagged(der, SEQUENCE)?;
+    let (info, _) = read_tagged(certificate, SEQUENCE)?;
     // The version may be left out. Serial number, algorithm and issuer follow.
-    let mut rest = inside(info, VERSION).map_or(info, |(_, rest)| rest);
+    let mut rest = read_tagged(info, VERSION).map_or(info, |(_, rest)| rest);
     for _ in 0..3 {
-        rest = element(rest)?.2;
+        rest = read_element(rest)?.2;
     }
-    let (life, _) = inside(rest, SEQUENCE)?;
-    let (tag, from, rest) = element(life)?;
-    let from = time(tag, from)?;
-    let (tag, until, _) = element(rest)?;
-    Some((from, time(tag, until)?))
+    let (life, _) = read_tagged(rest, SEQUENCE)?;
+    let (tag, from, rest) = read_element(life)?;
+    let from = parse_time(tag, from)?;
+    let (tag, until, _) = read_element(rest)?;
+    Some((from, parse_time(tag, until)?))
 }
 
 /// Tag, content, and what follows.
-fn element(input: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+fn read_element(input: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = input.split_first()?;
     let (first, rest) = rest.split_first()?;
     let (length, rest) = if *first < 0x80 {
@@ -37,12 +37,12 @@ fn element(input: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((*tag, content, rest))
 }
 
-fn inside(input: &[u8], wanted: u8) -> Option<(&[u8], &[u8])> {
-    element(input).filter(|(tag, ..)| *tag == wanted).map(|(_, content, rest)| (content, rest))
+fn read_tagged(input: &[u8], wanted: u8) -> Option<(&[u8], &[u8])> {
+    read_element(input).filter(|(tag, ..)| *tag == wanted).map(|(_, content, rest)| (content, rest))
 }
 
 /// `261120093000Z`, or the same with all four digits of the year.
-fn time(tag: u8, text: &[u8]) -> Option<i64> {
+fn parse_time(tag: u8, text: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?.strip_suffix('Z')?;
     let (year, rest) = match tag {
         UTC_TIME => {
@@ -58,11 +58,11 @@ fn time(tag: u8, text: &[u8]) -> Option<i64> {
     };
     let part = |at: usize| rest.get(at..at + 2)?.parse::<i64>().ok();
     let (month, day) = (part(0)?, part(2)?);
-    Some(days(year, month, day) * 86_400 + part(4)? * 3_600 + part(6)? * 60 + part(8)?)
+    Some(days_since_epoch(year, month, day) * 86_400 + part(4)? * 3_600 + part(6)? * 60 + part(8)?)
 }
 
 /// Days since 1970, of the calendar that certificates use. March is the first month here: then a leap day is the last.
-fn days(year: i64, month: i64, day: i64) -> i64 {
+fn days_since_epoch(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
     let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
@@ -84,11 +84,11 @@ mod tests {
 
     #[test]
     fn both_ways_to_write_a_time_are_read() {
-        assert_eq!(time(UTC_TIME, b"700101000000Z"), Some(0));
-        assert_eq!(time(UTC_TIME, b"260301000001Z"), Some(1_772_323_201));
-        assert_eq!(time(GENERALIZED_TIME, b"20240229120000Z"), Some(1_709_208_000));
+        assert_eq!(parse_time(UTC_TIME, b"700101000000Z"), Some(0));
+        assert_eq!(parse_time(UTC_TIME, b"260301000001Z"), Some(1_772_323_201));
+        assert_eq!(parse_time(GENERALIZED_TIME, b"20240229120000Z"), Some(1_709_208_000));
         for wrong in [&b"20240229120000"[..], b"2024", b"", b"aaaaaaaaaaaaaaZ"] {
-            assert_eq!(time(GENERALIZED_TIME, wrong), None);
+            assert_eq!(parse_time(GENERALIZED_TIME, wrong), None);
         }
     }
 }

@@ -28,12 +28,12 @@ use crate::{connect::Stream, tls::Pem};
 /// Where a certificate authority looks for the proof.
 pub const CHALLENGE_PATH: &str = "/.well-known/acme-challenge/";
 /// The largest answer of an authority.
-const ANSWER_MAX: usize = 1024 * 1024;
+const RESPONSE_MAX: usize = 1024 * 1024;
 /// How often an order is looked at, and for how long.
 const POLLS_MAX: u32 = 60;
-const POLL_PAUSE: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A nonce may be too old; then the answer brings a new one.
-const NONCES_MAX: u32 = 5;
+const NONCE_ATTEMPTS_MAX: u32 = 5;
 
 /// Proofs to be shown, by their token.
 #[derive(Debug, Default)]
@@ -150,7 +150,7 @@ pub struct Account {
     pause: Duration,
 }
 
-struct Answer {
+struct AcmeResponse {
     status: StatusCode,
     location: Option<String>,
     body: Bytes,
@@ -165,10 +165,11 @@ impl Account {
         contact: Option<&str>,
     ) -> Result<Self, AcmeError> {
         let request = |url: &str| build(Method::GET, url, Bytes::new());
-        let answer = collect(directory, call(&*dialer, directory, request(directory)?).await?).await?;
+        let answer =
+            collect(directory, send_request(&*dialer, directory, request(directory)?).await?).await?;
         let directory: Directory = parse(directory, &answer.1)?;
         let new_account = directory.new_account.clone();
-        let mut account = Self { dialer, directory, key, url: None, nonce: None, pause: POLL_PAUSE };
+        let mut account = Self { dialer, directory, key, url: None, nonce: None, pause: POLL_INTERVAL };
         let contact: Vec<String> = contact.iter().map(|mail| format!("mailto:{mail}")).collect();
         let payload = json!({ "termsOfServiceAgreed": true, "contact": contact });
         let answer = account.post(&new_account, Some(&payload)).await?;
@@ -178,7 +179,7 @@ impl Account {
 
     /// How long to wait between two looks at an order.
     #[must_use]
-    pub const fn looking_every(mut self, pause: Duration) -> Self {
+    pub const fn with_poll_interval(mut self, pause: Duration) -> Self {
         self.pause = pause;
         self
     }
@@ -197,18 +198,18 @@ impl Account {
         let order_url = answer.location.ok_or(AcmeError::Missing { what: "address of the order" })?;
         let order: Order = parse(&order_url, &answer.body)?;
         for url in &order.authorizations {
-            self.prove(url, challenges).await?;
+            self.complete_authorization(url, challenges).await?;
         }
         let key = der::new_key().map_err(|_| KeyError)?;
         let csr = der::request(&key, names).map_err(|_| KeyError)?;
         self.post(&order.finalize, Some(&json!({ "csr": jws::encode(&csr) }))).await?;
-        let url = self.finished(&order_url, &name).await?;
+        let url = self.await_order(&order_url, &name).await?;
         let chain = self.post(&url, None).await?.body.to_vec();
         Ok(Pem { name, chain, key: key_pem(&key) })
     }
 
     /// Proves that a name is ours.
-    async fn prove(&mut self, url: &str, challenges: &Challenges) -> Result<(), AcmeError> {
+    async fn complete_authorization(&mut self, url: &str, challenges: &Challenges) -> Result<(), AcmeError> {
         let authorization: Authorization = parse(url, &self.post(url, None).await?.body)?;
         if authorization.status == "valid" {
             return Ok(());
@@ -216,12 +217,12 @@ impl Account {
         let challenge = authorization.challenges.into_iter().find(|challenge| challenge.kind == "http-01");
         let challenge = challenge.ok_or(AcmeError::Missing { what: "challenge over HTTP" })?;
         challenges.put(challenge.token.clone(), self.key.authorization(&challenge.token));
-        let proven = self.await_proof(url, &challenge.url, &authorization.identifier.value).await;
+        let proven = self.await_validation(url, &challenge.url, &authorization.identifier.value).await;
         challenges.remove(&challenge.token);
         proven
     }
 
-    async fn await_proof(&mut self, url: &str, challenge: &str, name: &str) -> Result<(), AcmeError> {
+    async fn await_validation(&mut self, url: &str, challenge: &str, name: &str) -> Result<(), AcmeError> {
         self.post(challenge, Some(&json!({}))).await?;
         for _ in 0..POLLS_MAX {
             let seen: Authorization = parse(url, &self.post(url, None).await?.body)?;
@@ -239,7 +240,7 @@ impl Account {
     }
 
     /// Waits for an order; gives the address of the certificate.
-    async fn finished(&mut self, url: &str, name: &str) -> Result<String, AcmeError> {
+    async fn await_order(&mut self, url: &str, name: &str) -> Result<String, AcmeError> {
         for _ in 0..POLLS_MAX {
             let order: Order = parse(url, &self.post(url, None).await?.body)?;
             match order.status.as_str() {
@@ -256,19 +257,20 @@ impl Account {
     }
 
     /// A signed request; without a payload it only reads.
-    async fn post(&mut self, url: &str, payload: Option<&Value>) -> Result<Answer, AcmeError> {
-        for _ in 0..NONCES_MAX {
+    async fn post(&mut self, url: &str, payload: Option<&Value>) -> Result<AcmeResponse, AcmeError> {
+        for _ in 0..NONCE_ATTEMPTS_MAX {
             let nonce = match self.nonce.take() {
                 Some(nonce) => nonce,
                 None => self.new_nonce().await?,
             };
             let body = self.key.sign(url, &nonce, self.url.as_deref(), payload)?;
-            let response = call(&*self.dialer, url, build(Method::POST, url, Bytes::from(body))?).await?;
-            self.nonce = field(&response, "replay-nonce");
-            let location = field(&response, "location");
+            let response =
+                send_request(&*self.dialer, url, build(Method::POST, url, Bytes::from(body))?).await?;
+            self.nonce = header_text(&response, "replay-nonce");
+            let location = header_text(&response, "location");
             let (status, body) = collect(url, response).await?;
             if status.is_success() {
-                return Ok(Answer { status, location, body });
+                return Ok(AcmeResponse { status, location, body });
             }
             let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
             let kind = problem["type"].as_str().unwrap_or("no type");
@@ -282,18 +284,18 @@ impl Account {
 
     async fn new_nonce(&self) -> Result<String, AcmeError> {
         let url = &self.directory.new_nonce;
-        let response = call(&*self.dialer, url, build(Method::HEAD, url, Bytes::new())?).await?;
-        field(&response, "replay-nonce").ok_or(AcmeError::Missing { what: "nonce" })
+        let response = send_request(&*self.dialer, url, build(Method::HEAD, url, Bytes::new())?).await?;
+        header_text(&response, "replay-nonce").ok_or(AcmeError::Missing { what: "nonce" })
     }
 }
 
-impl std::fmt::Debug for Answer {
+impl std::fmt::Debug for AcmeResponse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Answer({})", self.status)
     }
 }
 
-fn field(response: &Response<hyper::body::Incoming>, name: &str) -> Option<String> {
+fn header_text(response: &Response<hyper::body::Incoming>, name: &str) -> Option<String> {
     response.headers().get(name)?.to_str().ok().map(ToOwned::to_owned)
 }
 
@@ -312,7 +314,7 @@ fn build(method: Method, url: &str, body: Bytes) -> Result<Request<Full<Bytes>>,
         .map_err(|_| wrong())
 }
 
-async fn call(
+async fn send_request(
     dialer: &dyn Dialer,
     url: &str,
     request: Request<Full<Bytes>>,
@@ -336,7 +338,7 @@ async fn collect(
     response: Response<hyper::body::Incoming>,
 ) -> Result<(StatusCode, Bytes), AcmeError> {
     let status = response.status();
-    let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
+    let body = Limited::new(response.into_body(), RESPONSE_MAX).collect().await;
     let body = body.map_err(|source| AcmeError::Body { url: url.to_owned(), source })?;
     Ok((status, body.to_bytes()))
 }

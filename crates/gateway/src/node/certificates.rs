@@ -20,7 +20,7 @@ use tokio::{
     sync::Notify,
     time::{Instant, timeout},
 };
-use windlass_dial::{Peer, Trust};
+use windlass_dial::{Endpoint, TlsRoots};
 use windlass_model::causes::chain;
 
 use super::NodeError;
@@ -32,14 +32,14 @@ use crate::{
 };
 
 /// How often it is looked whether a certificate gets old.
-const LOOK_EVERY: Duration = Duration::from_secs(3_600);
+const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(3_600);
 /// Before a name is tried again that failed so often.
-const AGAIN_AFTER_S: [u64; 4] = [60, 300, 900, 3_600];
+const RETRY_DELAYS_S: [u64; 4] = [60, 300, 900, 3_600];
 /// The same of files that cannot be read.
-const AGAIN_SOON: Duration = Duration::from_secs(60);
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const FILE_RETRY_DELAY: Duration = Duration::from_secs(60);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// All of one order.
-const ORDER_WITHIN: Duration = Duration::from_secs(300);
+const ORDER_TIMEOUT: Duration = Duration::from_secs(300);
 /// Names of one gateway that are ordered.
 const NAMES_MAX: usize = 10_000;
 
@@ -53,19 +53,19 @@ pub struct AcmeSettings {
     pub roots: Option<String>,
 }
 
-pub(super) struct Keeper {
+pub(super) struct CertificateManager {
     certificates: Arc<Certificates>,
     challenges: Arc<Challenges>,
     folder: PathBuf,
     acme: AcmeSettings,
     /// Named by whoever started the process: nothing else is used then.
     given: Option<(PathBuf, PathBuf)>,
-    wanted: Mutex<Wanted>,
+    wanted: Mutex<RequestedCertificates>,
     news: Notify,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Wanted {
+struct RequestedCertificates {
     source: Option<Source>,
     names: BTreeSet<String>,
 }
@@ -76,18 +76,18 @@ enum OrderError {
     #[error(transparent)]
     Acme(#[from] AcmeError),
     #[error("keep it in `{}`", path.display())]
-    Keep {
+    Store {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
     #[error(transparent)]
-    Use(#[from] crate::tls::TlsError),
+    Tls(#[from] crate::tls::TlsError),
     #[error("the order took too long")]
-    Late,
+    TimedOut,
 }
 
-impl Keeper {
+impl CertificateManager {
     pub(super) fn new(
         state: &Path,
         acme: AcmeSettings,
@@ -120,11 +120,14 @@ impl Keeper {
     }
 
     /// What the server says now. Names without HTTPS need nothing.
-    pub(super) fn want(&self, told: &Told) {
+    pub(super) fn update(&self, told: &Told) {
         let services = told.services.iter().filter(|service| service.https);
         let names = services.flat_map(|service| &service.domains).chain(&told.own);
         let names = names.map(|name| name.to_ascii_lowercase()).filter(|name| is_plain(name));
-        let wanted = Wanted { source: told.certificate.clone(), names: names.take(NAMES_MAX).collect() };
+        let wanted = RequestedCertificates {
+            source: told.certificate.clone(),
+            names: names.take(NAMES_MAX).collect(),
+        };
         let mut slot = self.wanted.lock();
         if *slot != wanted {
             *slot = wanted;
@@ -151,12 +154,12 @@ impl Keeper {
 
     /// For ever; ends when it is dropped.
     pub(super) async fn run(self: Arc<Self>) {
-        let mut orders = Orders::default();
+        let mut orders = OrderState::default();
         let mut loaded = None;
         loop {
             let wanted = self.wanted.lock().clone();
             let pause = match (&self.given, wanted.source) {
-                (Some(_), _) | (None, None) => LOOK_EVERY,
+                (Some(_), _) | (None, None) => RENEWAL_CHECK_INTERVAL,
                 (None, Some(Source::Acme)) => self.order_missing(&wanted.names, &mut orders).await,
                 (None, Some(Source::Files { chain, key })) => {
                     let files = Some((chain.clone(), key.clone()));
@@ -168,7 +171,7 @@ impl Keeper {
                             }
                         }
                     }
-                    if loaded.is_some() { LOOK_EVERY } else { AGAIN_SOON }
+                    if loaded.is_some() { RENEWAL_CHECK_INTERVAL } else { FILE_RETRY_DELAY }
                 }
             };
             let _ = timeout(pause, self.news.notified()).await;
@@ -176,11 +179,11 @@ impl Keeper {
     }
 
     /// One after the other. Gives the time until something is to be done again.
-    async fn order_missing(&self, names: &BTreeSet<String>, orders: &mut Orders) -> Duration {
+    async fn order_missing(&self, names: &BTreeSet<String>, orders: &mut OrderState) -> Duration {
         orders.troubles.retain(|name, _| names.contains(name));
-        let mut next = LOOK_EVERY;
+        let mut next = RENEWAL_CHECK_INTERVAL;
         for name in names {
-            if self.is_good(name) {
+            if self.is_current(name) {
                 continue;
             }
             let now = Instant::now();
@@ -190,9 +193,9 @@ impl Keeper {
                 next = next.min(*until - now);
                 continue;
             }
-            let ordered = match timeout(ORDER_WITHIN, self.order(name, &mut orders.account)).await {
+            let ordered = match timeout(ORDER_TIMEOUT, self.order(name, &mut orders.account)).await {
                 Ok(ordered) => ordered,
-                Err(_) => Err(OrderError::Late),
+                Err(_) => Err(OrderError::TimedOut),
             };
             match ordered {
                 Ok(()) => {
@@ -202,8 +205,8 @@ impl Keeper {
                 Err(error) => {
                     orders.account = None;
                     let failures = orders.troubles.get(name).map_or(0, |(failures, _)| *failures);
-                    let last = AGAIN_AFTER_S.len() - 1;
-                    let after = AGAIN_AFTER_S.get(failures.min(last)).copied().unwrap_or(3_600);
+                    let last = RETRY_DELAYS_S.len() - 1;
+                    let after = RETRY_DELAYS_S.get(failures.min(last)).copied().unwrap_or(3_600);
                     let after = Duration::from_secs(after);
                     tracing::warn!(name, error = %chain(&error), again_s = after.as_secs(), "order a certificate");
                     orders.troubles.insert(name.clone(), (failures + 1, Instant::now() + after));
@@ -215,7 +218,7 @@ impl Keeper {
     }
 
     /// There is one in use, or one was kept, and most of its life is left.
-    fn is_good(&self, name: &str) -> bool {
+    fn is_current(&self, name: &str) -> bool {
         let Ok(kept) = fs::read(self.file(name)) else { return false };
         let Some(Ok(first)) = CertificateDer::pem_slice_iter(&kept).next() else { return false };
         let Some((from, until)) = life::of(&first) else { return false };
@@ -233,7 +236,7 @@ impl Keeper {
         let got = account.certificate(&[name.to_owned()], &self.challenges).await?;
         let path = self.file(name);
         let whole = [got.chain.as_slice(), b"\n", &got.key].concat();
-        keep(&path, &whole).map_err(|source| OrderError::Keep { path, source })?;
+        write_private_file(&path, &whole).map_err(|source| OrderError::Store { path, source })?;
         Ok(self.certificates.put(&pem(name, whole))?)
     }
 
@@ -244,12 +247,13 @@ impl Keeper {
             Ok(kept) => AccountKey::load(&kept).map_err(AcmeError::from)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let key = AccountKey::draw().map_err(AcmeError::from)?;
-                keep(&path, key.pkcs8()).map_err(|source| OrderError::Keep { path, source })?;
+                write_private_file(&path, key.pkcs8())
+                    .map_err(|source| OrderError::Store { path, source })?;
                 key
             }
-            Err(source) => return Err(OrderError::Keep { path, source }),
+            Err(source) => return Err(OrderError::Store { path, source }),
         };
-        let dialer = Arc::new(Dialing { roots: self.acme.roots.clone() });
+        let dialer = Arc::new(AuthorityDialer { roots: self.acme.roots.clone() });
         Ok(Account::open(dialer, &self.acme.directory, key, self.acme.contact.as_deref()).await?)
     }
 
@@ -260,7 +264,7 @@ impl Keeper {
 
 /// Where orders stand.
 #[derive(Default)]
-struct Orders {
+struct OrderState {
     account: Option<Account>,
     /// How often a name failed in a row, and until when it is left alone.
     troubles: HashMap<String, (usize, Instant)>,
@@ -279,7 +283,7 @@ fn pem(name: &str, text: Vec<u8>) -> Pem {
 }
 
 /// Survives a power cut, and is nobody else's business.
-fn keep(path: &Path, content: &[u8]) -> io::Result<()> {
+fn write_private_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
     file.write_all(content)?;
@@ -294,20 +298,20 @@ fn unix_now() -> i64 {
 }
 
 /// Opens connections to the authority.
-struct Dialing {
+struct AuthorityDialer {
     roots: Option<String>,
 }
 
-impl Dialer for Dialing {
+impl Dialer for AuthorityDialer {
     fn dial<'a>(&'a self, https: bool, host: &'a str, port: u16) -> BoxFuture<'a, io::Result<Stream>> {
         Box::pin(async move {
             let peer = if https {
-                let trust = Trust::chosen(self.roots.as_deref()).map_err(io::Error::other)?;
-                Peer::with_tls(host, port, &trust)
+                let trust = TlsRoots::load(self.roots.as_deref()).map_err(io::Error::other)?;
+                Endpoint::with_tls(host, port, &trust)
             } else {
-                Peer::plain(host, port)
+                Endpoint::plain(host, port)
             };
-            Ok(peer.connect(CONNECT_WITHIN).await?)
+            Ok(peer.connect(CONNECT_TIMEOUT).await?)
         })
     }
 }

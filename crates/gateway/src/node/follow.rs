@@ -11,55 +11,55 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::timeout};
 use uuid::Uuid;
 use windlass_api::{
-    gateways::{Came, LeaveRequest, Report, RoutesRequest},
+    gateways::{GatewayReport, LeaveRequest, RoutesRequest, TrafficReport},
     operations::{LeaveGateway, ReadGatewayRoutes, ReportGateway},
 };
 
 use super::{
-    Kept,
-    certificates::Keeper,
+    SavedRoutes,
+    certificates::CertificateManager,
     server::{Server, ServerError},
-    sites::Sites,
+    sites::ReplicaConnector,
 };
 use crate::{
     connect::Connector,
-    hold::Wake,
+    hold::ServiceWaker,
     replica::Replica,
     serve::Own,
-    state::{self, StateError},
+    state::{self, RouteFileError},
     stats::Told,
     table::Routes,
     way,
 };
 
 /// The server answers by then, changed or not.
-const WAIT: Duration = Duration::from_secs(8);
-const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+const POLL_WAIT: Duration = Duration::from_secs(8);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often it is said what came. The server gives a gateway up that is silent for three of these.
-const REPORT_EVERY: Duration = Duration::from_secs(5);
-const REPORT_WITHIN: Duration = Duration::from_secs(4);
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(4);
 /// Between two tries to reach a server that is away.
-const PAUSE: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// How long requests to a replica that left may last before nobody waits for them.
-const DRAIN_WITHIN: Duration = Duration::from_secs(30);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) struct Follower {
+pub(super) struct RouteSync {
     server: Arc<Server>,
     id: Uuid,
     address: Option<String>,
     file: PathBuf,
     /// Who keeps certificates, where there is HTTPS.
-    certificates: Option<Arc<Keeper>>,
+    certificates: Option<Arc<CertificateManager>>,
     own: Arc<Own>,
     routes: Arc<Routes>,
-    sites: Arc<Sites>,
-    state: Mutex<State>,
+    sites: Arc<ReplicaConnector>,
+    state: Mutex<SyncState>,
     /// There is something to say at once.
     news: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct SyncState {
     version: Option<String>,
     /// What each service had counted when it was last told.
     told: HashMap<String, Told>,
@@ -68,19 +68,19 @@ struct State {
     trouble: Option<String>,
 }
 
-impl Wake for Follower {
+impl ServiceWaker for RouteSync {
     fn wake(&self, _project: &str, _run: &str) {
         self.news.notify_one();
     }
 }
 
-impl Follower {
+impl RouteSync {
     pub(super) fn new(
         server: Arc<Server>,
         id: Uuid,
         address: Option<String>,
         state: &Path,
-        certificates: Option<Arc<Keeper>>,
+        certificates: Option<Arc<CertificateManager>>,
     ) -> Self {
         Self {
             server,
@@ -90,7 +90,7 @@ impl Follower {
             certificates,
             own: Arc::default(),
             routes: Arc::default(),
-            sites: Arc::new(Sites::new()),
+            sites: Arc::new(ReplicaConnector::new()),
             state: Mutex::default(),
             news: Notify::new(),
         }
@@ -118,10 +118,10 @@ impl Follower {
     }
 
     /// What is told beside the routes.
-    fn heed(&self, told: &way::Told) {
+    fn apply_settings(&self, told: &way::Told) {
         self.own.set(told.own.as_deref());
         if let Some(certificates) = &self.certificates {
-            certificates.want(told);
+            certificates.update(told);
         }
     }
 
@@ -130,17 +130,17 @@ impl Follower {
     }
 
     /// What was known last. A file that is damaged is told of, and the server is asked anyway.
-    pub(super) fn restore(&self) -> Result<(), StateError> {
-        match Kept::read(&self.file) {
+    pub(super) fn restore(&self) -> Result<(), RouteFileError> {
+        match SavedRoutes::read(&self.file) {
             Ok(None) => {}
             Ok(Some(kept)) => {
-                self.heed(&kept.told);
+                self.apply_settings(&kept.told);
                 self.sites.replace(kept.told.sites.clone());
                 if let Err(stale) = self.routes.replace(kept.snapshot()) {
                     tracing::warn!(%stale, "use the routes that were kept");
                 }
             }
-            Err(error @ StateError::Damaged { .. }) | Err(error @ StateError::Content { .. }) => {
+            Err(error @ RouteFileError::Damaged { .. }) | Err(error @ RouteFileError::Content { .. }) => {
                 tracing::warn!(%error, "use the routes that were kept");
             }
             Err(error) => return Err(error),
@@ -155,9 +155,9 @@ impl Follower {
                 node: self.id,
                 address: self.address.clone(),
                 version: self.state.lock().version.clone(),
-                wait_ms: u64::try_from(WAIT.as_millis()).unwrap_or_default(),
+                wait_ms: u64::try_from(POLL_WAIT.as_millis()).unwrap_or_default(),
             };
-            match self.server.call::<ReadGatewayRoutes>(&asked, ANSWER_WITHIN).await {
+            match self.server.call::<ReadGatewayRoutes>(&asked, RESPONSE_TIMEOUT).await {
                 Ok(answer) => {
                     self.reached();
                     let Some(document) = answer.routes else { continue };
@@ -165,13 +165,13 @@ impl Follower {
                         Ok(told) => self.take(answer.version, told).await,
                         Err(error) => {
                             tracing::error!(%error, "understand the routes: is the server newer than this gateway?");
-                            tokio::time::sleep(PAUSE).await;
+                            tokio::time::sleep(RETRY_DELAY).await;
                         }
                     }
                 }
                 Err(error) => {
-                    self.missed(&error);
-                    tokio::time::sleep(PAUSE).await;
+                    self.mark_unreachable(&error);
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
             }
         }
@@ -183,7 +183,7 @@ impl Follower {
         }
     }
 
-    fn missed(&self, error: &ServerError) {
+    fn mark_unreachable(&self, error: &ServerError) {
         let text = error.to_string();
         let mut state = self.state.lock();
         if state.trouble.as_ref() != Some(&text) {
@@ -197,8 +197,8 @@ impl Follower {
             // Nobody is sent to a door that is not there.
             service.https &= self.certificates.is_some();
         }
-        self.heed(&told);
-        let kept = Kept { generation: self.routes.generation() + 1, version: version.clone(), told };
+        self.apply_settings(&told);
+        let kept = SavedRoutes { generation: self.routes.generation() + 1, version: version.clone(), told };
         // Sites first: a replica that is named can be reached.
         self.sites.replace(kept.told.sites.clone());
         let leaving = self.routes.replace(kept.snapshot()).unwrap_or_default();
@@ -215,7 +215,7 @@ impl Follower {
     }
 
     async fn drain(self: Arc<Self>, replica: Arc<Replica>) {
-        let drained = replica.drained(DRAIN_WITHIN).await;
+        let drained = replica.drained(DRAIN_TIMEOUT).await;
         tracing::debug!(replica = replica.id(), ?drained, "a replica was drained");
         if let Ok(id) = replica.id().parse() {
             self.state.lock().left.push(id);
@@ -226,10 +226,10 @@ impl Follower {
     /// Says what came, for ever; ends when it is dropped.
     pub(super) async fn report(self: Arc<Self>) {
         loop {
-            let _ = timeout(REPORT_EVERY, self.news.notified()).await;
+            let _ = timeout(REPORT_INTERVAL, self.news.notified()).await;
             if let Err(error) = self.tell().await {
                 tracing::debug!(%error, "tell what came");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_DELAY).await;
             }
             self.routes.sweep();
         }
@@ -237,8 +237,12 @@ impl Follower {
 
     async fn tell(&self) -> Result<(), ServerError> {
         let (now, mut totals) = (std::time::Instant::now(), Vec::new());
-        let mut report =
-            Report { node: self.id, address: self.address.clone(), came: Vec::new(), left: Vec::new() };
+        let mut report = GatewayReport {
+            node: self.id,
+            address: self.address.clone(),
+            came: Vec::new(),
+            left: Vec::new(),
+        };
         {
             let state = self.state.lock();
             report.left.clone_from(&state.left);
@@ -248,7 +252,7 @@ impl Follower {
                 let total = Told::now(live.stats(), now);
                 let before = state.told.get(&key).copied().unwrap_or_default();
                 if let Some(came) = total.since(before) {
-                    report.came.push(Came {
+                    report.came.push(TrafficReport {
                         project: service.project.clone(),
                         run: service.run.clone(),
                         requests: came.requests,
@@ -261,7 +265,7 @@ impl Follower {
                 totals.push((key, total));
             }
         }
-        self.server.call::<ReportGateway>(&report, REPORT_WITHIN).await?;
+        self.server.call::<ReportGateway>(&report, REPORT_TIMEOUT).await?;
         let mut state = self.state.lock();
         state.left.retain(|id| !report.left.contains(id));
         state.told = totals.into_iter().collect();
@@ -269,12 +273,12 @@ impl Follower {
     }
 
     /// Nothing goes through this process any more.
-    pub(super) async fn leave(&self) {
+    pub(super) async fn deregister(&self) {
         if let Err(error) = self.tell().await {
             tracing::debug!(%error, "tell what came last");
         }
         let asked = LeaveRequest { node: self.id };
-        if let Err(error) = self.server.call::<LeaveGateway>(&asked, REPORT_WITHIN).await {
+        if let Err(error) = self.server.call::<LeaveGateway>(&asked, REPORT_TIMEOUT).await {
             tracing::debug!(%error, "say that this process is gone");
         }
     }

@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use windlass_api::{
-    gateways::{Check, CheckRequest},
+    gateways::{TokenCheck, TokenCheckRequest},
     operations::CheckServiceToken,
 };
 
@@ -12,16 +12,16 @@ use super::server::Server;
 use crate::auth::{Gatekeeper, Verdict};
 
 /// A caller waits for this.
-const CHECK_WITHIN: Duration = Duration::from_secs(5);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the server is asked about the token of a stream that goes on.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
+const REVOCATION_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
-pub(super) struct Asking(pub(super) Arc<Server>);
+pub(super) struct ServerGatekeeper(pub(super) Arc<Server>);
 
 /// What the server says of a token; nothing when it does not answer.
-async fn ask(server: &Server, token: &str, project: &str) -> Option<Check> {
-    let asked = CheckRequest { token: token.to_owned(), project: project.to_owned() };
-    match server.call::<CheckServiceToken>(&asked, CHECK_WITHIN).await {
+async fn check_token(server: &Server, token: &str, project: &str) -> Option<TokenCheck> {
+    let asked = TokenCheckRequest { token: token.to_owned(), project: project.to_owned() };
+    match server.call::<CheckServiceToken>(&asked, CHECK_TIMEOUT).await {
         Ok(answer) => Some(answer),
         Err(error) => {
             tracing::debug!(%error, "check a token");
@@ -30,10 +30,10 @@ async fn ask(server: &Server, token: &str, project: &str) -> Option<Check> {
     }
 }
 
-impl Gatekeeper for Asking {
+impl Gatekeeper for ServerGatekeeper {
     fn check<'a>(&'a self, token: &'a str, project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Verdict> {
         Box::pin(async move {
-            match ask(&self.0, token, project).await {
+            match check_token(&self.0, token, project).await {
                 Some(answer) if answer.allowed => Verdict::Allow { identity: None },
                 Some(_) => Verdict::Deny,
                 None => Verdict::Unknown,
@@ -42,16 +42,16 @@ impl Gatekeeper for Asking {
     }
 
     fn knows<'a>(&'a self, token: &'a str, project: &'a str, _peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
-        Box::pin(async move { ask(&self.0, token, project).await.map(|answer| answer.known) })
+        Box::pin(async move { check_token(&self.0, token, project).await.map(|answer| answer.known) })
     }
 
     fn lost(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
         let (server, token, project) = (Arc::clone(&self.0), token.to_owned(), project.to_owned());
         Box::pin(async move {
             loop {
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(REVOCATION_CHECK_INTERVAL).await;
                 // A server that does not answer takes nobody's rights away.
-                if ask(&server, &token, &project).await.is_some_and(|answer| !answer.allowed) {
+                if check_token(&server, &token, &project).await.is_some_and(|answer| !answer.allowed) {
                     return;
                 }
             }

@@ -24,21 +24,21 @@ use rustix::net::{
 /// Listeners of one gateway.
 const LISTENERS_MAX: usize = 4;
 /// The new process must serve by then, or the old one goes on.
-const TAKEN_WITHIN: Duration = Duration::from_secs(30);
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(30);
 const GREETING: &[u8] = b"windlass-gateway 1\n";
-const TAKEN: u8 = b'!';
+const ACKNOWLEDGED: u8 = b'!';
 
 fn path(state: &Path) -> PathBuf {
     state.join("handover.sock")
 }
 
-/// What a process that is there gave away. It goes on serving until [`Given::taken`].
-pub(super) struct Given {
+/// What a process that is there gave away. It goes on serving until [`InheritedListeners::taken`].
+pub(super) struct InheritedListeners {
     stream: UnixStream,
     listeners: Vec<TcpListener>,
 }
 
-impl Given {
+impl InheritedListeners {
     /// The listener with this address, if there is one.
     pub(super) fn take(&mut self, address: SocketAddr) -> Option<TcpListener> {
         let at =
@@ -48,12 +48,12 @@ impl Given {
 
     /// The other may go.
     pub(super) fn taken(mut self) -> io::Result<()> {
-        self.stream.write_all(&[TAKEN])
+        self.stream.write_all(&[ACKNOWLEDGED])
     }
 }
 
 /// Asks the process that is there, if one is.
-pub(super) fn ask(state: &Path) -> io::Result<Option<Given>> {
+pub(super) fn request_listeners(state: &Path) -> io::Result<Option<InheritedListeners>> {
     let stream = match UnixStream::connect(path(state)) {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
@@ -61,7 +61,7 @@ pub(super) fn ask(state: &Path) -> io::Result<Option<Given>> {
         }
         Err(error) => return Err(error),
     };
-    stream.set_read_timeout(Some(TAKEN_WITHIN))?;
+    stream.set_read_timeout(Some(HANDOVER_TIMEOUT))?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut words = [0_u8; GREETING.len()];
@@ -76,7 +76,7 @@ pub(super) fn ask(state: &Path) -> io::Result<Option<Given>> {
             fds.extend(rights);
         }
     }
-    Ok(Some(Given { stream, listeners: fds.into_iter().map(TcpListener::from).collect() }))
+    Ok(Some(InheritedListeners { stream, listeners: fds.into_iter().map(TcpListener::from).collect() }))
 }
 
 /// Where the next process will ask. Takes the place of whoever was there.
@@ -91,10 +91,10 @@ pub(super) fn open(state: &Path) -> io::Result<UnixListener> {
 }
 
 /// Gives the listeners to whoever asked. Whether they were taken: if not, this process goes on.
-pub(super) fn give(stream: &UnixStream, listeners: &[TcpListener]) -> io::Result<bool> {
+pub(super) fn send_listeners(stream: &UnixStream, listeners: &[TcpListener]) -> io::Result<bool> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(TAKEN_WITHIN))?;
-    stream.set_write_timeout(Some(TAKEN_WITHIN))?;
+    stream.set_read_timeout(Some(HANDOVER_TIMEOUT))?;
+    stream.set_write_timeout(Some(HANDOVER_TIMEOUT))?;
     let fds: Vec<BorrowedFd<'_>> = listeners.iter().map(TcpListener::as_fd).take(LISTENERS_MAX).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -104,7 +104,7 @@ pub(super) fn give(stream: &UnixStream, listeners: &[TcpListener]) -> io::Result
     sendmsg(stream.as_fd(), &[IoSlice::new(GREETING)], &mut control, SendFlags::empty())?;
     let mut word = [0_u8; 1];
     let read = (&*stream).read(&mut word)?;
-    Ok(read == 1 && word == [TAKEN])
+    Ok(read == 1 && word == [ACKNOWLEDGED])
 }
 
 #[cfg(test)]
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn a_listener_goes_over_with_those_who_wait_at_it() {
         let folder = temp_dir("handover").unwrap();
-        assert!(ask(folder.path()).unwrap().is_none(), "nobody is there");
+        assert!(request_listeners(folder.path()).unwrap().is_none(), "nobody is there");
         let door = open(folder.path()).unwrap();
         door.set_nonblocking(false).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -126,16 +126,19 @@ mod tests {
         let waiting = TcpStream::connect(address).unwrap();
         let old = std::thread::spawn(move || {
             let (stream, _) = door.accept().unwrap();
-            give(&stream, &[listener]).unwrap()
+            send_listeners(&stream, &[listener]).unwrap()
         });
-        let mut given = ask(folder.path()).unwrap().unwrap();
+        let mut given = request_listeners(folder.path()).unwrap().unwrap();
         let taken = given.take(address).unwrap();
         assert!(given.take(address).is_none());
         given.taken().unwrap();
         assert!(old.join().unwrap());
         // The old process has closed its own; whoever had come before is met here.
         assert_eq!(taken.accept().unwrap().1, waiting.local_addr().unwrap());
-        assert!(ask(folder.path()).unwrap().is_none(), "it is gone, though its socket lies there");
+        assert!(
+            request_listeners(folder.path()).unwrap().is_none(),
+            "it is gone, though its socket lies there"
+        );
     }
 
     #[test]
@@ -146,9 +149,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let old = std::thread::spawn(move || {
             let (stream, _) = door.accept().unwrap();
-            give(&stream, &[listener]).unwrap()
+            send_listeners(&stream, &[listener]).unwrap()
         });
-        drop(ask(folder.path()).unwrap().unwrap());
+        drop(request_listeners(folder.path()).unwrap().unwrap());
         assert!(!old.join().unwrap());
     }
 }

@@ -11,11 +11,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::follow::Follower;
-use crate::{metrics, serve::Patience};
+use super::follow::RouteSync;
+use crate::{metrics, serve::ListenerLimits};
 
 /// Until `stop`.
-pub(super) async fn serve(listener: TcpListener, follower: Arc<Follower>, stop: CancellationToken) {
+pub(super) async fn serve(listener: TcpListener, follower: Arc<RouteSync>, stop: CancellationToken) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -25,7 +25,7 @@ pub(super) async fn serve(listener: TcpListener, follower: Arc<Follower>, stop: 
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::warn!(%error, "accept somebody who reads metrics");
-                tokio::time::sleep(Patience::ACCEPT_PAUSE).await;
+                tokio::time::sleep(ListenerLimits::ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
@@ -36,7 +36,7 @@ pub(super) async fn serve(listener: TcpListener, follower: Arc<Follower>, stop: 
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(Patience::USUAL.head)
+            .header_read_timeout(ListenerLimits::USUAL.head)
             .serve_connection(TokioIo::new(stream), answer);
         let stop = stop.clone();
         tokio::spawn(async move {
@@ -48,7 +48,7 @@ pub(super) async fn serve(listener: TcpListener, follower: Arc<Follower>, stop: 
     }
 }
 
-fn answer(follower: &Follower, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn answer(follower: &RouteSync, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     if request.uri().path() != "/metrics" {
         *response.status_mut() = StatusCode::NOT_FOUND;

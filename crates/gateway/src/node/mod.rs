@@ -26,25 +26,25 @@ pub use self::{
     certificates::AcmeSettings,
     server::{Server, ServerError},
 };
-use self::{certificates::Keeper, follow::Follower, gate::Asking};
+use self::{certificates::CertificateManager, follow::RouteSync, gate::ServerGatekeeper};
 use crate::{
-    access::Lines,
-    auth::{Cached, Trust},
-    proxy::{Bounds, Proxy},
+    access::TracingAccessLog,
+    auth::{CachingGatekeeper, TokenCacheConfig},
+    proxy::{Proxy, ProxyLimits},
     route::Snapshot,
-    serve::{Door, Listening, Patience, serve},
-    state::{self, StateError},
+    serve::{Door, ListenerConfig, ListenerLimits, serve},
+    state::{self, RouteFileError},
     tls::{self, TlsError},
 };
 
 /// A stream through SSH takes longer to open than a socket.
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Tokens whose checks are remembered.
 const TOKENS_MAX: usize = 100_000;
 /// A wrong token may be made right.
-const DENY_FOR: Duration = Duration::from_secs(5);
+const DENY_TTL: Duration = Duration::from_secs(5);
 /// The server need not wait for what this process had, but the process does not wait for the server either.
-const LEAVE_WITHIN: Duration = Duration::from_secs(3);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Why a gateway does not start.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +58,7 @@ pub enum NodeError {
         source: io::Error,
     },
     #[error(transparent)]
-    State(#[from] StateError),
+    State(#[from] RouteFileError),
     #[error("read `{}`", path.display())]
     File {
         path: PathBuf,
@@ -105,12 +105,12 @@ pub struct TlsSettings {
 
 /// A gateway that listens.
 pub struct Node {
-    follower: Arc<Follower>,
+    follower: Arc<RouteSync>,
     proxy: Arc<Proxy>,
     plain: TcpListener,
-    encrypted: Option<(TcpListener, Arc<Keeper>)>,
+    encrypted: Option<(TcpListener, Arc<CertificateManager>)>,
     metrics: Option<TcpListener>,
-    given: Option<handover::Given>,
+    given: Option<handover::InheritedListeners>,
     state: PathBuf,
 }
 
@@ -118,27 +118,27 @@ impl Node {
     /// With the routes that were known last, and with the listeners of the process before, if one is there.
     pub fn start(settings: Settings, id: Uuid) -> Result<Self, NodeError> {
         let Settings { server, state, listen, tls, metrics, address, trust } = settings;
-        make_dir(&state)?;
+        make_private_dir(&state)?;
         let server = Arc::new(server);
         let (tls_listen, keeper) = match tls {
             Some(TlsSettings { listen, given, acme }) => {
-                (Some(listen), Some(Arc::new(Keeper::new(&state, acme, given)?)))
+                (Some(listen), Some(Arc::new(CertificateManager::new(&state, acme, given)?)))
             }
             None => (None, None),
         };
-        let follower = Arc::new(Follower::new(Arc::clone(&server), id, address, &state, keeper.clone()));
+        let follower = Arc::new(RouteSync::new(Arc::clone(&server), id, address, &state, keeper.clone()));
         follower.restore()?;
-        let trust = Trust { allow: trust, deny: DENY_FOR.min(trust), entries_max: TOKENS_MAX };
+        let trust = TokenCacheConfig { allow: trust, deny: DENY_TTL.min(trust), entries_max: TOKENS_MAX };
         let proxy = Proxy {
             routes: Arc::clone(follower.routes()),
             connector: follower.connector(),
-            gatekeeper: Arc::new(Cached::new(Asking(server), trust)),
-            wake: Arc::clone(&follower) as Arc<dyn crate::hold::Wake>,
-            log: Some(Arc::new(Lines)),
+            gatekeeper: Arc::new(CachingGatekeeper::new(ServerGatekeeper(server), trust)),
+            wake: Arc::clone(&follower) as Arc<dyn crate::hold::ServiceWaker>,
+            log: Some(Arc::new(TracingAccessLog)),
             certificates: keeper.as_ref().map(|keeper| keeper.certificates()),
-            bounds: Bounds { connect: CONNECT_WITHIN, ..Bounds::USUAL },
+            bounds: ProxyLimits { connect: CONNECT_TIMEOUT, ..ProxyLimits::USUAL },
         };
-        let mut given = handover::ask(&state).map_err(NodeError::TakeOver)?;
+        let mut given = handover::request_listeners(&state).map_err(NodeError::TakeOver)?;
         let plain = listener(listen, given.as_mut())?;
         let encrypted = match (tls_listen, keeper) {
             (Some(address), Some(keeper)) => Some((listener(address, given.as_mut())?, keeper)),
@@ -168,12 +168,12 @@ impl Node {
     /// Serves until `stop`, or until another process took the listeners; then lets requests finish.
     pub async fn run(self, stop: CancellationToken) -> Result<(), NodeError> {
         let Self { follower, proxy, plain, encrypted, metrics, given, state } = self;
-        let listening = Listening {
+        let listening = ListenerConfig {
             proxy,
             door: Door::Gateway(follower.own()),
             challenges: encrypted.as_ref().map(|(_, keeper)| keeper.challenges()),
             tls: None,
-            patience: Patience::USUAL,
+            patience: ListenerLimits::USUAL,
         };
         let doors = TaskTracker::new();
         let mut handed = Vec::new();
@@ -185,7 +185,7 @@ impl Node {
         let mut beside = tokio::task::JoinSet::new();
         if let Some((listener, keeper)) = encrypted {
             let tls = Some(tls::config(keeper.certificates())?);
-            doors.spawn(serve(open(listener)?, Listening { tls, ..listening.clone() }, stop.clone()));
+            doors.spawn(serve(open(listener)?, ListenerConfig { tls, ..listening.clone() }, stop.clone()));
             beside.spawn(keeper.run());
         }
         doors.spawn(serve(open(plain)?, listening, stop.clone()));
@@ -197,7 +197,7 @@ impl Node {
             // Both accept for a moment; nobody is turned away.
             given.taken().map_err(NodeError::TakeOver)?;
         }
-        let next = tokio::spawn(wait_for_next(next, handed, stop.clone()));
+        let next = tokio::spawn(await_handover(next, handed, stop.clone()));
         let following = tokio::spawn(Arc::clone(&follower).follow());
         let reporting = tokio::spawn(Arc::clone(&follower).report());
         stop.cancelled().await;
@@ -209,13 +209,13 @@ impl Node {
         following.abort();
         reporting.abort();
         beside.abort_all();
-        let _ = tokio::time::timeout(LEAVE_WITHIN, follower.leave()).await;
+        let _ = tokio::time::timeout(LEAVE_TIMEOUT, follower.deregister()).await;
         Ok(())
     }
 }
 
 /// Gives the listeners to the next process; then this one stops.
-async fn wait_for_next(
+async fn await_handover(
     door: std::os::unix::net::UnixListener,
     listeners: Vec<TcpListener>,
     stop: CancellationToken,
@@ -232,7 +232,9 @@ async fn wait_for_next(
         };
         let listeners = Arc::clone(&listeners);
         let given = match asked {
-            Ok(stream) => tokio::task::spawn_blocking(move || handover::give(&stream, &listeners)).await,
+            Ok(stream) => {
+                tokio::task::spawn_blocking(move || handover::send_listeners(&stream, &listeners)).await
+            }
             Err(error) => Ok(Err(error)),
         };
         match given {
@@ -251,7 +253,10 @@ async fn wait_for_next(
     }
 }
 
-fn listener(address: SocketAddr, given: Option<&mut handover::Given>) -> Result<TcpListener, NodeError> {
+fn listener(
+    address: SocketAddr,
+    given: Option<&mut handover::InheritedListeners>,
+) -> Result<TcpListener, NodeError> {
     let failed = |source| NodeError::Listen { address, source };
     let listener = match given.and_then(|given| given.take(address)) {
         Some(listener) => listener,
@@ -262,7 +267,7 @@ fn listener(address: SocketAddr, given: Option<&mut handover::Given>) -> Result<
 }
 
 /// It holds what opens hosts: ours alone.
-fn make_dir(path: &Path) -> Result<(), NodeError> {
+fn make_private_dir(path: &Path) -> Result<(), NodeError> {
     use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
     let failed = |source| NodeError::Directory { path: path.to_owned(), source };
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
@@ -271,14 +276,14 @@ fn make_dir(path: &Path) -> Result<(), NodeError> {
 
 /// What is kept over a restart.
 #[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
-struct Kept {
+struct SavedRoutes {
     generation: u64,
     version: String,
     told: crate::way::Told,
 }
 
-impl Kept {
-    fn read(path: &Path) -> Result<Option<Self>, StateError> {
+impl SavedRoutes {
+    fn read(path: &Path) -> Result<Option<Self>, RouteFileError> {
         state::restore(path)
     }
 

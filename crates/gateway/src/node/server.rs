@@ -12,19 +12,19 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 use windlass_api::Operation;
-use windlass_dial::{DialError, Place, PlaceError};
+use windlass_dial::{DialError, ServerUrl, ServerUrlError};
 
 /// The largest answer: the routes of ten thousand services.
-const ANSWER_MAX: usize = 256 * 1024 * 1024;
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const RESPONSE_MAX: usize = 256 * 1024 * 1024;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// As much of a refusal is shown.
-const WORDS_MAX: usize = 300;
+const ERROR_TEXT_MAX: usize = 300;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] ServerUrlError),
     #[error("reach the server")]
     Dial(#[from] DialError),
     #[error("exchange with the server")]
@@ -48,7 +48,7 @@ pub enum ServerError {
 
 /// The server, as it is found.
 pub struct Server {
-    place: Place,
+    place: ServerUrl,
     authorization: HeaderValue,
 }
 
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Server {
 impl Server {
     /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
     pub fn new(url: &str, token: &str, certificate: Option<&str>) -> Result<Self, ServerError> {
-        let place = Place::read(url, certificate)?;
+        let place = ServerUrl::parse(url, certificate)?;
         let mut authorization =
             HeaderValue::try_from(format!("Bearer {}", token.trim())).map_err(|_| ServerError::Denied)?;
         authorization.set_sensitive(true);
@@ -87,19 +87,19 @@ impl Server {
             .header(header::CONNECTION, "close")
             .body(Full::new(Bytes::from(body)))
             .map_err(ServerError::Build)?;
-        let stream = TokioIo::new(self.place.peer.connect(CONNECT_WITHIN).await?);
+        let stream = TokioIo::new(self.place.endpoint.connect(CONNECT_TIMEOUT).await?);
         let (mut sender, connection) = http1::handshake(stream).await.map_err(ServerError::Exchange)?;
         let connection = tokio::spawn(connection);
         let answered = async {
             let answer = sender.send_request(request).await.map_err(ServerError::Exchange)?;
             let status = answer.status();
-            let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
+            let body = Limited::new(answer.into_body(), RESPONSE_MAX).collect().await;
             let body = body.map_err(|_| ServerError::Body)?.to_bytes();
             match status {
                 status if status.is_success() => Ok(body),
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(ServerError::Denied),
                 status => {
-                    let words = String::from_utf8_lossy(&body).chars().take(WORDS_MAX).collect();
+                    let words = String::from_utf8_lossy(&body).chars().take(ERROR_TEXT_MAX).collect();
                     Err(ServerError::Refused { status, words })
                 }
             }

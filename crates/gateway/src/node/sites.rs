@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use windlass_api::{agent::ports, unix};
 use windlass_model::id::SubmissionId;
-use windlass_tunnel::{Backoff, Connection, Hosts};
+use windlass_tunnel::{Backoff, Connection, SshPool};
 
 use crate::{
     connect::{Connector, Stream},
@@ -26,14 +26,14 @@ use crate::{
 };
 
 /// The hosts that this gateway was told of, and the connections to them.
-pub(super) struct Sites {
+pub(super) struct ReplicaConnector {
     known: RwLock<BTreeMap<String, Site>>,
-    hosts: Hosts<String>,
+    hosts: SshPool<String>,
 }
 
-impl Sites {
+impl ReplicaConnector {
     pub(super) fn new() -> Self {
-        Self { known: RwLock::default(), hosts: Hosts::new(Backoff::STANDARD) }
+        Self { known: RwLock::default(), hosts: SshPool::new(Backoff::STANDARD) }
     }
 
     /// Connections to those that are no longer named end when nobody uses them.
@@ -61,30 +61,33 @@ impl Sites {
                     return Err(io::Error::other("the server does not know the key of this host yet"));
                 }
                 let target = login.target().map_err(io::Error::other)?;
-                let (below, _) =
-                    self.hosts.traffic(&host.to_owned(), &target).await.map_err(io::Error::other)?;
-                let stream = below.unix(socket).await.map_err(io::Error::other)?;
+                let (below, _) = self
+                    .hosts
+                    .traffic_connection(&host.to_owned(), &target)
+                    .await
+                    .map_err(io::Error::other)?;
+                let stream = below.open_unix(socket).await.map_err(io::Error::other)?;
                 (ports::connect(stream, &site.credential, job, *port).await, Some(below))
             }
         };
         let stream = stream.map_err(io::Error::other)?;
-        Ok(Box::new(Carried { stream, _below: below }))
+        Ok(Box::new(TunneledStream { stream, _below: below }))
     }
 }
 
-impl Connector for Sites {
+impl Connector for ReplicaConnector {
     fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>> {
         Box::pin(self.open(target))
     }
 }
 
 /// A stream, and the connection that must live as long.
-struct Carried {
+struct TunneledStream {
     stream: TokioIo<Upgraded>,
     _below: Option<Arc<Connection>>,
 }
 
-impl AsyncRead for Carried {
+impl AsyncRead for TunneledStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -94,7 +97,7 @@ impl AsyncRead for Carried {
     }
 }
 
-impl AsyncWrite for Carried {
+impl AsyncWrite for TunneledStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }

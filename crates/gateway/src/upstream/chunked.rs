@@ -6,7 +6,7 @@ use hyper::{
     header::{HeaderName, HeaderValue},
 };
 
-use super::Failure;
+use super::ExchangeError;
 
 /// The longest line with a size: extensions count, and nobody needs them.
 const LINE_MAX: usize = 256;
@@ -26,20 +26,20 @@ pub(crate) enum Chunked {
 
 /// What the next bytes are.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Part {
+pub(crate) enum ChunkPart {
     Data(Bytes),
     Trailers(HeaderMap),
     End,
     /// More bytes are needed.
-    More,
+    NeedMore,
 }
 
 impl Chunked {
-    pub(crate) fn next(&mut self, buffer: &mut BytesMut) -> Result<Part, Failure> {
+    pub(crate) fn next(&mut self, buffer: &mut BytesMut) -> Result<ChunkPart, ExchangeError> {
         loop {
             match self {
                 Self::Size => {
-                    let Some(end) = line_end(buffer, LINE_MAX)? else { return Ok(Part::More) };
+                    let Some(end) = line_end(buffer, LINE_MAX)? else { return Ok(ChunkPart::NeedMore) };
                     let line = buffer.split_to(end);
                     buffer.advance(2);
                     *self = match size(&line)? {
@@ -49,63 +49,63 @@ impl Chunked {
                 }
                 Self::Data(left) => {
                     if buffer.is_empty() {
-                        return Ok(Part::More);
+                        return Ok(ChunkPart::NeedMore);
                     }
                     let take = usize::try_from(*left).unwrap_or(usize::MAX).min(buffer.len());
                     *left -= take as u64;
                     if *left == 0 {
                         *self = Self::DataEnd;
                     }
-                    return Ok(Part::Data(buffer.split_to(take).freeze()));
+                    return Ok(ChunkPart::Data(buffer.split_to(take).freeze()));
                 }
                 Self::DataEnd => {
                     if buffer.len() < 2 {
-                        return Ok(Part::More);
+                        return Ok(ChunkPart::NeedMore);
                     }
                     if !buffer.starts_with(b"\r\n") {
-                        return Err(Failure::Malformed("a chunk is longer than it says"));
+                        return Err(ExchangeError::Malformed("a chunk is longer than it says"));
                     }
                     buffer.advance(2);
                     *self = Self::Size;
                 }
                 Self::Trailers => {
-                    let Some((length, trailers)) = trailers(buffer)? else { return Ok(Part::More) };
+                    let Some((length, trailers)) = trailers(buffer)? else { return Ok(ChunkPart::NeedMore) };
                     buffer.advance(length);
                     *self = Self::End;
                     if !trailers.is_empty() {
-                        return Ok(Part::Trailers(trailers));
+                        return Ok(ChunkPart::Trailers(trailers));
                     }
                 }
-                Self::End => return Ok(Part::End),
+                Self::End => return Ok(ChunkPart::End),
             }
         }
     }
 }
 
-fn line_end(buffer: &[u8], max: usize) -> Result<Option<usize>, Failure> {
+fn line_end(buffer: &[u8], max: usize) -> Result<Option<usize>, ExchangeError> {
     match buffer.iter().take(max).position(|b| *b == b'\n') {
         Some(at) if at > 0 && buffer.get(at - 1) == Some(&b'\r') => Ok(Some(at - 1)),
-        Some(_) => Err(Failure::Malformed("a chunk's size does not end with CR LF")),
-        None if buffer.len() >= max => Err(Failure::Malformed("a chunk's size is too long")),
+        Some(_) => Err(ExchangeError::Malformed("a chunk's size does not end with CR LF")),
+        None if buffer.len() >= max => Err(ExchangeError::Malformed("a chunk's size is too long")),
         None => Ok(None),
     }
 }
 
-fn size(line: &[u8]) -> Result<u64, Failure> {
+fn size(line: &[u8]) -> Result<u64, ExchangeError> {
     let digits = line.iter().position(|b| *b == b';').map_or(line, |at| line.get(..at).unwrap_or(line));
     // White space is allowed before an extension, and nowhere else.
     let digits = if digits.len() < line.len() { digits.trim_ascii_end() } else { digits };
     if digits.is_empty() || digits.len() > 15 {
-        return Err(Failure::Malformed("a chunk has no sensible size"));
+        return Err(ExchangeError::Malformed("a chunk has no sensible size"));
     }
     digits.iter().try_fold(0_u64, |size, digit| {
         let digit =
-            char::from(*digit).to_digit(16).ok_or(Failure::Malformed("a chunk's size is no number"))?;
+            char::from(*digit).to_digit(16).ok_or(ExchangeError::Malformed("a chunk's size is no number"))?;
         Ok(size << 4 | u64::from(digit))
     })
 }
 
-fn trailers(buffer: &[u8]) -> Result<Option<(usize, HeaderMap)>, Failure> {
+fn trailers(buffer: &[u8]) -> Result<Option<(usize, HeaderMap)>, ExchangeError> {
     let mut slots = [httparse::EMPTY_HEADER; TRAILER_FIELDS_MAX];
     match httparse::parse_headers(buffer, &mut slots) {
         Ok(httparse::Status::Complete((length, fields))) => {
@@ -114,14 +114,16 @@ fn trailers(buffer: &[u8]) -> Result<Option<(usize, HeaderMap)>, Failure> {
                 let name = HeaderName::from_bytes(field.name.as_bytes());
                 let value = HeaderValue::from_bytes(field.value);
                 let (Ok(name), Ok(value)) = (name, value) else {
-                    return Err(Failure::Malformed("a trailer is no header"));
+                    return Err(ExchangeError::Malformed("a trailer is no header"));
                 };
                 map.append(name, value);
             }
             Ok(Some((length, map)))
         }
         Ok(httparse::Status::Partial) if buffer.len() < TRAILERS_MAX => Ok(None),
-        Ok(httparse::Status::Partial) | Err(_) => Err(Failure::Malformed("its trailers are no headers")),
+        Ok(httparse::Status::Partial) | Err(_) => {
+            Err(ExchangeError::Malformed("its trailers are no headers"))
+        }
     }
 }
 
@@ -138,10 +140,10 @@ mod tests {
         let mut bytes = text.as_bytes().chunks(step);
         loop {
             match state.next(&mut buffer).map_err(|error| error.to_string())? {
-                Part::Data(piece) => data.extend_from_slice(&piece),
-                Part::Trailers(map) => fields.extend(map.keys().map(ToString::to_string)),
-                Part::End => break,
-                Part::More => buffer.extend_from_slice(bytes.next().ok_or("cut")?),
+                ChunkPart::Data(piece) => data.extend_from_slice(&piece),
+                ChunkPart::Trailers(map) => fields.extend(map.keys().map(ToString::to_string)),
+                ChunkPart::End => break,
+                ChunkPart::NeedMore => buffer.extend_from_slice(bytes.next().ok_or("cut")?),
             }
         }
         buffer.extend(bytes.flatten());

@@ -14,13 +14,13 @@ use tokio::{
 };
 
 use super::{
-    Failure,
-    chunked::{Chunked, Part},
-    head::{self, Answer, Framing},
+    ExchangeError,
+    chunked::{ChunkPart, Chunked},
+    head::{self, Framing, ResponseHead},
 };
 use crate::{
-    alarm::Alarm,
-    body::{Fault, Outgoing, Piece},
+    alarm::LazyTimer,
+    body::{BodyPart, RequestBody, RequestBodyError},
     connect::Stream,
 };
 
@@ -31,7 +31,7 @@ const READ_MAX: usize = 64 * 1024;
 const COPY_MAX: usize = 8 * 1024;
 
 /// A connection. It is handed on in a box.
-pub(crate) struct Conn {
+pub(crate) struct UpstreamConnection {
     io: Stream,
     read: BytesMut,
     /// How much room it is given.
@@ -45,46 +45,46 @@ pub(crate) struct Conn {
     /// Bytes of this request that the socket has taken.
     sent: u64,
     /// For whoever waits for an answer.
-    pub(crate) alarm: Alarm,
+    pub(crate) alarm: LazyTimer,
 }
 
 /// The part of a request that is still to be written.
-pub(crate) struct Sending {
-    body: Outgoing,
+pub(crate) struct RequestWriter {
+    body: RequestBody,
     framing: Framing,
     /// What of an announced length is still to come.
     left: u64,
-    state: State,
+    state: WriteState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum WriteState {
     Body,
     Flush,
     Done,
 }
 
-impl Sending {
-    pub(crate) fn new(body: Outgoing, framing: Framing) -> Self {
-        let state = if framing == Framing::None { State::Flush } else { State::Body };
+impl RequestWriter {
+    pub(crate) fn new(body: RequestBody, framing: Framing) -> Self {
+        let state = if framing == Framing::None { WriteState::Flush } else { WriteState::Body };
         let left = if let Framing::Sized(length) = framing { length } else { 0 };
         Self { body, framing, left, state }
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == WriteState::Done
     }
 
     pub(crate) const fn taken(&self) -> u64 {
         self.body.taken()
     }
 
-    pub(crate) fn into_body(self) -> Outgoing {
+    pub(crate) fn into_body(self) -> RequestBody {
         self.body
     }
 }
 
-impl Conn {
+impl UpstreamConnection {
     pub(crate) fn new(io: Stream) -> Self {
         Self {
             io,
@@ -95,12 +95,12 @@ impl Conn {
             tail: false,
             idle_since: Instant::now(),
             sent: 0,
-            alarm: Alarm::default(),
+            alarm: LazyTimer::default(),
         }
     }
 
     /// Whether an idle connection is still open and silent. Anything to read on it, its end included, spoils it.
-    pub(crate) fn is_fresh(&mut self, cx: &mut Context<'_>) -> bool {
+    pub(crate) fn is_reusable(&mut self, cx: &mut Context<'_>) -> bool {
         let mut byte = [0_u8; 1];
         let mut buffer = ReadBuf::new(&mut byte);
         self.read.is_empty() && Pin::new(&mut self.io).poll_read(cx, &mut buffer).is_pending()
@@ -128,57 +128,58 @@ impl Conn {
     /// Writes on, as far as it goes.
     pub(crate) fn poll_send(
         &mut self,
-        sending: &mut Sending,
+        sending: &mut RequestWriter,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(), Failure>> {
+    ) -> Poll<Result<(), ExchangeError>> {
         loop {
             // Fill before flush: the head and a small body leave in one write.
-            while sending.state == State::Body && self.piece.is_empty() && self.write.len() < COPY_MAX {
-                match sending.body.poll_piece(cx) {
+            while sending.state == WriteState::Body && self.piece.is_empty() && self.write.len() < COPY_MAX {
+                match sending.body.poll_part(cx) {
                     Poll::Pending => break,
-                    Poll::Ready(Some(Err(fault))) => return Poll::Ready(Err(Failure::Request(fault))),
-                    Poll::Ready(Some(Ok(Piece::Data(data)))) => {
-                        self.put(data, sending).map_err(Failure::Request)?;
+                    Poll::Ready(Some(Err(fault))) => return Poll::Ready(Err(ExchangeError::Request(fault))),
+                    Poll::Ready(Some(Ok(BodyPart::Data(data)))) => {
+                        self.put(data, sending).map_err(ExchangeError::Request)?;
                     }
-                    Poll::Ready(Some(Ok(Piece::Trailers(trailers)))) => {
-                        self.put_end(sending, &trailers).map_err(Failure::Request)?;
+                    Poll::Ready(Some(Ok(BodyPart::Trailers(trailers)))) => {
+                        self.buffer_end(sending, &trailers).map_err(ExchangeError::Request)?;
                     }
                     Poll::Ready(None) => {
-                        self.put_end(sending, &HeaderMap::new()).map_err(Failure::Request)?;
+                        self.buffer_end(sending, &HeaderMap::new()).map_err(ExchangeError::Request)?;
                     }
                 }
             }
             if self.write.is_empty() && self.piece.is_empty() {
                 return match sending.state {
-                    State::Body => Poll::Pending,
-                    State::Flush => {
-                        ready!(Pin::new(&mut self.io).poll_flush(cx)).map_err(Failure::Write)?;
-                        sending.state = State::Done;
+                    WriteState::Body => Poll::Pending,
+                    WriteState::Flush => {
+                        ready!(Pin::new(&mut self.io).poll_flush(cx)).map_err(ExchangeError::Write)?;
+                        sending.state = WriteState::Done;
                         Poll::Ready(Ok(()))
                     }
-                    State::Done => Poll::Ready(Ok(())),
+                    WriteState::Done => Poll::Ready(Ok(())),
                 };
             }
-            ready!(self.poll_write(cx)).map_err(Failure::Write)?;
-            if self.piece.is_empty() && self.write.is_empty() && sending.state == State::Body {
+            ready!(self.poll_write(cx)).map_err(ExchangeError::Write)?;
+            if self.piece.is_empty() && self.write.is_empty() && sending.state == WriteState::Body {
                 // What is not full waits for nobody: a stream's pieces go out as they come.
                 if let Poll::Ready(Err(error)) = Pin::new(&mut self.io).poll_flush(cx) {
-                    return Poll::Ready(Err(Failure::Write(error)));
+                    return Poll::Ready(Err(ExchangeError::Write(error)));
                 }
             }
         }
     }
 
-    fn put(&mut self, data: Bytes, sending: &mut Sending) -> Result<(), Fault> {
+    fn put(&mut self, data: Bytes, sending: &mut RequestWriter) -> Result<(), RequestBodyError> {
         if data.is_empty() {
             return Ok(());
         }
         let chunked = sending.framing == Framing::Chunked;
         if chunked {
-            put_size(&mut self.write, data.len());
+            put_chunk_size(&mut self.write, data.len());
         } else {
             // More than was announced would be taken for another request.
-            sending.left = sending.left.checked_sub(data.len() as u64).ok_or(Fault::Length)?;
+            sending.left =
+                sending.left.checked_sub(data.len() as u64).ok_or(RequestBodyError::LengthMismatch)?;
         }
         if data.len() <= COPY_MAX {
             self.write.put_slice(&data);
@@ -192,14 +193,18 @@ impl Conn {
         Ok(())
     }
 
-    fn put_end(&mut self, sending: &mut Sending, trailers: &HeaderMap) -> Result<(), Fault> {
-        sending.state = State::Flush;
+    fn buffer_end(
+        &mut self,
+        sending: &mut RequestWriter,
+        trailers: &HeaderMap,
+    ) -> Result<(), RequestBodyError> {
+        sending.state = WriteState::Flush;
         if sending.framing != Framing::Chunked {
-            return if sending.left == 0 { Ok(()) } else { Err(Fault::Length) };
+            return if sending.left == 0 { Ok(()) } else { Err(RequestBodyError::LengthMismatch) };
         }
         self.write.put_slice(b"0\r\n");
         for (name, value) in trailers {
-            if crate::headers::is_trailer(name) {
+            if crate::headers::is_forwardable_trailer(name) {
                 crate::headers::put(&mut self.write, name.as_str(), value.as_bytes());
             }
         }
@@ -242,13 +247,15 @@ impl Conn {
         upgrade: bool,
         headers: &mut HeaderMap,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Answer, Failure>> {
+    ) -> Poll<Result<ResponseHead, ExchangeError>> {
         loop {
             while !self.read.is_empty() {
                 let Some(answer) = head::parse(&mut self.read, method, headers)? else { break };
                 if answer.status == StatusCode::SWITCHING_PROTOCOLS {
                     let fine = upgrade.then_some(answer);
-                    return Poll::Ready(fine.ok_or(Failure::Malformed("it changes the protocol unasked")));
+                    return Poll::Ready(
+                        fine.ok_or(ExchangeError::Malformed("it changes the protocol unasked")),
+                    );
                 }
                 if !answer.status.is_informational() {
                     return Poll::Ready(Ok(answer));
@@ -257,11 +264,11 @@ impl Conn {
             }
             let silent = self.read.is_empty();
             match ready!(self.poll_fill(cx)) {
-                Ok(0) if silent => return Poll::Ready(Err(Failure::Silent)),
-                Ok(0) => return Poll::Ready(Err(Failure::Cut)),
+                Ok(0) if silent => return Poll::Ready(Err(ExchangeError::ClosedBeforeResponse)),
+                Ok(0) => return Poll::Ready(Err(ExchangeError::Cut)),
                 Ok(_) => {}
-                Err(error) if silent => return Poll::Ready(Err(reset(error))),
-                Err(error) => return Poll::Ready(Err(Failure::Read(error))),
+                Err(error) if silent => return Poll::Ready(Err(read_failure(error))),
+                Err(error) => return Poll::Ready(Err(ExchangeError::Read(error))),
             }
         }
     }
@@ -271,7 +278,7 @@ impl Conn {
         &mut self,
         reading: &mut Reading,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Piece, Failure>>> {
+    ) -> Poll<Option<Result<BodyPart, ExchangeError>>> {
         loop {
             let need_more = match reading {
                 Reading::End => return Poll::Ready(None),
@@ -285,30 +292,32 @@ impl Conn {
                     } else {
                         let take = usize::try_from(*left).unwrap_or(usize::MAX).min(self.read.len());
                         *left -= take as u64;
-                        return Poll::Ready(Some(Ok(Piece::Data(self.read.split_to(take).freeze()))));
+                        return Poll::Ready(Some(Ok(BodyPart::Data(self.read.split_to(take).freeze()))));
                     }
                 }
                 Reading::Chunked(chunked) => match chunked.next(&mut self.read) {
-                    Ok(Part::Data(data)) => return Poll::Ready(Some(Ok(Piece::Data(data)))),
-                    Ok(Part::Trailers(trailers)) => return Poll::Ready(Some(Ok(Piece::Trailers(trailers)))),
-                    Ok(Part::End) => {
+                    Ok(ChunkPart::Data(data)) => return Poll::Ready(Some(Ok(BodyPart::Data(data)))),
+                    Ok(ChunkPart::Trailers(trailers)) => {
+                        return Poll::Ready(Some(Ok(BodyPart::Trailers(trailers))));
+                    }
+                    Ok(ChunkPart::End) => {
                         *reading = Reading::End;
                         continue;
                     }
-                    Ok(Part::More) => true,
+                    Ok(ChunkPart::NeedMore) => true,
                     Err(failure) => return Poll::Ready(Some(Err(failure))),
                 },
                 Reading::Close if self.read.is_empty() => true,
                 Reading::Close => {
-                    return Poll::Ready(Some(Ok(Piece::Data(self.read.split().freeze()))));
+                    return Poll::Ready(Some(Ok(BodyPart::Data(self.read.split().freeze()))));
                 }
             };
             debug_assert!(need_more, "every other way returns or goes on");
             match ready!(self.poll_fill(cx)) {
                 Ok(0) if matches!(reading, Reading::Close) => *reading = Reading::End,
-                Ok(0) => return Poll::Ready(Some(Err(Failure::Cut))),
+                Ok(0) => return Poll::Ready(Some(Err(ExchangeError::Cut))),
                 Ok(_) => {}
-                Err(error) => return Poll::Ready(Some(Err(Failure::Read(error)))),
+                Err(error) => return Poll::Ready(Some(Err(ExchangeError::Read(error)))),
             }
         }
     }
@@ -345,11 +354,15 @@ impl From<Framing> for Reading {
 }
 
 /// A connection that the replica closed while it was idle may end with a reset instead of an end.
-fn reset(error: io::Error) -> Failure {
-    if error.kind() == io::ErrorKind::ConnectionReset { Failure::Silent } else { Failure::Read(error) }
+fn read_failure(error: io::Error) -> ExchangeError {
+    if error.kind() == io::ErrorKind::ConnectionReset {
+        ExchangeError::ClosedBeforeResponse
+    } else {
+        ExchangeError::Read(error)
+    }
 }
 
-fn put_size(buffer: &mut BytesMut, size: usize) {
+fn put_chunk_size(buffer: &mut BytesMut, size: usize) {
     let mut digits = [0_u8; 16];
     let mut at = digits.len();
     let mut left = size;

@@ -9,7 +9,7 @@ use hyper::{
     header::{self, HeaderName, HeaderValue},
 };
 
-use super::Failure;
+use super::ExchangeError;
 
 pub(crate) const HEAD_MAX: usize = 64 * 1024;
 pub(crate) const HEADERS_MAX: usize = 128;
@@ -26,7 +26,7 @@ pub(crate) enum Framing {
 
 /// The head of an answer.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ResponseHead {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) framing: Framing,
@@ -35,14 +35,14 @@ pub(crate) struct Answer {
 
 /// Where a field stands in a head.
 #[derive(Clone, Copy, Default)]
-struct Span {
+struct HeaderSpan {
     name: u16,
     name_len: u16,
     value: u16,
     value_len: u16,
 }
 
-impl Span {
+impl HeaderSpan {
     fn name(self) -> Range<usize> {
         usize::from(self.name)..usize::from(self.name) + usize::from(self.name_len)
     }
@@ -59,10 +59,10 @@ pub(super) fn parse(
     buffer: &mut BytesMut,
     method: &Method,
     headers: &mut HeaderMap,
-) -> Result<Option<Answer>, Failure> {
+) -> Result<Option<ResponseHead>, ExchangeError> {
     let mut slots = [MaybeUninit::<httparse::Header<'_>>::uninit(); HEADERS_MAX];
     // A head has at most 64 KiB, so its parts are found with 16 bits: less to clear for each answer.
-    let mut spans = [Span::default(); HEADERS_MAX];
+    let mut spans = [HeaderSpan::default(); HEADERS_MAX];
     let base = buffer.as_ptr() as usize;
     let (length, version, code, count) = {
         let mut response = httparse::Response::new(&mut []);
@@ -73,17 +73,19 @@ pub(super) fn parse(
         );
         let length = match parsed {
             Ok(httparse::Status::Complete(length)) => length,
-            Ok(httparse::Status::Partial) if buffer.len() >= HEAD_MAX => return Err(Failure::HeadTooLarge),
+            Ok(httparse::Status::Partial) if buffer.len() >= HEAD_MAX => {
+                return Err(ExchangeError::HeadTooLarge);
+            }
             Ok(httparse::Status::Partial) => return Ok(None),
-            Err(httparse::Error::TooManyHeaders) => return Err(Failure::HeadTooLarge),
-            Err(_) => return Err(Failure::Malformed("its head is not HTTP/1")),
+            Err(httparse::Error::TooManyHeaders) => return Err(ExchangeError::HeadTooLarge),
+            Err(_) => return Err(ExchangeError::Malformed("its head is not HTTP/1")),
         };
         if length > HEAD_MAX {
-            return Err(Failure::HeadTooLarge);
+            return Err(ExchangeError::HeadTooLarge);
         }
         for (span, header) in spans.iter_mut().zip(response.headers.iter()) {
             let at = |start: *const u8| (start as usize).wrapping_sub(base) as u16;
-            *span = Span {
+            *span = HeaderSpan {
                 name: at(header.name.as_ptr()),
                 name_len: header.name.len() as u16,
                 value: at(header.value.as_ptr()),
@@ -92,23 +94,25 @@ pub(super) fn parse(
         }
         (length, response.version.unwrap_or(0), response.code.unwrap_or(0), response.headers.len())
     };
-    let status = StatusCode::from_u16(code).map_err(|_| Failure::Malformed("its status is no status"))?;
+    let status =
+        StatusCode::from_u16(code).map_err(|_| ExchangeError::Malformed("its status is no status"))?;
     let head = buffer.split_to(length).freeze();
     let mut headers = std::mem::take(headers);
     headers.clear();
     headers.reserve(count);
     for span in spans.iter().take(count) {
         let name = head.get(span.name()).unwrap_or_default();
-        let name = HeaderName::from_bytes(name).map_err(|_| Failure::Malformed("a header has no name"))?;
+        let name =
+            HeaderName::from_bytes(name).map_err(|_| ExchangeError::Malformed("a header has no name"))?;
         let value = HeaderValue::from_maybe_shared(head.slice(span.value()))
-            .map_err(|_| Failure::Malformed("a header has a control character"))?;
+            .map_err(|_| ExchangeError::Malformed("a header has a control character"))?;
         headers.append(name, value);
     }
     let framing = framing(&headers, status, method, version)?;
     let keep_alive = version == 1
         && framing != Framing::Close
         && !headers.get_all(header::CONNECTION).iter().any(|value| has_token(value, b"close"));
-    Ok(Some(Answer { status, headers, framing, keep_alive }))
+    Ok(Some(ResponseHead { status, headers, framing, keep_alive }))
 }
 
 fn framing(
@@ -116,12 +120,12 @@ fn framing(
     status: StatusCode,
     method: &Method,
     version: u8,
-) -> Result<Framing, Failure> {
-    let length = content_length(headers).map_err(Failure::Malformed)?;
+) -> Result<Framing, ExchangeError> {
+    let length = content_length(headers).map_err(ExchangeError::Malformed)?;
     let mut encodings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let encoding = encodings.next();
     if encoding.is_some() && (length.is_some() || encodings.next().is_some() || version != 1) {
-        return Err(Failure::Malformed("it says its length in two ways"));
+        return Err(ExchangeError::Malformed("it says its length in two ways"));
     }
     if method == Method::HEAD
         || status.is_informational()
@@ -132,7 +136,7 @@ fn framing(
     }
     match (encoding, length) {
         (Some(value), _) if value.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(Framing::Chunked),
-        (Some(_), _) => Err(Failure::Malformed("its transfer encoding is not `chunked`")),
+        (Some(_), _) => Err(ExchangeError::Malformed("its transfer encoding is not `chunked`")),
         (None, Some(0)) => Ok(Framing::None),
         (None, Some(length)) => Ok(Framing::Sized(length)),
         (None, None) => Ok(Framing::Close),
@@ -219,7 +223,7 @@ mod tests {
     fn a_head_without_end_is_refused() {
         let mut buffer = BytesMut::from(format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(HEAD_MAX)).as_bytes());
         let parsed = parse(&mut buffer, &Method::GET, &mut HeaderMap::new());
-        assert!(matches!(parsed, Err(Failure::HeadTooLarge)));
+        assert!(matches!(parsed, Err(ExchangeError::HeadTooLarge)));
     }
 
     proptest! {

@@ -9,18 +9,18 @@ mod chunked;
 mod conn;
 mod head;
 
-pub(crate) use conn::{Conn, Reading, Sending};
-pub(crate) use head::{Answer, Framing, content_length, has_token};
+pub(crate) use conn::{Reading, RequestWriter, UpstreamConnection};
+pub(crate) use head::{Framing, ResponseHead, content_length, has_token};
 
 /// Why an exchange with a replica failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub(crate) enum ExchangeError {
     #[error("write to the replica")]
     Write(#[source] std::io::Error),
     #[error("read from the replica")]
     Read(#[source] std::io::Error),
     #[error("the replica closed the connection before it answered")]
-    Silent,
+    ClosedBeforeResponse,
     #[error("the replica closed the connection in the middle of its answer")]
     Cut,
     #[error("the replica's answer is malformed: {0}")]
@@ -32,5 +32,5 @@ pub(crate) enum Failure {
     #[error("the caller's token was taken back")]
     Denied,
     #[error(transparent)]
-    Request(crate::body::Fault),
+    Request(crate::body::RequestBodyError),
 }

@@ -27,14 +27,14 @@ use windlass_gateway::{
 use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
-    kit::{self, Answer, Bed, Setting, Upstream, service, setting, text},
-    listener::hello,
+    kit::{self, TestProxy, TestSettings, Upstream, UpstreamResponse, service, setting, text},
+    listener::tls_connect,
 };
 
 /// Everything is on this machine and plain.
-struct Local;
+struct PlainDialer;
 
-impl Dialer for Local {
+impl Dialer for PlainDialer {
     fn dial<'a>(&'a self, https: bool, host: &'a str, port: u16) -> BoxFuture<'a, io::Result<Stream>> {
         assert!(!https);
         let address = format!("{host}:{port}");
@@ -43,7 +43,7 @@ impl Dialer for Local {
 }
 
 #[derive(Default)]
-struct Book {
+struct AuthorityState {
     nonces: HashSet<String>,
     drawn: u64,
     refused: u64,
@@ -59,7 +59,7 @@ pub(crate) struct Authority {
     pub(crate) folder: TempDir,
     /// Where it looks for proofs, whatever the name.
     gateway: SocketAddr,
-    book: Mutex<Book>,
+    book: Mutex<AuthorityState>,
 }
 
 fn openssl(arguments: &[&str], folder: &Path, input: &[u8]) -> Vec<u8> {
@@ -87,7 +87,7 @@ impl Authority {
         let made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
         let named = ["-days", "2", "-subj", "/CN=test authority", "-keyout", "ca.key", "-out", "ca.pem"];
         openssl(&[made.as_slice(), &named].concat(), folder.path(), b"");
-        let book = Mutex::new(Book { authorization: "pending", ..Book::default() });
+        let book = Mutex::new(AuthorityState { authorization: "pending", ..AuthorityState::default() });
         Arc::new(Self { folder, gateway, book })
     }
 
@@ -100,7 +100,7 @@ impl Authority {
         .await
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Answer {
+    async fn answer(&self, request: Request<Incoming>) -> UpstreamResponse {
         let host = request.headers()["host"].to_str().unwrap().to_owned();
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         let body = request.into_body().collect().await.unwrap().to_bytes();
@@ -150,11 +150,11 @@ impl Authority {
         Ok(serde_json::from_slice(&decode(&document["payload"])).unwrap_or(Value::Null))
     }
 
-    async fn act(&self, base: &str, path: &str, payload: Value) -> Answer {
+    async fn act(&self, base: &str, path: &str, payload: Value) -> UpstreamResponse {
         match path {
             "/account" => {
                 assert_eq!(payload["termsOfServiceAgreed"], json!(true));
-                located(json!({ "status": "valid" }), &format!("{base}/account/1"))
+                with_location(json!({ "status": "valid" }), &format!("{base}/account/1"))
             }
             "/order" => {
                 let names = payload["identifiers"].as_array().unwrap();
@@ -162,12 +162,12 @@ impl Authority {
                 book.names = names.iter().map(|name| name["value"].as_str().unwrap().to_owned()).collect();
                 (book.authorization, book.chain) = ("pending", None);
                 drop(book);
-                located(self.order(base), &format!("{base}/order/1"))
+                with_location(self.order(base), &format!("{base}/order/1"))
             }
             "/order/1" => text(self.order(base).to_string()),
             "/authorization" => text(self.authorization(base).to_string()),
             "/challenge" => {
-                self.look().await;
+                self.fetch_proof().await;
                 text(json!({ "status": "processing" }).to_string())
             }
             "/finalize" => {
@@ -199,7 +199,7 @@ impl Authority {
     }
 
     /// Looks for the proof as the world would.
-    async fn look(&self) {
+    async fn fetch_proof(&self) {
         let (name, key) = {
             let book = self.book.lock();
             (book.names[0].clone(), book.key.clone().unwrap())
@@ -207,7 +207,7 @@ impl Authority {
         let request = format!(
             "GET /.well-known/acme-challenge/tok-1 HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n"
         );
-        let got = kit::Got::parse(&kit::raw(self.gateway, request).await);
+        let got = kit::TestResponse::parse(&kit::raw(self.gateway, request).await);
         let canonical = format!(r#"{{"crv":"P-256","kty":"EC","x":{},"y":{}}}"#, key["x"], key["y"]);
         let expect = format!("tok-1.{}", URL_SAFE_NO_PAD.encode(Sha256::digest(canonical)));
         let mut book = self.book.lock();
@@ -226,13 +226,13 @@ impl Authority {
     }
 }
 
-fn refuse(problem: Value) -> Answer {
+fn refuse(problem: Value) -> UpstreamResponse {
     let mut response = text(problem.to_string());
     *response.status_mut() = hyper::StatusCode::BAD_REQUEST;
     response
 }
 
-fn located(body: Value, location: &str) -> Answer {
+fn with_location(body: Value, location: &str) -> UpstreamResponse {
     let mut response = text(body.to_string());
     *response.status_mut() = hyper::StatusCode::CREATED;
     response.headers_mut().insert("location", location.parse().unwrap());
@@ -242,8 +242,9 @@ fn located(body: Value, location: &str) -> Answer {
 async fn open(authority: &Upstream) -> Account {
     let directory = format!("http://{}/directory", authority.address);
     let key = AccountKey::load(AccountKey::draw().unwrap().pkcs8()).unwrap();
-    let account = Account::open(Arc::new(Local), &directory, key, Some("ops@example.org")).await.unwrap();
-    account.looking_every(Duration::from_millis(10))
+    let account =
+        Account::open(Arc::new(PlainDialer), &directory, key, Some("ops@example.org")).await.unwrap();
+    account.with_poll_interval(Duration::from_millis(10))
 }
 
 #[tokio::test]
@@ -252,8 +253,8 @@ async fn a_certificate_is_ordered_proven_and_used() {
     let upstream = Upstream::echo().await;
     let mut secure = service(vec![upstream.replica("a")]);
     secure.https = true;
-    let plain = Setting { challenges: Some(Arc::clone(&challenges)), ..setting() };
-    let bed = Bed::with(plain, vec![secure.clone()]).await;
+    let plain = TestSettings { challenges: Some(Arc::clone(&challenges)), ..setting() };
+    let bed = TestProxy::with(plain, vec![secure.clone()]).await;
     let authority = Authority::new("good", bed.address);
     let serving = authority.serve().await;
     let mut account = open(&serving).await;
@@ -265,16 +266,16 @@ async fn a_certificate_is_ordered_proven_and_used() {
     let certificates = Arc::new(Certificates::default());
     certificates.put(&pem).unwrap();
     let tls = Some(tls::config(Arc::clone(&certificates)).unwrap());
-    let door = Bed::with(Setting { tls, ..setting() }, vec![secure]).await;
+    let door = TestProxy::with(TestSettings { tls, ..setting() }, vec![secure]).await;
     let root = std::fs::read(authority.folder.path().join("ca.pem")).unwrap();
     let trust = Pem { name: String::new(), chain: root, key: vec![] };
-    hello(&door, "llm.test", &trust, b"http/1.1").await.unwrap();
+    tls_connect(&door, "llm.test", &trust, b"http/1.1").await.unwrap();
 }
 
 #[tokio::test]
 async fn a_name_that_cannot_be_proven_says_why() {
     let upstream = Upstream::echo().await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let authority = Authority::new("bad", bed.address);
     let serving = authority.serve().await;
     let mut account = open(&serving).await;

@@ -10,26 +10,28 @@ use std::{
 
 use tokio::{io::AsyncWriteExt as _, sync::Notify};
 use windlass_gateway::{
-    Bounds, Drained,
+    Drained, ProxyLimits,
     route::{Balance, Replica, Service, Target},
 };
 
 use crate::kit::{
-    Bed, Setting, Upstream, nobody, read_head, read_until, service, setting, soon, text, until,
+    TestProxy, TestSettings, Upstream, read_head, read_until, service, setting, text, unused_address,
+    wait_until, with_timeout,
 };
 
 fn sleepy(replicas: Vec<Replica>, hold_ms: u64) -> Service {
     Service { hold_ms, ..service(replicas) }
 }
 
-async fn dead(id: &str) -> Replica {
-    Replica { id: id.to_owned(), target: Target::Tcp { address: nobody().await } }
+async fn unreachable_replica(id: &str) -> Replica {
+    Replica { id: id.to_owned(), target: Target::Tcp { address: unused_address().await } }
 }
 
 #[tokio::test]
 async fn replicas_take_turns() {
-    let (a, b, c) = (Upstream::saying("a").await, Upstream::saying("b").await, Upstream::saying("c").await);
-    let bed = Bed::new(vec![service(vec![a.replica("a"), b.replica("b"), c.replica("c")])]).await;
+    let (a, b, c) =
+        (Upstream::replying("a").await, Upstream::replying("b").await, Upstream::replying("c").await);
+    let bed = TestProxy::new(vec![service(vec![a.replica("a"), b.replica("b"), c.replica("c")])]).await;
     let mut all = String::new();
     for _ in 0..9 {
         all.push_str(&bed.get("/").await.body);
@@ -40,15 +42,15 @@ async fn replicas_take_turns() {
 #[tokio::test]
 async fn the_least_busy_replica_comes_first() {
     let slow = Upstream::http(|_| async { std::future::pending().await }).await;
-    let fast = Upstream::saying("fast").await;
+    let fast = Upstream::replying("fast").await;
     let mut least = service(vec![slow.replica("slow"), fast.replica("fast")]);
     least.balance = Balance::LeastOutstanding;
-    let bed = Bed::new(vec![least]).await;
+    let bed = TestProxy::new(vec![least]).await;
     let live = bed.routes.service("main/llm").unwrap();
     // Both are free: the first in the list gets it, and keeps it.
     let mut stuck = bed.connect().await;
     stuck.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
-    until("one is busy", || live.replicas()[0].outstanding() == 1).await;
+    wait_until("one is busy", || live.replicas()[0].outstanding() == 1).await;
     for _ in 0..10 {
         assert_eq!(bed.get("/").await.body, "fast");
     }
@@ -57,8 +59,13 @@ async fn the_least_busy_replica_comes_first() {
 
 #[tokio::test]
 async fn a_replica_that_cannot_be_reached_costs_no_request() {
-    let alive = Upstream::saying("alive").await;
-    let bed = Bed::new(vec![service(vec![dead("a").await, dead("b").await, alive.replica("c")])]).await;
+    let alive = Upstream::replying("alive").await;
+    let bed = TestProxy::new(vec![service(vec![
+        unreachable_replica("a").await,
+        unreachable_replica("b").await,
+        alive.replica("c"),
+    ])])
+    .await;
     for _ in 0..30 {
         // Nothing was sent to the dead ones, so that holds for every method.
         let got = bed.ask("POST", "/", &[], "x").await;
@@ -84,7 +91,7 @@ async fn an_idempotent_request_is_sent_again_and_another_never() {
     .await;
     let kind = Upstream::echo().await;
     let fresh = || service(vec![rude.replica("rude"), kind.replica("kind")]);
-    let bed = Bed::new(vec![fresh()]).await;
+    let bed = TestProxy::new(vec![fresh()]).await;
     for method in ["GET", "PUT", "DELETE", "HEAD"] {
         for _ in 0..2 {
             let body = if method == "PUT" { "again" } else { "" };
@@ -113,7 +120,7 @@ async fn a_connection_that_the_replica_closed_meanwhile_costs_no_request() {
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
     })
     .await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     for _ in 0..50 {
         assert_eq!(bed.get("/").await.status, 200);
     }
@@ -121,8 +128,8 @@ async fn a_connection_that_the_replica_closed_meanwhile_costs_no_request() {
 
 #[tokio::test]
 async fn a_replica_that_a_check_found_down_gets_nothing_until_it_is_up() {
-    let (a, b) = (Upstream::saying("a").await, Upstream::saying("b").await);
-    let bed = Bed::new(vec![service(vec![a.replica("a"), b.replica("b")])]).await;
+    let (a, b) = (Upstream::replying("a").await, Upstream::replying("b").await);
+    let bed = TestProxy::new(vec![service(vec![a.replica("a"), b.replica("b")])]).await;
     let live = bed.routes.service("main/llm").unwrap();
     live.replicas()[0].set_down(true);
     for _ in 0..6 {
@@ -147,11 +154,11 @@ async fn a_replica_that_leaves_finishes_what_it_began() {
         }
     })
     .await;
-    let new = Upstream::saying("new").await;
-    let bed = Bed::new(vec![service(vec![old.replica("old")])]).await;
+    let new = Upstream::replying("new").await;
+    let bed = TestProxy::new(vec![service(vec![old.replica("old")])]).await;
     let mut stream = bed.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
-    soon(arrived.notified()).await;
+    with_timeout(arrived.notified()).await;
     let leaving = bed.replace(vec![service(vec![new.replica("new")])]);
     assert_eq!(leaving.iter().map(|replica| replica.id()).collect::<Vec<_>>(), ["old"]);
     assert_eq!(bed.get("/").await.body, "new");
@@ -163,8 +170,8 @@ async fn a_replica_that_leaves_finishes_what_it_began() {
 
 #[tokio::test]
 async fn routes_change_a_thousand_times_and_no_request_fails() {
-    let (a, b) = (Upstream::saying("a").await, Upstream::saying("b").await);
-    let bed = Arc::new(Bed::new(vec![service(vec![a.replica("a")])]).await);
+    let (a, b) = (Upstream::replying("a").await, Upstream::replying("b").await);
+    let bed = Arc::new(TestProxy::new(vec![service(vec![a.replica("a")])]).await);
     let callers: Vec<_> = (0..4)
         .map(|_| {
             let bed = Arc::clone(&bed);
@@ -175,7 +182,7 @@ async fn routes_change_a_thousand_times_and_no_request_fails() {
                     let head = read_head(&mut stream).await;
                     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
                     let mut body = [0];
-                    soon(tokio::io::AsyncReadExt::read_exact(&mut stream, &mut body)).await.unwrap();
+                    with_timeout(tokio::io::AsyncReadExt::read_exact(&mut stream, &mut body)).await.unwrap();
                 }
             })
         })
@@ -186,13 +193,13 @@ async fn routes_change_a_thousand_times_and_no_request_fails() {
         tokio::task::yield_now().await;
     }
     for caller in callers {
-        soon(caller).await.unwrap();
+        with_timeout(caller).await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn an_older_generation_is_refused() {
-    let bed = Bed::new(vec![]).await;
+    let bed = TestProxy::new(vec![]).await;
     let snapshot = bed.routes.snapshot();
     let stale = bed.routes.replace(snapshot).unwrap_err();
     assert_eq!((stale.current, stale.offered), (1, 1));
@@ -200,24 +207,24 @@ async fn an_older_generation_is_refused() {
 
 #[tokio::test]
 async fn a_request_to_a_sleeping_service_wakes_it_and_waits() {
-    let upstream = Upstream::saying("awake").await;
-    let bed = Arc::new(Bed::new(vec![sleepy(vec![], 30_000)]).await);
+    let upstream = Upstream::replying("awake").await;
+    let bed = Arc::new(TestProxy::new(vec![sleepy(vec![], 30_000)]).await);
     let caller = Arc::clone(&bed);
     let request = tokio::spawn(async move { caller.ask("POST", "/", &[], "x").await });
-    until("it was woken", || !bed.seen.woken.lock().is_empty()).await;
+    wait_until("it was woken", || !bed.seen.woken.lock().is_empty()).await;
     let live = bed.routes.service("main/llm").unwrap();
-    until("it waits", || live.stats().read().held == 1).await;
+    wait_until("it waits", || live.stats().read().held == 1).await;
     assert!(!request.is_finished());
     bed.replace(vec![sleepy(vec![upstream.replica("a")], 30_000)]);
-    let got = soon(request).await.unwrap();
+    let got = with_timeout(request).await.unwrap();
     assert_eq!((got.status, got.body.as_str()), (200, "awake"));
     assert_eq!((live.stats().read().held, bed.seen.woken.lock()[0].as_str()), (0, "main/llm"));
 }
 
 #[tokio::test]
 async fn nobody_waits_longer_or_with_more_others_than_allowed() {
-    let bounds = Bounds { held_max: 1, ..Bounds::USUAL };
-    let bed = Arc::new(Bed::with(Setting { bounds, ..setting() }, vec![sleepy(vec![], 20)]).await);
+    let bounds = ProxyLimits { held_max: 1, ..ProxyLimits::USUAL };
+    let bed = Arc::new(TestProxy::with(TestSettings { bounds, ..setting() }, vec![sleepy(vec![], 20)]).await);
     let got = bed.get("/").await;
     assert_eq!((got.status, got.field("retry-after")), (503, "5"));
     assert!(got.body.contains("no replica ready yet"), "{}", got.body);
@@ -226,23 +233,23 @@ async fn nobody_waits_longer_or_with_more_others_than_allowed() {
     let mut first = bed.connect().await;
     first.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     let live = bed.routes.service("main/llm").unwrap();
-    until("one waits", || live.stats().read().held == 1).await;
+    wait_until("one waits", || live.stats().read().held == 1).await;
     assert_eq!(bed.get("/").await.status, 503);
     // Who goes away waits no longer.
     drop(first);
-    until("nobody waits", || live.stats().read().held == 0).await;
+    wait_until("nobody waits", || live.stats().read().held == 0).await;
 }
 
 #[tokio::test]
 async fn a_held_request_outlives_a_replica_that_died() {
-    let upstream = Upstream::saying("new").await;
-    let bed = Arc::new(Bed::new(vec![sleepy(vec![dead("old").await], 30_000)]).await);
+    let upstream = Upstream::replying("new").await;
+    let bed = Arc::new(TestProxy::new(vec![sleepy(vec![unreachable_replica("old").await], 30_000)]).await);
     let caller = Arc::clone(&bed);
     let request = tokio::spawn(async move { caller.get("/").await });
     let live = bed.routes.service("main/llm").unwrap();
-    until("it waits", || live.stats().read().held == 1).await;
+    wait_until("it waits", || live.stats().read().held == 1).await;
     bed.replace(vec![sleepy(vec![upstream.replica("new")], 30_000)]);
-    assert_eq!(soon(request).await.unwrap().body, "new");
+    assert_eq!(with_timeout(request).await.unwrap().body, "new");
 }
 
 #[tokio::test]
@@ -261,7 +268,7 @@ async fn a_replica_gets_no_more_at_once_than_it_may_and_others_wait_their_turn()
     })
     .await;
     let bounded = Service { at_once: Some(2), ..sleepy(vec![slow.replica("a")], 20_000) };
-    let bed = Arc::new(Bed::new(vec![bounded]).await);
+    let bed = Arc::new(TestProxy::new(vec![bounded]).await);
     let live = bed.routes.service("main/llm").unwrap();
     let asked: Vec<_> = (0..5)
         .map(|_| {
@@ -269,7 +276,7 @@ async fn a_replica_gets_no_more_at_once_than_it_may_and_others_wait_their_turn()
             tokio::spawn(async move { bed.get("/").await })
         })
         .collect();
-    until("two are served and three wait", || {
+    wait_until("two are served and three wait", || {
         let read = live.stats().read();
         at_once.load(Ordering::SeqCst) == 2 && read.held == 3
     })
@@ -277,7 +284,7 @@ async fn a_replica_gets_no_more_at_once_than_it_may_and_others_wait_their_turn()
     // Each that is answered makes room for one that waits.
     for left in [2, 1, 0] {
         gate.notify_one();
-        until("one more is served", || {
+        wait_until("one more is served", || {
             at_once.load(Ordering::SeqCst) == 2 && live.stats().read().held == left
         })
         .await;
@@ -295,11 +302,12 @@ async fn a_replica_gets_no_more_at_once_than_it_may_and_others_wait_their_turn()
 #[tokio::test]
 async fn whoever_waits_too_long_for_a_free_replica_is_told_to_come_again() {
     let stuck = Upstream::http(|_| async { std::future::pending().await }).await;
-    let bed = Bed::new(vec![Service { at_once: Some(1), ..sleepy(vec![stuck.replica("a")], 300) }]).await;
+    let bed =
+        TestProxy::new(vec![Service { at_once: Some(1), ..sleepy(vec![stuck.replica("a")], 300) }]).await;
     let live = bed.routes.service("main/llm").unwrap();
     let mut first = bed.connect().await;
     first.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
-    until("it is busy", || live.replicas()[0].outstanding() == 1).await;
+    wait_until("it is busy", || live.replicas()[0].outstanding() == 1).await;
     let got = bed.get("/").await;
     assert_eq!((got.status, got.body.trim()), (503, "no replica of the service is free"));
 }

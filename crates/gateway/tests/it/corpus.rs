@@ -15,15 +15,15 @@ use tokio::{
 use windlass_gateway::corpus::{LAST, corpus};
 use windlass_testkit::{TempDir, temp_dir};
 
-use crate::kit::{Bed, Upstream, service, text, until};
+use crate::kit::{TestProxy, Upstream, service, text, wait_until};
 
 /// A replica that remembers what it was asked.
-struct Witness {
+struct RecordingReplica {
     upstream: Upstream,
     seen: Arc<Mutex<Vec<String>>>,
 }
 
-impl Witness {
+impl RecordingReplica {
     async fn new() -> Self {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let list = Arc::clone(&seen);
@@ -53,7 +53,7 @@ impl Witness {
     }
 
     /// What a caller gets for these bytes, and what is seen of them here.
-    async fn try_on(&self, address: std::net::SocketAddr, bytes: &str) -> String {
+    async fn send_bytes(&self, address: std::net::SocketAddr, bytes: &str) -> String {
         self.seen.lock().clear();
         let mut stream = TcpStream::connect(address).await.unwrap();
         let _ = stream.write_all(format!("{bytes}{LAST}").as_bytes()).await;
@@ -74,11 +74,11 @@ impl Witness {
 
 #[tokio::test]
 async fn a_request_that_means_two_things_is_never_passed_on() {
-    let witness = Witness::new().await;
-    let bed = Bed::new(vec![service(vec![witness.upstream.replica("a")])]).await;
+    let witness = RecordingReplica::new().await;
+    let bed = TestProxy::new(vec![service(vec![witness.upstream.replica("a")])]).await;
     let mut wrong = Vec::new();
     for case in corpus() {
-        let got = witness.try_on(bed.address, &case.bytes).await;
+        let got = witness.send_bytes(bed.address, &case.bytes).await;
         if got != case.ours || got.contains("smuggled") {
             wrong.push(format!("{}\n  expected {}\n  got      {got}", case.name, case.ours));
         }
@@ -96,7 +96,7 @@ struct Nginx {
 impl Nginx {
     async fn new(upstream: &Upstream) -> Self {
         let folder = temp_dir("nginx").unwrap();
-        let address = crate::kit::nobody().await;
+        let address = crate::kit::unused_address().await;
         let conf = format!(
             "daemon off; master_process off; pid {0}/pid; error_log {0}/error.log;\n\
              events {{ worker_connections 256; }}\n\
@@ -118,7 +118,7 @@ impl Nginx {
             .stderr(Stdio::null())
             .spawn()
             .expect("nginx is needed: apt-get install nginx");
-        until("nginx listens", || std::net::TcpStream::connect(address).is_ok()).await;
+        wait_until("nginx listens", || std::net::TcpStream::connect(address).is_ok()).await;
         Self { _folder: folder, child, address }
     }
 }
@@ -132,11 +132,11 @@ impl Drop for Nginx {
 
 #[tokio::test]
 async fn nginx_differs_only_where_we_say_so() {
-    let witness = Witness::new().await;
+    let witness = RecordingReplica::new().await;
     let nginx = Nginx::new(&witness.upstream).await;
     let mut wrong = Vec::new();
     for case in corpus() {
-        let got = witness.try_on(nginx.address, &case.bytes).await;
+        let got = witness.send_bytes(nginx.address, &case.bytes).await;
         assert_eq!(case.ours == case.nginx, case.why.is_empty(), "{}", case.name);
         if got != case.nginx {
             wrong.push(format!("{}\n  expected {}\n  got      {got}", case.name, case.nginx));

@@ -2,14 +2,14 @@
 
 use windlass_gateway::route::{Cors, Limit, LimitKey};
 
-use crate::kit::{Bed, Upstream, service};
+use crate::kit::{TestProxy, Upstream, service};
 
 #[tokio::test]
 async fn a_service_with_auth_takes_tokens_of_members_and_never_sees_them() {
     let upstream = Upstream::echo().await;
     let mut closed = service(vec![upstream.replica("a")]);
     closed.auth = true;
-    let bed = Bed::new(vec![closed]).await;
+    let bed = TestProxy::new(vec![closed]).await;
     for (value, status) in [
         ("Bearer good", 200),
         ("bearer good", 200),
@@ -39,7 +39,7 @@ async fn a_service_with_auth_takes_tokens_of_members_and_never_sees_them() {
 #[tokio::test]
 async fn a_service_without_auth_has_its_own_and_is_not_given_ours() {
     let upstream = Upstream::echo().await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let got = bed.ask("GET", "/", &[("Authorization", "Bearer theirs")], "").await;
     assert!(got.body.contains("authorization: Bearer theirs"), "{}", got.body);
     // However ours look, and whoever chose them.
@@ -60,7 +60,7 @@ async fn too_many_requests_are_told_when_to_come_back() {
     let upstream = Upstream::echo().await;
     let mut limited = service(vec![upstream.replica("a")]);
     limited.limits = vec![Limit { prefix: "/api".into(), key: LimitKey::IpAddress, rps: 0.02, burst: 1 }];
-    let bed = Bed::new(vec![limited.clone()]).await;
+    let bed = TestProxy::new(vec![limited.clone()]).await;
     assert_eq!(bed.get("/api/x").await.status, 200);
     assert_eq!(bed.get("/api/y").await.status, 200);
     let got = bed.get("/x/..//%61pi").await;
@@ -79,7 +79,7 @@ async fn browsers_are_told_which_pages_may_call() {
     open.auth = true;
     open.cors =
         Some(Cors { origins: vec!["https://ui.example".to_owned()], credentials: true, max_age_s: 600 });
-    let bed = Bed::new(vec![open]).await;
+    let bed = TestProxy::new(vec![open]).await;
     let ask = |origin: &'static str| {
         let bed = &bed;
         async move {

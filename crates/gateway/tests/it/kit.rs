@@ -23,33 +23,34 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 use windlass_gateway::{
-    AccessLog, Bounds, Direct, Door, Gatekeeper, Listening, Patience, Proxy, Record, Routes, Verdict, Wake,
+    AccessLog, DirectConnector, Door, Gatekeeper, ListenerConfig, ListenerLimits, Proxy, ProxyLimits, Record,
+    Routes, ServiceWaker, Verdict,
     route::{Replica, Service, Snapshot, Target},
 };
 use windlass_testkit::wait::{WITHIN, eventually_async};
 
 /// Not for ever.
-pub(crate) async fn soon<F: Future>(what: F) -> F::Output {
+pub(crate) async fn with_timeout<F: Future>(what: F) -> F::Output {
     tokio::time::timeout(WITHIN, what).await.expect("it takes too long")
 }
 
 /// Waits for a state.
-pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     eventually_async(what, async || is_so().then_some(())).await;
 }
 
 /// A task that ends with its owner.
-pub(crate) struct Aborted(pub(crate) JoinHandle<()>);
+pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<()>);
 
-impl Drop for Aborted {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-pub(crate) type Answer = Response<BoxBody<Bytes, Infallible>>;
+pub(crate) type UpstreamResponse = Response<BoxBody<Bytes, Infallible>>;
 
-pub(crate) fn text(text: impl Into<Bytes>) -> Answer {
+pub(crate) fn text(text: impl Into<Bytes>) -> UpstreamResponse {
     Response::new(Full::new(text.into()).boxed())
 }
 
@@ -57,7 +58,7 @@ pub(crate) fn text(text: impl Into<Bytes>) -> Answer {
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
     pub(crate) connections: Arc<AtomicUsize>,
-    _task: Aborted,
+    _task: AbortOnDrop,
 }
 
 impl Upstream {
@@ -78,13 +79,13 @@ impl Upstream {
                 open.spawn(talk(stream));
             }
         });
-        Self { address, connections, _task: Aborted(task) }
+        Self { address, connections, _task: AbortOnDrop(task) }
     }
 
     pub(crate) async fn http<F, T>(answer: F) -> Self
     where
         F: Fn(Request<Incoming>) -> T + Send + Sync + 'static,
-        T: Future<Output = Answer> + Send + 'static,
+        T: Future<Output = UpstreamResponse> + Send + 'static,
     {
         let answer = Arc::new(answer);
         Self::raw(move |stream| {
@@ -116,7 +117,7 @@ impl Upstream {
         .await
     }
 
-    pub(crate) async fn saying(word: &'static str) -> Self {
+    pub(crate) async fn replying(word: &'static str) -> Self {
         Self::http(move |_| async move { text(word) }).await
     }
 
@@ -126,7 +127,7 @@ impl Upstream {
 }
 
 /// An address at which nobody listens.
-pub(crate) async fn nobody() -> SocketAddr {
+pub(crate) async fn unused_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap()
 }
@@ -166,73 +167,73 @@ impl Gatekeeper for Tokens {
 
 /// Whoever was woken, and every record.
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct Recorder {
     pub(crate) woken: Mutex<Vec<String>>,
     pub(crate) records: Mutex<Vec<Record>>,
 }
 
-impl Wake for Seen {
+impl ServiceWaker for Recorder {
     fn wake(&self, project: &str, run: &str) {
         self.woken.lock().push(format!("{project}/{run}"));
     }
 }
 
-impl AccessLog for Seen {
+impl AccessLog for Recorder {
     fn record(&self, record: Record) {
         self.records.lock().push(record);
     }
 }
 
 /// A proxy that listens.
-pub(crate) struct Bed {
+pub(crate) struct TestProxy {
     pub(crate) address: SocketAddr,
     pub(crate) routes: Arc<Routes>,
-    pub(crate) seen: Arc<Seen>,
+    pub(crate) seen: Arc<Recorder>,
     /// Ends the rights of whoever showed `good`.
     pub(crate) revoked: CancellationToken,
     pub(crate) stop: CancellationToken,
-    pub(crate) task: Aborted,
+    pub(crate) task: AbortOnDrop,
     generation: AtomicU64,
     _stop: DropGuard,
 }
 
-pub(crate) struct Setting {
-    pub(crate) bounds: Bounds,
-    pub(crate) patience: Patience,
+pub(crate) struct TestSettings {
+    pub(crate) bounds: ProxyLimits,
+    pub(crate) patience: ListenerLimits,
     pub(crate) door: Door,
     pub(crate) challenges: Option<Arc<windlass_gateway::acme::Challenges>>,
     pub(crate) tls: Option<Arc<rustls::ServerConfig>>,
 }
 
-pub(crate) fn setting() -> Setting {
-    Setting {
-        bounds: Bounds::USUAL,
-        patience: Patience::USUAL,
+pub(crate) fn setting() -> TestSettings {
+    TestSettings {
+        bounds: ProxyLimits::USUAL,
+        patience: ListenerLimits::USUAL,
         door: Door::Hosts,
         challenges: None,
         tls: None,
     }
 }
 
-pub(crate) fn paths() -> Setting {
-    let door = Door::Paths { services: "/proxy/services".to_owned(), models: "/proxy/models".to_owned() };
-    Setting { door, ..setting() }
+pub(crate) fn path_settings() -> TestSettings {
+    let door = Door::ByPath { services: "/proxy/services".to_owned(), models: "/proxy/models".to_owned() };
+    TestSettings { door, ..setting() }
 }
 
-impl Bed {
+impl TestProxy {
     pub(crate) async fn new(services: Vec<Service>) -> Self {
         Self::with(setting(), services).await
     }
 
-    pub(crate) async fn with(setting: Setting, services: Vec<Service>) -> Self {
+    pub(crate) async fn with(setting: TestSettings, services: Vec<Service>) -> Self {
         let routes = Arc::new(Routes::default());
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(Recorder::default());
         let revoked = CancellationToken::new();
         let proxy = Proxy {
             routes: Arc::clone(&routes),
-            connector: Arc::new(Direct),
+            connector: Arc::new(DirectConnector),
             gatekeeper: Arc::new(Tokens { revoked: revoked.clone() }),
-            wake: Arc::clone(&seen) as Arc<dyn Wake>,
+            wake: Arc::clone(&seen) as Arc<dyn ServiceWaker>,
             log: Some(Arc::clone(&seen) as Arc<dyn AccessLog>),
             certificates: None,
             bounds: setting.bounds,
@@ -240,7 +241,7 @@ impl Bed {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        let listening = Listening {
+        let listening = ListenerConfig {
             proxy: Arc::new(proxy),
             door: setting.door,
             challenges: setting.challenges,
@@ -251,7 +252,7 @@ impl Bed {
         let generation = AtomicU64::new(0);
         let guard = stop.clone().drop_guard();
         let bed =
-            Self { address, routes, seen, revoked, stop, task: Aborted(task), generation, _stop: guard };
+            Self { address, routes, seen, revoked, stop, task: AbortOnDrop(task), generation, _stop: guard };
         bed.replace(services);
         bed
     }
@@ -270,12 +271,18 @@ impl Bed {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Got {
+    pub(crate) async fn get(&self, path: &str) -> TestResponse {
         self.ask("GET", path, &[], "").await
     }
 
     /// One request on a connection of its own.
-    pub(crate) async fn ask(&self, method: &str, path: &str, fields: &[(&str, &str)], body: &str) -> Got {
+    pub(crate) async fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        fields: &[(&str, &str)],
+        body: &str,
+    ) -> TestResponse {
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: llm.test\r\nConnection: close\r\n");
         for (name, value) in fields {
             head.push_str(&format!("{name}: {value}\r\n"));
@@ -283,7 +290,7 @@ impl Bed {
         if !body.is_empty() {
             head.push_str(&format!("Content-Length: {}\r\n", body.len()));
         }
-        Got::parse(&self.raw(format!("{head}\r\n{body}")).await)
+        TestResponse::parse(&self.raw(format!("{head}\r\n{body}")).await)
     }
 }
 
@@ -292,19 +299,19 @@ pub(crate) async fn raw(address: SocketAddr, bytes: impl AsRef<[u8]>) -> String 
     // Who refuses early may close before it has read everything.
     let _ = stream.write_all(bytes.as_ref()).await;
     let mut answer = Vec::new();
-    let _ = soon(stream.read_to_end(&mut answer)).await;
+    let _ = with_timeout(stream.read_to_end(&mut answer)).await;
     String::from_utf8_lossy(&answer).into_owned()
 }
 
 /// An answer, taken apart. Chunks are joined.
 #[derive(Debug)]
-pub(crate) struct Got {
+pub(crate) struct TestResponse {
     pub(crate) status: u16,
     pub(crate) fields: HashMap<String, String>,
     pub(crate) body: String,
 }
 
-impl Got {
+impl TestResponse {
     pub(crate) fn parse(answer: &str) -> Self {
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
         let mut lines = head.lines();
@@ -340,7 +347,7 @@ fn join_chunks(mut body: &str) -> String {
 pub(crate) async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     let mut bytes = Vec::new();
     while !bytes.ends_with(end.as_bytes()) {
-        let byte = soon(stream.read_u8()).await;
+        let byte = with_timeout(stream.read_u8()).await;
         match byte {
             Ok(byte) => bytes.push(byte),
             Err(error) => panic!("{error} after {:?}", String::from_utf8_lossy(&bytes)),

@@ -18,17 +18,20 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use windlass_gateway::{
-    Patience,
+    ListenerLimits,
     tls::{self, Certificates, Pem},
 };
 use windlass_testkit::temp_dir;
 
-use crate::kit::{Aborted, Bed, Got, Setting, Upstream, read_until, service, setting, soon, text};
+use crate::kit::{
+    AbortOnDrop, TestProxy, TestResponse, TestSettings, Upstream, read_until, service, setting, text,
+    with_timeout,
+};
 
 #[tokio::test]
 async fn a_head_that_is_too_large_is_told_so() {
     let upstream = Upstream::echo().await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let big = "x".repeat(40_000);
     assert_eq!(bed.ask("GET", "/", &[("X-Big", &big)], "").await.status, 431);
     let many: Vec<(String, String)> = (0..150).map(|n| (format!("X-{n}"), "1".to_owned())).collect();
@@ -43,18 +46,20 @@ async fn a_head_that_is_too_large_is_told_so() {
 #[tokio::test]
 async fn slow_callers_are_let_go() {
     let upstream = Upstream::echo().await;
-    let patience = Patience { head: Duration::from_millis(200), ..Patience::USUAL };
-    let mut bounds = windlass_gateway::Bounds::USUAL;
+    let patience = ListenerLimits { head: Duration::from_millis(200), ..ListenerLimits::USUAL };
+    let mut bounds = windlass_gateway::ProxyLimits::USUAL;
     bounds.body_stall = Duration::from_millis(200);
-    let bed =
-        Bed::with(Setting { patience, bounds, ..setting() }, vec![service(vec![upstream.replica("a")])])
-            .await;
+    let bed = TestProxy::with(
+        TestSettings { patience, bounds, ..setting() },
+        vec![service(vec![upstream.replica("a")])],
+    )
+    .await;
     // Says nothing; says half a head; says half a body.
     assert_eq!(bed.raw("").await, "");
     let got = bed.raw("GET / HTTP/1.1\r\nHost: llm.test\r\nX-Slow").await;
     assert!(got.is_empty() || got.starts_with("HTTP/1.1 408"), "{got}");
     let got = bed.raw("POST / HTTP/1.1\r\nHost: llm.test\r\nContent-Length: 10\r\n\r\nhalf").await;
-    assert_eq!(Got::parse(&got).status, 408, "{got}");
+    assert_eq!(TestResponse::parse(&got).status, 408, "{got}");
 }
 
 #[tokio::test]
@@ -70,32 +75,34 @@ async fn a_listener_that_stops_lets_requests_finish() {
         }
     })
     .await;
-    let mut bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let mut bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
-    soon(arrived.notified()).await;
+    with_timeout(arrived.notified()).await;
     bed.stop.cancel();
     // New callers are refused at once, while the old one is still waited for.
-    crate::kit::until("it does not listen", || std::net::TcpStream::connect(bed.address).is_err()).await;
+    crate::kit::wait_until("it does not listen", || std::net::TcpStream::connect(bed.address).is_err()).await;
     assert!(!bed.task.0.is_finished());
     go.notify_one();
     let answer = read_until(&mut stream, "done").await.to_ascii_lowercase();
     assert!(answer.starts_with("http/1.1 200") && answer.contains("connection: close"), "{answer}");
-    soon(&mut bed.task.0).await.unwrap();
+    with_timeout(&mut bed.task.0).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_listener_without_a_place_hears_the_stop() {
     let upstream = Upstream::http(|_| async { text("done") }).await;
     // The connection that has the only place does not leave it by itself.
-    let patience = Patience { connections_max: 1, head: Duration::from_secs(3600), ..Patience::USUAL };
+    let patience =
+        ListenerLimits { connections_max: 1, head: Duration::from_secs(3600), ..ListenerLimits::USUAL };
     let mut bed =
-        Bed::with(Setting { patience, ..setting() }, vec![service(vec![upstream.replica("a")])]).await;
+        TestProxy::with(TestSettings { patience, ..setting() }, vec![service(vec![upstream.replica("a")])])
+            .await;
     let mut stream = bed.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     read_until(&mut stream, "done").await;
     bed.stop.cancel();
-    soon(&mut bed.task.0).await.unwrap();
+    with_timeout(&mut bed.task.0).await.unwrap();
 }
 
 /// A certificate made by Debian's program, which is not ours.
@@ -125,16 +132,16 @@ fn certificate(folder: &Path, name: &str) -> Pem {
     Pem { name: name.to_owned(), chain: std::fs::read(chain).unwrap(), key: std::fs::read(key).unwrap() }
 }
 
-pub(crate) async fn hello(
-    bed: &Bed,
+pub(crate) async fn tls_connect(
+    bed: &TestProxy,
     name: &str,
     trust: &Pem,
     alpn: &[u8],
 ) -> std::io::Result<TlsStream<TcpStream>> {
-    hello_at(bed.connect().await, name, trust, alpn).await
+    tls_handshake(bed.connect().await, name, trust, alpn).await
 }
 
-pub(crate) async fn hello_at(
+pub(crate) async fn tls_handshake(
     stream: TcpStream,
     name: &str,
     trust: &Pem,
@@ -168,27 +175,27 @@ async fn certificates_are_chosen_by_name_and_replaced_under_open_connections() {
     both.domains.push("*.wild.test".to_owned());
     both.https = true;
     let tls = Some(tls::config(Arc::clone(&certificates)).unwrap());
-    let bed = Bed::with(Setting { tls, ..setting() }, vec![both]).await;
+    let bed = TestProxy::with(TestSettings { tls, ..setting() }, vec![both]).await;
 
-    let mut old = hello(&bed, "llm.test", &own, b"http/1.1").await.unwrap();
-    hello(&bed, "any.wild.test", &star, b"http/1.1").await.unwrap();
-    assert!(hello(&bed, "other.test", &own, b"http/1.1").await.is_err());
-    assert!(hello(&bed, "llm.test", &renewed, b"http/1.1").await.is_err());
+    let mut old = tls_connect(&bed, "llm.test", &own, b"http/1.1").await.unwrap();
+    tls_connect(&bed, "any.wild.test", &star, b"http/1.1").await.unwrap();
+    assert!(tls_connect(&bed, "other.test", &own, b"http/1.1").await.is_err());
+    assert!(tls_connect(&bed, "llm.test", &renewed, b"http/1.1").await.is_err());
 
     certificates.put(&renewed).unwrap();
-    hello(&bed, "llm.test", &renewed, b"http/1.1").await.unwrap();
-    assert!(hello(&bed, "llm.test", &own, b"http/1.1").await.is_err());
+    tls_connect(&bed, "llm.test", &renewed, b"http/1.1").await.unwrap();
+    assert!(tls_connect(&bed, "llm.test", &own, b"http/1.1").await.is_err());
     old.write_all(b"GET /old HTTP/1.1\r\nHost: llm.test\r\nConnection: close\r\n\r\n").await.unwrap();
     let mut answer = String::new();
-    soon(old.read_to_string(&mut answer)).await.unwrap();
+    with_timeout(old.read_to_string(&mut answer)).await.unwrap();
     assert!(answer.contains("GET /old") && answer.contains("x-forwarded-proto: https"), "{answer}");
 
-    let stream = TokioIo::new(hello(&bed, "llm.test", &renewed, b"h2").await.unwrap());
+    let stream = TokioIo::new(tls_connect(&bed, "llm.test", &renewed, b"h2").await.unwrap());
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
-    let _connection = Aborted(tokio::spawn(async move { drop(connection.await) }));
+    let _connection = AbortOnDrop(tokio::spawn(async move { drop(connection.await) }));
     let request = Request::get("https://llm.test/two").body(Empty::<Bytes>::new()).unwrap();
-    let response = soon(sender.send_request(request)).await.unwrap();
+    let response = with_timeout(sender.send_request(request)).await.unwrap();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     assert!(body.starts_with(b"GET /two\nhost: llm.test\n"), "{body:?}");
 }

@@ -2,9 +2,9 @@
 
 use windlass_gateway::route::{Model, Service};
 
-use crate::kit::{Bed, Upstream, paths, service};
+use crate::kit::{TestProxy, Upstream, path_settings, service};
 
-fn serving(model: &str, prefix: &str, created: i64, upstream: &Upstream) -> Service {
+fn model_service(model: &str, prefix: &str, created: i64, upstream: &Upstream) -> Service {
     let mut service = service(vec![upstream.replica("a")]);
     service.run = format!("run-{created}");
     service.domains.clear();
@@ -17,15 +17,15 @@ const TOKEN: (&str, &str) = ("Authorization", "Bearer good");
 #[tokio::test]
 async fn models_are_listed_for_members_only() {
     let upstream = Upstream::echo().await;
-    let mut foreign = serving("secret", "/v1", 9, &upstream);
+    let mut foreign = model_service("secret", "/v1", 9, &upstream);
     foreign.project = "other".to_owned();
     let services = vec![
-        serving("b", "/v1", 2, &upstream),
-        serving("a", "/v1", 1, &upstream),
-        serving("b", "/v1", 3, &upstream),
+        model_service("b", "/v1", 2, &upstream),
+        model_service("a", "/v1", 1, &upstream),
+        model_service("b", "/v1", 3, &upstream),
         foreign,
     ];
-    let bed = Bed::with(paths(), services).await;
+    let bed = TestProxy::with(path_settings(), services).await;
     let got = bed.ask("GET", "/proxy/models/main/models", &[TOKEN], "").await;
     assert_eq!((got.status, got.field("content-type")), (200, "application/json"));
     let expect = r#"{"object":"list","data":[{"object":"model","id":"a","created":1,"owned_by":"main"},{"object":"model","id":"b","created":3,"owned_by":"main"}]}"#;
@@ -37,9 +37,9 @@ async fn models_are_listed_for_members_only() {
 #[tokio::test]
 async fn a_call_goes_to_the_service_of_its_model() {
     let (a, b) = (Upstream::echo().await, Upstream::echo().await);
-    let mut second = serving("b", "/openai/v1/", 2, &b);
+    let mut second = model_service("b", "/openai/v1/", 2, &b);
     second.auth = true;
-    let bed = Bed::with(paths(), vec![serving("a", "/v1", 1, &a), second]).await;
+    let bed = TestProxy::with(path_settings(), vec![model_service("a", "/v1", 1, &a), second]).await;
     let body = r#"{"messages":[{"role":"user","content":"hi"}],"stream":true,"model":"b"}"#;
     let got = bed.ask("POST", "/proxy/models/main/chat/completions", &[TOKEN], body).await;
     assert_eq!(got.status, 200, "{}", got.body);
@@ -51,7 +51,7 @@ async fn a_call_goes_to_the_service_of_its_model() {
 #[tokio::test]
 async fn a_call_that_cannot_be_routed_is_refused_as_clients_expect() {
     let upstream = Upstream::echo().await;
-    let bed = Bed::with(paths(), vec![serving("a", "/v1", 1, &upstream)]).await;
+    let bed = TestProxy::with(path_settings(), vec![model_service("a", "/v1", 1, &upstream)]).await;
     for (method, path, body, status, words) in [
         ("POST", "main/chat/completions", r#"{"model":"zzz"}"#, 404, "serves the model `zzz`"),
         ("POST", "main/chat/completions", "nonsense", 400, "must be JSON"),

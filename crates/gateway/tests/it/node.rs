@@ -20,12 +20,12 @@ use windlass_testkit::wait::eventually_ok_async;
 
 use crate::{
     acme::Authority,
-    kit::{Got, raw, soon},
-    listener::hello_at,
+    kit::{TestResponse, raw, with_timeout},
+    listener::tls_handshake,
 };
 
 /// It ends with the test.
-struct Running {
+struct RunningGateway {
     plain: SocketAddr,
     encrypted: SocketAddr,
     metrics: SocketAddr,
@@ -33,7 +33,7 @@ struct Running {
     task: JoinHandle<()>,
 }
 
-impl Running {
+impl RunningGateway {
     fn start(state: &Path, listen: SocketAddr, directory: &str) -> Self {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let acme = AcmeSettings {
@@ -62,21 +62,21 @@ impl Running {
 
     async fn end(self) {
         self.stop.cancel();
-        soon(self.task).await.unwrap();
+        with_timeout(self.task).await.unwrap();
     }
 
     /// Asks over HTTPS, once there is a certificate for the name.
-    async fn asks(&self, name: &str, path: &str, root: &Pem) -> Got {
+    async fn get_https(&self, name: &str, path: &str, root: &Pem) -> TestResponse {
         let mut stream = eventually_ok_async(name, async || {
             let stream = TcpStream::connect(self.encrypted).await.unwrap();
-            hello_at(stream, name, root, b"http/1.1").await
+            tls_handshake(stream, name, root, b"http/1.1").await
         })
         .await;
         let request = format!("GET {path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
-        let _ = soon(stream.read_to_end(&mut answer)).await;
-        Got::parse(&String::from_utf8_lossy(&answer))
+        let _ = with_timeout(stream.read_to_end(&mut answer)).await;
+        TestResponse::parse(&String::from_utf8_lossy(&answer))
     }
 }
 
@@ -98,20 +98,20 @@ async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_the
     let authority = Authority::new("node", listen);
     let serving = authority.serve().await;
     let directory = format!("http://{}/directory", serving.address);
-    let node = Running::start(folder.path(), listen, &directory);
+    let node = RunningGateway::start(folder.path(), listen, &directory);
     let root = Pem {
         name: String::new(),
         chain: std::fs::read(authority.folder.path().join("ca.pem")).unwrap(),
         key: vec![],
     };
     // There is nobody behind it, which is said over HTTPS.
-    assert_eq!(node.asks("llm.test", "/", &root).await.status, 503);
+    assert_eq!(node.get_https("llm.test", "/", &root).await.status, 503);
     // Models are found at the gateway's own name, for those with a token.
-    assert_eq!(node.asks("gateway.test", "/proxy/models/main/models", &root).await.status, 401);
+    assert_eq!(node.get_https("gateway.test", "/proxy/models/main/models", &root).await.status, 401);
     // Plain callers are sent there now.
     let plain = |name: &str| format!("GET /a HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
     for name in ["llm.test", "gateway.test"] {
-        let got = Got::parse(&raw(node.plain, plain(name)).await);
+        let got = TestResponse::parse(&raw(node.plain, plain(name)).await);
         assert_eq!(got.status, 308, "{name}");
     }
     let metrics =
@@ -126,7 +126,7 @@ async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_the
 
     // The authority is gone; what it gave is still there.
     drop(serving);
-    let again = Running::start(folder.path(), listen, "http://127.0.0.1:1/directory");
-    assert_eq!(again.asks("llm.test", "/", &root).await.status, 503);
+    let again = RunningGateway::start(folder.path(), listen, "http://127.0.0.1:1/directory");
+    assert_eq!(again.get_https("llm.test", "/", &root).await.status, 503);
     again.end().await;
 }

@@ -6,12 +6,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use windlass_gateway::route::Target;
 use windlass_testkit::temp_dir;
 
-use crate::kit::{Bed, Got, Upstream, nobody, paths, read_head, read_until, service, soon, text};
+use crate::kit::{
+    TestProxy, TestResponse, Upstream, path_settings, read_head, read_until, service, text, unused_address,
+    with_timeout,
+};
 
 #[tokio::test]
 async fn a_request_by_host_reaches_the_replica_with_our_word_on_who_called() {
     let upstream = Upstream::echo().await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let got = bed.ask("PUT", "/x?y=%20z", &[("X-Forwarded-For", "10.9.9.9"), ("X-Mine", "1")], "hello").await;
     assert_eq!(got.status, 200);
     let expect = "PUT /x?y=%20z\nhost: llm.test\nx-mine: 1\nx-forwarded-for: 127.0.0.1\n\
@@ -21,18 +24,18 @@ async fn a_request_by_host_reaches_the_replica_with_our_word_on_who_called() {
 
 #[tokio::test]
 async fn a_name_a_wildcard_and_nobody() {
-    let (a, b) = (Upstream::saying("a").await, Upstream::saying("b").await);
+    let (a, b) = (Upstream::replying("a").await, Upstream::replying("b").await);
     let mut star = service(vec![b.replica("b")]);
     star.run = "star".to_owned();
     star.domains = vec!["*.test".to_owned()];
-    let bed = Bed::new(vec![service(vec![a.replica("a")]), star]).await;
+    let bed = TestProxy::new(vec![service(vec![a.replica("a")]), star]).await;
     for (host, body) in [("llm.test", "a"), ("LLM.Test:8443", "a"), ("x.test", "b")] {
         let got = bed.raw(format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")).await;
-        assert_eq!(Got::parse(&got).body, body, "{host}");
+        assert_eq!(TestResponse::parse(&got).body, body, "{host}");
     }
     for host in ["other.example", "a.b.test", "test", "[::1]:80"] {
         let got = bed.raw(format!("GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")).await;
-        assert_eq!(Got::parse(&got).status, 404, "{host}");
+        assert_eq!(TestResponse::parse(&got).status, 404, "{host}");
     }
 }
 
@@ -42,7 +45,7 @@ async fn the_prefix_of_a_path_is_stripped_and_told() {
     let mut whole = service(vec![upstream.replica("a")]);
     whole.run = "whole".to_owned();
     whole.strip_prefix = false;
-    let bed = Bed::with(paths(), vec![service(vec![upstream.replica("a")]), whole]).await;
+    let bed = TestProxy::with(path_settings(), vec![service(vec![upstream.replica("a")]), whole]).await;
     let got = bed.get("/proxy/services/main/llm/v1/x?q=1").await;
     assert!(got.body.starts_with("GET /v1/x?q=1\n"), "{}", got.body);
     assert!(got.body.contains("x-forwarded-prefix: /proxy/services/main/llm\n"), "{}", got.body);
@@ -61,13 +64,13 @@ async fn only_members_of_a_project_learn_which_services_it_has() {
     let upstream = Upstream::echo().await;
     let mut closed = service(vec![upstream.replica("a")]);
     closed.auth = true;
-    let bed = Bed::with(paths(), vec![closed]).await;
+    let bed = TestProxy::with(path_settings(), vec![closed]).await;
     for (token, there, missing) in [(None, 401, 401), (Some("bad"), 403, 403), (Some("good"), 200, 404)] {
         let status = async |run: &str| {
             let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
             let path = format!("/proxy/services/main/{run}/");
             let request = format!("GET {path} HTTP/1.1\r\nHost: x.test\r\n{token}Connection: close\r\n\r\n");
-            Got::parse(&bed.raw(request).await).status
+            TestResponse::parse(&bed.raw(request).await).status
         };
         assert_eq!((status("llm").await, status("other").await), (there, missing), "{token:?}");
     }
@@ -81,15 +84,15 @@ async fn plain_http_is_sent_to_https_where_the_service_wants_it() {
     let upstream = Upstream::echo().await;
     let mut service = service(vec![upstream.replica("a")]);
     service.https = true;
-    let bed = Bed::new(vec![service]).await;
+    let bed = TestProxy::new(vec![service]).await;
     let got = bed.get("/x?y").await;
     assert_eq!((got.status, got.field("location")), (308, "https://llm.test/x?y"));
 }
 
 #[tokio::test]
 async fn connections_are_kept_on_both_sides() {
-    let upstream = Upstream::saying("hello").await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let upstream = Upstream::replying("hello").await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;
     for _ in 0..20 {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
@@ -111,7 +114,7 @@ async fn a_replica_at_a_socket_is_reached() {
     let folder = temp_dir("proxying").unwrap();
     let path = folder.path().join("replica.sock");
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
-    let task = crate::kit::Aborted(tokio::spawn(async move {
+    let task = crate::kit::AbortOnDrop(tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut head = [0; 4096];
         let _ = stream.read(&mut head).await.unwrap();
@@ -119,7 +122,7 @@ async fn a_replica_at_a_socket_is_reached() {
     }));
     let replica =
         windlass_gateway::route::Replica { id: "a".to_owned(), target: Target::Unix { path: path.clone() } };
-    let bed = Bed::new(vec![service(vec![replica])]).await;
+    let bed = TestProxy::new(vec![service(vec![replica])]).await;
     let got = bed.get("/").await;
     assert_eq!((got.status, got.body.as_str()), (200, "ok"));
     drop(task);
@@ -139,7 +142,7 @@ async fn an_answer_without_a_body_keeps_its_length() {
         }
     })
     .await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let got = bed.ask("HEAD", "/", &[], "").await;
     assert_eq!((got.status, got.field("content-length"), got.body.as_str()), (200, "12345", ""));
     let got = bed.get("/").await;
@@ -161,7 +164,7 @@ async fn what_a_replica_does_wrong_is_said_in_plain_words() {
             stream.write_all(says.as_bytes()).await.unwrap();
         })
         .await;
-        let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+        let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
         let got = bed.ask("POST", "/", &[], "").await;
         assert_eq!(got.status, status, "{says}");
         assert!(got.body.contains(words), "{says}: {}", got.body);
@@ -170,9 +173,9 @@ async fn what_a_replica_does_wrong_is_said_in_plain_words() {
 
 #[tokio::test]
 async fn nobody_there_and_nobody_in_time() {
-    let address = nobody().await;
+    let address = unused_address().await;
     let replica = windlass_gateway::route::Replica { id: "a".to_owned(), target: Target::Tcp { address } };
-    let bed = Bed::new(vec![service(vec![replica])]).await;
+    let bed = TestProxy::new(vec![service(vec![replica])]).await;
     let got = bed.get("/").await;
     assert_eq!(got.status, 502);
     assert!(got.body.contains("no replica of the service can be reached"), "{}", got.body);
@@ -196,7 +199,7 @@ async fn early_hints_are_passed_over() {
         stream.write_all(says.as_bytes()).await.unwrap();
     })
     .await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let got = bed.get("/").await;
     assert_eq!((got.status, got.body.as_str(), got.field("link")), (200, "ok", ""));
 }
@@ -204,11 +207,11 @@ async fn early_hints_are_passed_over() {
 #[tokio::test]
 async fn a_request_is_counted_and_written_down_when_it_is_over() {
     let upstream = Upstream::http(|_| async { text("0123456789") }).await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     bed.ask("POST", "/x", &[], "abc").await;
     bed.get("/y?secret=1").await;
     let live = bed.routes.service("main/llm").unwrap();
-    crate::kit::until("both are over", || bed.seen.records.lock().len() == 2).await;
+    crate::kit::wait_until("both are over", || bed.seen.records.lock().len() == 2).await;
     let read = live.stats().read();
     assert_eq!((read.requests, read.in_flight, read.classes[1]), (2, 0, 2));
     assert_eq!((read.bytes_in, read.bytes_out, read.buckets.iter().sum::<u64>()), (3, 20, 2));
@@ -226,14 +229,14 @@ async fn a_request_is_counted_and_written_down_when_it_is_over() {
 #[tokio::test]
 async fn a_caller_that_goes_away_is_written_down_as_such() {
     let upstream = Upstream::http(|_| async { std::future::pending().await }).await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     let live = bed.routes.service("main/llm").unwrap();
-    crate::kit::until("it is under way", || live.replicas()[0].outstanding() == 1).await;
+    crate::kit::wait_until("it is under way", || live.replicas()[0].outstanding() == 1).await;
     drop(stream);
-    crate::kit::until("it is over", || live.stats().read().in_flight == 0).await;
+    crate::kit::wait_until("it is over", || live.stats().read().in_flight == 0).await;
     assert_eq!(live.replicas()[0].outstanding(), 0);
     assert_eq!(bed.seen.records.lock()[0].status.as_u16(), 499);
-    soon(async {}).await;
+    with_timeout(async {}).await;
 }

@@ -2,7 +2,7 @@
 
 use windlass_gateway::{
     route::{Group, Replica, Snapshot, Target},
-    state::{self, StateError},
+    state::{self, RouteFileError},
 };
 use windlass_testkit::temp_dir;
 
@@ -42,7 +42,7 @@ fn a_torn_or_edited_file_is_found_out() {
     for length in 0..whole.len() {
         std::fs::write(&path, &whole[..length]).unwrap();
         assert!(
-            matches!(state::restore::<Snapshot>(&path), Err(StateError::Damaged { .. })),
+            matches!(state::restore::<Snapshot>(&path), Err(RouteFileError::Damaged { .. })),
             "{length} bytes"
         );
     }

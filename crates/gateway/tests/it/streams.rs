@@ -15,7 +15,9 @@ use tokio::{
 };
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::kit::{Bed, Got, Upstream, read_head, read_until, service, soon, text, until};
+use crate::kit::{
+    TestProxy, TestResponse, Upstream, read_head, read_until, service, text, wait_until, with_timeout,
+};
 
 #[tokio::test]
 async fn events_arrive_one_by_one() {
@@ -32,7 +34,7 @@ async fn events_arrive_one_by_one() {
         }
     })
     .await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;
     stream.write_all(b"GET /events HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     let head = read_head(&mut stream).await.to_ascii_lowercase();
@@ -61,7 +63,7 @@ async fn a_stream_of_events_ends_when_the_token_is_taken_back() {
     .await;
     let mut closed = service(vec![upstream.replica("a")]);
     closed.auth = true;
-    let bed = Bed::new(vec![closed]).await;
+    let bed = TestProxy::new(vec![closed]).await;
     let mut stream = bed.connect().await;
     let head = b"GET /events HTTP/1.1\r\nHost: llm.test\r\nAuthorization: Bearer good\r\n\r\n";
     stream.write_all(head).await.unwrap();
@@ -71,9 +73,9 @@ async fn a_stream_of_events_ends_when_the_token_is_taken_back() {
     bed.revoked.cancel();
     // The replica goes on; the caller hears nothing of it, not even a proper end.
     let mut rest = Vec::new();
-    let _ = soon(stream.read_to_end(&mut rest)).await;
+    let _ = with_timeout(stream.read_to_end(&mut rest)).await;
     assert!(!String::from_utf8_lossy(&rest).contains("0\r\n\r\n"), "{rest:?}");
-    soon(send.closed()).await;
+    with_timeout(send.closed()).await;
 }
 
 #[tokio::test]
@@ -89,15 +91,15 @@ async fn a_websocket_ends_when_the_token_is_taken_back() {
     .await;
     let mut closed = service(vec![upstream.replica("a")]);
     closed.auth = true;
-    let bed = Bed::new(vec![closed]).await;
+    let bed = TestProxy::new(vec![closed]).await;
     let request =
         tokio_tungstenite::tungstenite::ClientRequestBuilder::new("ws://llm.test/socket".parse().unwrap())
             .with_header("Authorization", "Bearer good");
     let (mut socket, _) = tokio_tungstenite::client_async(request, bed.connect().await).await.unwrap();
     socket.send(Message::text("hello")).await.unwrap();
-    assert_eq!(soon(socket.next()).await.unwrap().unwrap(), Message::text("hello"));
+    assert_eq!(with_timeout(socket.next()).await.unwrap().unwrap(), Message::text("hello"));
     bed.revoked.cancel();
-    assert!(!matches!(soon(socket.next()).await, Some(Ok(_))), "the connection is gone");
+    assert!(!matches!(with_timeout(socket.next()).await, Some(Ok(_))), "the connection is gone");
 }
 
 #[tokio::test]
@@ -110,13 +112,13 @@ async fn large_bodies_pass_unchanged_in_both_directions() {
         text(body)
     })
     .await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let body: Vec<u8> = (0..8_u32 << 20).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let hash = crc32fast::hash(&body);
     for chunked in [false, true] {
         let (mut read, mut write) = bed.connect().await.into_split();
         let body = body.clone();
-        let writer = crate::kit::Aborted(tokio::spawn(async move {
+        let writer = crate::kit::AbortOnDrop(tokio::spawn(async move {
             let framing = if chunked {
                 "Transfer-Encoding: chunked".to_owned()
             } else {
@@ -139,7 +141,7 @@ async fn large_bodies_pass_unchanged_in_both_directions() {
             std::future::pending::<()>().await;
         }));
         let mut answer = Vec::new();
-        soon(read.read_to_end(&mut answer)).await.unwrap();
+        with_timeout(read.read_to_end(&mut answer)).await.unwrap();
         drop(writer);
         let head = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
         assert_eq!(crc32fast::hash(&answer[head..]), hash, "chunked: {chunked}");
@@ -153,7 +155,7 @@ async fn a_caller_is_slowed_down_to_the_pace_of_the_replica() {
         std::future::pending::<()>().await;
     })
     .await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;
     let head = "POST / HTTP/1.1\r\nHost: llm.test\r\nContent-Length: 1000000000\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -180,7 +182,7 @@ async fn trailers_pass_in_both_directions() {
         stream.write_all(says.as_bytes()).await.unwrap();
     })
     .await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let request = "POST / HTTP/1.1\r\nHost: llm.test\r\nConnection: close, te\r\nTE: trailers\r\nTrailer: X-Sum\r\n\
                    Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX-Sum: 7\r\nHost: evil\r\n\r\n";
     let answer = bed.raw(request).await.to_ascii_lowercase();
@@ -190,15 +192,15 @@ async fn trailers_pass_in_both_directions() {
 #[tokio::test]
 async fn a_caller_that_waits_for_leave_gets_it() {
     let upstream = Upstream::echo().await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;
     let head = "POST / HTTP/1.1\r\nHost: llm.test\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     assert_eq!(read_head(&mut stream).await, "HTTP/1.1 100 Continue\r\n\r\n");
     stream.write_all(b"hello").await.unwrap();
     let mut answer = String::new();
-    soon(stream.read_to_string(&mut answer)).await.unwrap();
-    let got = Got::parse(&answer);
+    with_timeout(stream.read_to_string(&mut answer)).await.unwrap();
+    let got = TestResponse::parse(&answer);
     assert!(got.status == 200 && got.body.ends_with("\n\nhello") && !got.body.contains("expect"), "{answer}");
 }
 
@@ -210,7 +212,7 @@ async fn an_answer_may_come_before_the_end_of_the_request() {
         stream.write_all(says.as_bytes()).await.unwrap();
     })
     .await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let mut stream = bed.connect().await;
     let head = "POST / HTTP/1.1\r\nHost: llm.test\r\nContent-Length: 100000000\r\n\r\nfirst";
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -222,12 +224,12 @@ async fn a_body_that_a_service_does_not_take_is_refused() {
     let upstream = Upstream::echo().await;
     let mut small = service(vec![upstream.replica("a")]);
     small.body_max = Some(4);
-    let bed = Bed::new(vec![small]).await;
+    let bed = TestProxy::new(vec![small]).await;
     assert_eq!(bed.ask("POST", "/", &[], "1234").await.status, 200);
     assert_eq!(bed.ask("POST", "/", &[], "12345").await.status, 413);
     let request = "POST / HTTP/1.1\r\nHost: llm.test\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n\
                    3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n";
-    assert_eq!(Got::parse(&bed.raw(request).await).status, 413);
+    assert_eq!(TestResponse::parse(&bed.raw(request).await).status, 413);
 }
 
 #[tokio::test]
@@ -242,30 +244,30 @@ async fn a_websocket_passes_through_and_is_counted_until_it_ends() {
         }
     })
     .await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let stream = bed.connect().await;
     let (mut socket, response) =
         tokio_tungstenite::client_async("ws://llm.test/socket", stream).await.unwrap();
     assert_eq!(response.status(), 101);
-    assert_eq!(soon(socket.next()).await.unwrap().unwrap(), Message::text("welcome"));
+    assert_eq!(with_timeout(socket.next()).await.unwrap().unwrap(), Message::text("welcome"));
     let live = bed.routes.service("main/llm").unwrap();
     for n in 0..100 {
         socket.send(Message::text(n.to_string())).await.unwrap();
-        assert_eq!(soon(socket.next()).await.unwrap().unwrap(), Message::text(n.to_string()));
+        assert_eq!(with_timeout(socket.next()).await.unwrap().unwrap(), Message::text(n.to_string()));
     }
     assert_eq!((live.stats().read().in_flight, live.replicas()[0].outstanding()), (1, 1));
     drop(socket);
-    until("it is over", || live.stats().read().in_flight == 0).await;
-    until("the replica is free", || live.replicas()[0].outstanding() == 0).await;
+    wait_until("it is over", || live.stats().read().in_flight == 0).await;
+    wait_until("the replica is free", || live.replicas()[0].outstanding() == 0).await;
 }
 
 #[tokio::test]
 async fn http2_is_spoken_with_callers() {
     let upstream = Upstream::echo().await;
-    let bed = Bed::new(vec![service(vec![upstream.replica("a")])]).await;
+    let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let stream = TokioIo::new(bed.connect().await);
     let (sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
-    let _connection = crate::kit::Aborted(tokio::spawn(async move { connection.await.unwrap() }));
+    let _connection = crate::kit::AbortOnDrop(tokio::spawn(async move { connection.await.unwrap() }));
     let ask = |n: usize| {
         let mut sender = sender.clone();
         async move {
@@ -280,7 +282,7 @@ async fn http2_is_spoken_with_callers() {
             String::from_utf8(body.to_vec()).unwrap()
         }
     };
-    let bodies = soon(futures_util::future::join_all((0..40).map(ask))).await;
+    let bodies = with_timeout(futures_util::future::join_all((0..40).map(ask))).await;
     for (n, body) in bodies.iter().enumerate() {
         assert!(body.starts_with(&format!("POST /{n}\nhost: llm.test\n")), "{body}");
         assert!(body.contains("cookie: a=1; b=2\n"), "{body}");

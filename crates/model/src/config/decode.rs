@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     error::{Code, Diagnosis, Span, summary},
-    scalar::Meaning,
+    scalar::ScalarValue,
     yaml::{Node, Scalar, Value},
 };
 
@@ -43,7 +43,7 @@ pub struct Properties {
     pub required: Vec<&'static str>,
 }
 
-enum Step {
+enum PathSegment {
     Key(Cow<'static, str>),
     Index(usize),
 }
@@ -54,7 +54,7 @@ pub const PROBLEMS_MAX: usize = 100;
 /// Where decoding stands and what went wrong so far.
 pub struct Ctx {
     mode: Mode,
-    path: Vec<Step>,
+    path: Vec<PathSegment>,
     problems: Vec<Diagnosis>,
     untold: usize,
 }
@@ -85,7 +85,7 @@ impl Ctx {
 
     /// Runs `body` one key further down.
     pub fn under<T>(&mut self, key: impl Into<Cow<'static, str>>, body: impl FnOnce(&mut Self) -> T) -> T {
-        self.path.push(Step::Key(key.into()));
+        self.path.push(PathSegment::Key(key.into()));
         let result = body(self);
         self.path.pop();
         result
@@ -93,7 +93,7 @@ impl Ctx {
 
     /// Runs `body` at an item of a list.
     pub fn at_index<T>(&mut self, index: usize, body: impl FnOnce(&mut Self) -> T) -> T {
-        self.path.push(Step::Index(index));
+        self.path.push(PathSegment::Index(index));
         let result = body(self);
         self.path.pop();
         result
@@ -103,9 +103,9 @@ impl Ctx {
         let mut path = String::new();
         for step in &self.path {
             match step {
-                Step::Key(key) if path.is_empty() => path.push_str(key),
-                Step::Key(key) => path.extend([".", key]),
-                Step::Index(index) => path.push_str(&format!("[{index}]")),
+                PathSegment::Key(key) if path.is_empty() => path.push_str(key),
+                PathSegment::Key(key) => path.extend([".", key]),
+                PathSegment::Index(index) => path.push_str(&format!("[{index}]")),
             }
         }
         path
@@ -114,8 +114,8 @@ impl Ctx {
     /// The last key on the path: how the field is called in messages.
     pub fn field(&self) -> String {
         let key = self.path.iter().rev().find_map(|step| match step {
-            Step::Key(key) => Some(key.to_string()),
-            Step::Index(_) => None,
+            PathSegment::Key(key) => Some(key.to_string()),
+            PathSegment::Index(_) => None,
         });
         key.unwrap_or_else(|| "configuration".to_owned())
     }
@@ -145,7 +145,7 @@ impl Ctx {
         let message = format!("`{}` must be {expected}, not {}", self.field(), describe(node));
         let mut diagnosis = Diagnosis::new(Code::WrongType, node.span, message);
         if let Value::Scalar(scalar) = &node.value
-            && matches!(scalar.meaning(), Meaning::Bool(_))
+            && matches!(scalar.meaning(), ScalarValue::Bool(_))
             && expected.contains("text")
         {
             diagnosis = diagnosis.hint(format!("quote it to keep it text: \"{}\"", scalar.text));
@@ -201,9 +201,9 @@ fn describe(node: &Node) -> String {
         Value::Seq(_) => "a list".to_owned(),
         Value::Map(_) => "a mapping".to_owned(),
         Value::Scalar(scalar) => match scalar.meaning() {
-            Meaning::Bool(b) => format!("a boolean ({b})"),
-            Meaning::Int(_) | Meaning::Float(_) => format!("a number ({})", excerpt(&scalar.text)),
-            Meaning::Str | Meaning::Null => format!("`{}`", excerpt(&scalar.text)),
+            ScalarValue::Bool(b) => format!("a boolean ({b})"),
+            ScalarValue::Int(_) | ScalarValue::Float(_) => format!("a number ({})", excerpt(&scalar.text)),
+            ScalarValue::Str | ScalarValue::Null => format!("`{}`", excerpt(&scalar.text)),
         },
     }
 }
@@ -369,7 +369,7 @@ impl<T: Decode> Decode for BTreeMap<String, T> {
 /// The word of a scalar that is text, or a number where text is wanted.
 pub(crate) fn text<'a>(node: &'a Node, cx: &mut Ctx) -> Option<&'a str> {
     match &node.value {
-        Value::Scalar(scalar) if !matches!(scalar.meaning(), Meaning::Bool(_)) => Some(&scalar.text),
+        Value::Scalar(scalar) if !matches!(scalar.meaning(), ScalarValue::Bool(_)) => Some(&scalar.text),
         Value::Null | Value::Scalar(_) | Value::Seq(_) | Value::Map(_) => cx.wrong_type(node, "text"),
     }
 }
@@ -407,9 +407,9 @@ impl Decode for bool {
 pub(crate) fn whole(scalar: &Scalar) -> Option<i64> {
     let meaning = if scalar.plain { scalar.meaning() } else { super::scalar::resolve(scalar.text.trim()) };
     match meaning {
-        Meaning::Int(n) => Some(n),
-        Meaning::Float(n) if n.fract() == 0.0 && n.abs() < 9e15 => Some(n as i64),
-        Meaning::Float(_) | Meaning::Null | Meaning::Bool(_) | Meaning::Str => None,
+        ScalarValue::Int(n) => Some(n),
+        ScalarValue::Float(n) if n.fract() == 0.0 && n.abs() < 9e15 => Some(n as i64),
+        ScalarValue::Float(_) | ScalarValue::Null | ScalarValue::Bool(_) | ScalarValue::Str => None,
     }
 }
 
@@ -435,10 +435,10 @@ impl Decode for u32 {
 impl Decode for f64 {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let number = scalar(node).and_then(|scalar| match super::scalar::resolve(scalar.text.trim()) {
-            Meaning::Int(n) => Some(n as Self),
-            Meaning::Float(n) => Some(n),
-            Meaning::Str => scalar.text.trim().parse().ok(),
-            Meaning::Null | Meaning::Bool(_) => None,
+            ScalarValue::Int(n) => Some(n as Self),
+            ScalarValue::Float(n) => Some(n),
+            ScalarValue::Str => scalar.text.trim().parse().ok(),
+            ScalarValue::Null | ScalarValue::Bool(_) => None,
         });
         match number {
             Some(n) if n.is_finite() => Some(n),

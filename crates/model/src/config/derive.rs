@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Configuration,
     dev_environment::DevEnvironment,
-    interpolate::{self, Answer, Dollars, Reference},
+    interpolate::{self, Answer, DollarEscape, Reference},
     job_spec::{AppSpec, FileArchive, JobSpec, ProbeSpec, REPO_DIR, Requirements, RetrySpec},
     mounts::{Mount, VolumeMount},
     name::UnixUser,
@@ -18,10 +18,10 @@ use super::{
     shell,
     task::Task,
     traffic::{Method, Model, Probe, ProbeHeader, ProbeKind, Replicas, Text},
-    units::{Offable, OneOrMany},
+    units::{OffableDuration, OneOrMany},
 };
 use crate::{
-    plan::runs_in::{NO_IMAGE, OFFERS_ONLY},
+    plan::runs_in::{OFFERS_ONLY_IMAGE, PLAIN_PROCESS_IMAGE},
     resources::{CpuArch, GpuVendor, ResourcesSpec},
 };
 
@@ -76,7 +76,7 @@ pub struct ImageMetadata {
 
 /// The parts of a run specification that jobs inherit beside the configuration.
 #[derive(Clone, Debug, Default)]
-pub struct Inherited {
+pub struct InheritedSpec {
     pub repo_data: Option<serde_json::Value>,
     pub repo_code_hash: Option<String>,
     pub repo_dir: Option<String>,
@@ -92,7 +92,7 @@ pub struct Inputs<'a> {
     pub configuration: &'a Configuration,
     /// The profile of the run; the configuration's own properties win.
     pub profile: Option<&'a Properties>,
-    pub inherited: &'a Inherited,
+    pub inherited: &'a InheritedSpec,
     /// Metadata of the image, where `needs_image_metadata` asked for it.
     pub image: Option<&'a ImageMetadata>,
     /// Where a job with `dstack: true` finds the server.
@@ -110,7 +110,7 @@ pub fn needs_image_metadata(configuration: &Configuration) -> bool {
         Configuration::Fleet(_) | Configuration::Gateway(_) | Configuration::Volume(_) => return false,
     };
     let runs = commands || run.entrypoint.is_some();
-    ![OFFERS_ONLY, NO_IMAGE].contains(&image.as_str())
+    ![OFFERS_ONLY_IMAGE, PLAIN_PROCESS_IMAGE].contains(&image.as_str())
         && (run.user.is_none() || !runs || run.resources.cpu.arch.is_none())
 }
 
@@ -119,7 +119,7 @@ pub fn job_specs(inputs: &Inputs<'_>) -> Result<Vec<JobSpec>, Error> {
     let mut specs = Vec::new();
     let mut replica_num = 0;
     for group in 0..replica_groups(inputs.configuration) {
-        for _ in 0..replicas_of(inputs.configuration, group)?.min {
+        for _ in 0..replica_range(inputs.configuration, group)?.min {
             specs.extend(replica_specs(inputs, group, replica_num)?);
             replica_num += 1;
         }
@@ -167,7 +167,7 @@ fn group_name(index: usize, group: &ReplicaGroup) -> String {
 }
 
 /// How many replicas a group may have.
-pub fn replicas_of(configuration: &Configuration, group: usize) -> Result<Replicas, Error> {
+pub fn replica_range(configuration: &Configuration, group: usize) -> Result<Replicas, Error> {
     match configuration {
         Configuration::Service(service) => match &service.groups {
             None => Ok(service.replicas.unwrap_or(Replicas::exactly(1))),
@@ -195,7 +195,7 @@ pub fn replica_specs(inputs: &Inputs<'_>, group: usize, replica_num: u32) -> Res
 }
 
 /// What differs between the jobs of a run.
-struct Part<'a> {
+struct JobVariant<'a> {
     commands: Vec<String>,
     resources: &'a ResourcesSpec,
     ports: &'a [PortMapping],
@@ -209,7 +209,7 @@ struct Part<'a> {
 }
 
 /// Where a job stands in its run.
-struct Position {
+struct JobPosition {
     replica_num: u32,
     job_num: u32,
     jobs_per_replica: u32,
@@ -217,8 +217,8 @@ struct Position {
     node_group: (u32, String, u32),
 }
 
-fn part<'a>(run: &'a Run, profile: &'a Properties) -> Part<'a> {
-    Part {
+fn part<'a>(run: &'a Run, profile: &'a Properties) -> JobVariant<'a> {
+    JobVariant {
         commands: vec![],
         resources: &run.resources,
         ports: &[],
@@ -232,14 +232,14 @@ fn part<'a>(run: &'a Run, profile: &'a Properties) -> Part<'a> {
     }
 }
 
-fn count(n: usize) -> u32 {
+fn to_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 fn task_specs(inputs: &Inputs<'_>, task: &Task, replica_num: u32) -> Result<Vec<JobSpec>, Error> {
-    let profile = merged(&task.profile, inputs.profile);
+    let profile = merge_profile(&task.profile, inputs.profile);
     let total = u32::try_from(task.nodes_total()).unwrap_or(u32::MAX);
-    let position = |job_num, node_group| Position {
+    let position = |job_num, node_group| JobPosition {
         replica_num,
         job_num,
         jobs_per_replica: total,
@@ -248,7 +248,8 @@ fn task_specs(inputs: &Inputs<'_>, task: &Task, replica_num: u32) -> Result<Vec<
     };
     let mut specs = Vec::new();
     let Some(groups) = &task.groups else {
-        let part = Part { commands: task.commands.clone(), ports: &task.ports, ..part(&task.run, &profile) };
+        let part =
+            JobVariant { commands: task.commands.clone(), ports: &task.ports, ..part(&task.run, &profile) };
         for job in 0..total {
             specs.push(job_spec(
                 inputs,
@@ -262,14 +263,14 @@ fn task_specs(inputs: &Inputs<'_>, task: &Task, replica_num: u32) -> Result<Vec<
     };
     for (index, group) in groups.iter().enumerate() {
         let name = group.name.as_ref().map_or_else(|| index.to_string(), |name| name.0.clone());
-        let part = Part {
+        let part = JobVariant {
             commands: group.commands.clone(),
             ports: &group.ports,
             resources: &group.resources,
             ..part(&task.run, &profile)
         };
         for member in 0..u32::try_from(group.nodes.get()).unwrap_or(0) {
-            let at = position(count(specs.len()), (count(index), name.clone(), member));
+            let at = position(to_u32(specs.len()), (to_u32(index), name.clone(), member));
             specs.push(job_spec(inputs, &task.run, &profile, &part, at)?);
         }
     }
@@ -282,16 +283,16 @@ fn service_spec(
     group: usize,
     replica_num: u32,
 ) -> Result<JobSpec, Error> {
-    let profile = merged(&service.profile, inputs.profile);
-    let base = Part { commands: service.commands.clone(), ..part(&service.run, &profile) };
+    let profile = merge_profile(&service.profile, inputs.profile);
+    let base = JobVariant { commands: service.commands.clone(), ..part(&service.run, &profile) };
     let (part, name) = match &service.groups {
         None => (base, "0".to_owned()),
         Some(groups) => {
             let found = groups.get(group).ok_or(Error::NoSuchGroup { index: group })?;
-            (group_part(base, found), group_name(group, found))
+            (group_variant(base, found), group_name(group, found))
         }
     };
-    let position = Position {
+    let position = JobPosition {
         replica_num,
         job_num: 0,
         jobs_per_replica: 1,
@@ -305,8 +306,8 @@ fn service_spec(
 }
 
 /// What a group of replicas sets goes before what the service sets.
-fn group_part<'a>(base: Part<'a>, group: &'a ReplicaGroup) -> Part<'a> {
-    Part {
+fn group_variant<'a>(base: JobVariant<'a>, group: &'a ReplicaGroup) -> JobVariant<'a> {
+    JobVariant {
         commands: group.commands.clone(),
         resources: &group.resources,
         ports: &[],
@@ -321,11 +322,11 @@ fn group_part<'a>(base: Part<'a>, group: &'a ReplicaGroup) -> Part<'a> {
 }
 
 fn dev_spec(inputs: &Inputs<'_>, dev: &DevEnvironment, replica_num: u32) -> Result<JobSpec, Error> {
-    let profile = merged(&dev.profile, inputs.profile);
+    let profile = merge_profile(&dev.profile, inputs.profile);
     let stay = ["echo 'The dev environment is ready.'", "tail -f /dev/null"].map(str::to_owned);
     let commands = dev.run.setup.iter().chain(&dev.init).cloned().chain(stay).collect();
-    let part = Part { commands, ports: &dev.ports, ..part(&dev.run, &profile) };
-    let position = Position {
+    let part = JobVariant { commands, ports: &dev.ports, ..part(&dev.run, &profile) };
+    let position = JobPosition {
         replica_num,
         job_num: 0,
         jobs_per_replica: 1,
@@ -337,7 +338,7 @@ fn dev_spec(inputs: &Inputs<'_>, dev: &DevEnvironment, replica_num: u32) -> Resu
     Ok(spec)
 }
 
-fn merged(own: &Properties, base: Option<&Properties>) -> Properties {
+fn merge_profile(own: &Properties, base: Option<&Properties>) -> Properties {
     base.map_or_else(|| own.clone(), |base| own.or(base))
 }
 
@@ -345,10 +346,10 @@ fn job_spec(
     inputs: &Inputs<'_>,
     run: &Run,
     profile: &Properties,
-    part: &Part<'_>,
-    position: Position,
+    part: &JobVariant<'_>,
+    position: JobPosition,
 ) -> Result<JobSpec, Error> {
-    let Position { replica_num, job_num, jobs_per_replica, replica_group, node_group } = position;
+    let JobPosition { replica_num, job_num, jobs_per_replica, replica_group, node_group } = position;
     let repo = run.repos.first().map(|repo| &repo.0);
     let (node_group_index, node_group_name, node_group_job_index) = node_group;
     let metadata = inputs.image.filter(|_| part.image.is_some());
@@ -376,13 +377,13 @@ fn job_spec(
         privileged: part.privileged || (part.docker && part.image.is_none()),
         single_branch: Some(run.single_branch.unwrap_or(true)),
         max_duration: match profile.max_duration {
-            Offable::Seconds(secs) => Some(secs),
-            Offable::Off | Offable::Unset => None,
+            OffableDuration::Seconds(secs) => Some(secs),
+            OffableDuration::Off | OffableDuration::Unset => None,
         },
         stop_duration: match profile.stop_duration {
-            Offable::Seconds(secs) => Some(secs),
-            Offable::Off => None,
-            Offable::Unset => Some(STOP_DURATION),
+            OffableDuration::Seconds(secs) => Some(secs),
+            OffableDuration::Off => None,
+            OffableDuration::Unset => Some(STOP_DURATION),
         },
         utilization_policy: profile.utilization_policy.clone(),
         registry_auth: run.registry_auth.clone(),
@@ -410,7 +411,7 @@ fn job_spec(
 
 fn requirements(
     profile: &Properties,
-    part: &Part<'_>,
+    part: &JobVariant<'_>,
     resources: ResourcesSpec,
     multinode: bool,
 ) -> Requirements {
@@ -429,7 +430,7 @@ fn requirements(
 }
 
 fn app_specs(ports: &[PortMapping]) -> Vec<AppSpec> {
-    let open = ports.iter().filter(|port| !ports::RESERVED.contains(&port.container_port));
+    let open = ports.iter().filter(|port| !ports::RESERVED_PORTS.contains(&port.container_port));
     let app = |(index, port): (usize, &PortMapping)| AppSpec {
         port: port.container_port,
         map_to_port: port.local_port,
@@ -446,7 +447,7 @@ fn user(run: &Run, metadata: Option<&ImageMetadata>) -> Option<UnixUser> {
 }
 
 /// Empty where the run names none.
-fn image_name(images: &DefaultImages, part: &Part<'_>) -> Result<String, Error> {
+fn image_name(images: &DefaultImages, part: &JobVariant<'_>) -> Result<String, Error> {
     let set =
         |image: &Option<String>, field, setting| image.clone().ok_or(Error::NoImageFor { field, setting });
     match part.image {
@@ -458,7 +459,7 @@ fn image_name(images: &DefaultImages, part: &Part<'_>) -> Result<String, Error> 
 }
 
 /// What the container runs: entry point and arguments, or a shell with the commands, or what the image says.
-fn argv(run: &Run, part: &Part<'_>, metadata: Option<&ImageMetadata>) -> Result<Vec<String>, Error> {
+fn argv(run: &Run, part: &JobVariant<'_>, metadata: Option<&ImageMetadata>) -> Result<Vec<String>, Error> {
     let argv: Vec<String> = if let Some(entrypoint) = &run.entrypoint {
         let words = shell::split(entrypoint)
             .map_err(|reason| Error::Entrypoint { entrypoint: entrypoint.clone(), reason })?;
@@ -474,7 +475,7 @@ fn argv(run: &Run, part: &Part<'_>, metadata: Option<&ImageMetadata>) -> Result<
         known.unwrap_or_default()
     };
     // An image may have a command of its own, which the agent finds out when it has the image.
-    if argv.is_empty() && part.image.is_none_or(|image| image == NO_IMAGE) {
+    if argv.is_empty() && part.image.is_none_or(|image| image == PLAIN_PROCESS_IMAGE) {
         return Err(Error::NothingToRun);
     }
     Ok(argv)
@@ -516,7 +517,7 @@ fn volumes(mounts: &[Mount], job_num: u32) -> Result<Vec<Mount>, Error> {
         }
     };
     let name = |text: &String| {
-        interpolate::substitute(text, Dollars::Unescape, rank)
+        interpolate::substitute(text, DollarEscape::Unescape, rank)
             .map_err(|error| Error::Interpolate { text: text.clone(), reason: error.reason })
     };
     mounts
@@ -578,7 +579,7 @@ fn chat_probe(model: &Model) -> ProbeSpec {
 }
 
 /// Resources with what the image and the names of GPUs imply.
-fn effective_resources(part: &Part<'_>, metadata: Option<&ImageMetadata>) -> ResourcesSpec {
+fn effective_resources(part: &JobVariant<'_>, metadata: Option<&ImageMetadata>) -> ResourcesSpec {
     let mut resources = part.resources.clone();
     if let Some(gpu) = &mut resources.gpu {
         gpu.vendor = gpu.vendor.or_else(|| infer_vendor(gpu.name.as_deref()));

@@ -6,7 +6,7 @@ use super::{
     ports::PortMapping,
     profile, run,
     table::{table, words},
-    units::Inactivity,
+    units::InactivityDuration,
     yaml::Node,
 };
 
@@ -30,7 +30,7 @@ table! {
         /// Commands to run before it is ready.
         pub init: Vec<String> = vec![],
         /// Stops when nobody is connected for so long.
-        pub inactivity_duration: Inactivity = Inactivity(None),
+        pub inactivity_duration: InactivityDuration = InactivityDuration(None),
         /// Ports to forward.
         pub ports: Vec<PortMapping> = vec![],
     }

@@ -98,7 +98,7 @@ impl Code {
 
 /// A place in the source: lines and columns start at 1 and count characters. Line 0 is "no source".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Pos {
+pub struct SourcePos {
     pub line: u32,
     pub column: u32,
 }
@@ -106,13 +106,14 @@ pub struct Pos {
 /// From `start` up to, not including, `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    pub start: Pos,
-    pub end: Pos,
+    pub start: SourcePos,
+    pub end: SourcePos,
 }
 
 impl Span {
     /// Where a value came from JSON or from code: nothing to point at.
-    pub const NONE: Self = Self { start: Pos { line: 0, column: 0 }, end: Pos { line: 0, column: 0 } };
+    pub const NONE: Self =
+        Self { start: SourcePos { line: 0, column: 0 }, end: SourcePos { line: 0, column: 0 } };
 
     pub const fn is_known(self) -> bool {
         self.start.line > 0
@@ -150,7 +151,7 @@ impl Diagnosis {
     /// The problem as a person reads it in a terminal, with the source line and a caret under the culprit.
     pub fn render(&self, file: &str, source: &str) -> String {
         let mut out = format!("error[{}]: {}\n", self.code.id(), self.message);
-        let Pos { line, column } = self.span.start;
+        let SourcePos { line, column } = self.span.start;
         let text = self.span.is_known().then(|| source_line(source, line)).flatten();
         if self.span.is_known() {
             let gutter = " ".repeat(line.to_string().len());

@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::{
     decode::{Ctx, scalar},
-    error::{Code, Diagnosis, Pos, Span},
+    error::{Code, Diagnosis, SourcePos, Span},
     yaml::{Node, Value},
 };
 
@@ -116,7 +116,7 @@ pub enum Answer {
 
 /// What becomes of `$$`: the first of two passes (client, then server) makes it one dollar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dollars {
+pub enum DollarEscape {
     Unescape,
     Keep,
 }
@@ -124,14 +124,14 @@ pub enum Dollars {
 /// Replaces every reference by what `resolve` says; an error names the reference.
 pub fn substitute(
     text: &str,
-    dollars: Dollars,
+    dollars: DollarEscape,
     mut resolve: impl FnMut(&Reference) -> Result<Answer, String>,
 ) -> Result<String, Error> {
     let mut out = String::with_capacity(text.len());
     for piece in pieces(text)? {
         match piece {
             Piece::Text(text) => out.push_str(text),
-            Piece::Dollar => out.push_str(if dollars == Dollars::Unescape { "$" } else { "$$" }),
+            Piece::Dollar => out.push_str(if dollars == DollarEscape::Unescape { "$" } else { "$$" }),
             Piece::Reference { reference, source, at } => match resolve(&reference) {
                 Ok(Answer::Value(value)) => out.push_str(&value),
                 Ok(Answer::Keep) => out.push_str(source),
@@ -185,7 +185,7 @@ pub enum Place<'a> {
 }
 
 /// Names that may stand in one field.
-struct Allowed<'a> {
+struct AllowedReferences<'a> {
     names: &'static [(&'static str, Option<&'static str>)],
     addresses: Option<(Members, Option<&'a [i64]>)>,
 }
@@ -198,7 +198,7 @@ pub(crate) fn check(node: &Node, place: Place<'_>, cx: &mut Ctx) {
     if !cx.is_strict() {
         return;
     }
-    let only = |names| Allowed { names, addresses: None };
+    let only = |names| AllowedReferences { names, addresses: None };
     if let Place::Gateway = place {
         check_field(node, "domain", &only(&[("run", Some("project_name"))]), cx);
         return;
@@ -209,7 +209,7 @@ pub(crate) fn check(node: &Node, place: Place<'_>, cx: &mut Ctx) {
         Place::DevEnvironment | Place::Gateway => None,
     };
     // Secrets in commands are left as text; a shell gets them through the environment.
-    let commands = Allowed { names: &[("run", Some("args")), SECRETS], addresses };
+    let commands = AllowedReferences { names: &[("run", Some("args")), SECRETS], addresses };
     check_field(node, "commands", &commands, cx);
     if let Some(Value::Seq(groups)) = node.field("groups").map(|groups| &groups.value) {
         for (index, group) in groups.iter().enumerate() {
@@ -223,13 +223,13 @@ pub(crate) fn check(node: &Node, place: Place<'_>, cx: &mut Ctx) {
     check_field(node, "volumes", &ranks, cx);
 }
 
-fn check_field(node: &Node, key: &'static str, allowed: &Allowed<'_>, cx: &mut Ctx) {
+fn check_field(node: &Node, key: &'static str, allowed: &AllowedReferences<'_>, cx: &mut Ctx) {
     if let Some(value) = node.field(key) {
         cx.under(key, |cx| check_tree(value, allowed, cx));
     }
 }
 
-fn check_tree(node: &Node, allowed: &Allowed<'_>, cx: &mut Ctx) {
+fn check_tree(node: &Node, allowed: &AllowedReferences<'_>, cx: &mut Ctx) {
     match &node.value {
         Value::Null => {}
         Value::Seq(items) => {
@@ -274,10 +274,10 @@ fn inside(node: &Node, at: usize, len: usize) -> Span {
     }
     let column = start.column + quotes / 2 + chars(at);
     let stop = start.column + quotes / 2 + chars(at + len);
-    Span { start: Pos { column, ..start }, end: Pos { column: stop, ..start } }
+    Span { start: SourcePos { column, ..start }, end: SourcePos { column: stop, ..start } }
 }
 
-impl Allowed<'_> {
+impl AllowedReferences<'_> {
     fn check(&self, reference: &Reference) -> Result<(), String> {
         match reference {
             Reference::Named { namespace, name } => {

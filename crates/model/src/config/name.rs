@@ -189,11 +189,11 @@ impl Decode for User {
 /// Python of the default image: `3.9` to `3.15`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Python(pub String);
+pub struct PythonVersion(pub String);
 
 pub const PYTHON_VERSIONS: [&str; 7] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"];
 
-impl Decode for Python {
+impl Decode for PythonVersion {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let word = text(node, cx)?;
         // A reader that takes 3.10 for a number passes 3.1 on, and there never was a 3.1 to confuse it with.
@@ -208,7 +208,7 @@ impl Decode for Python {
     }
 }
 
-deserialize_by_decoding!(Name, GroupName, Reference, Tags, User, Python);
+deserialize_by_decoding!(Name, GroupName, Reference, Tags, User, PythonVersion);
 
 schema_literal! {
     Name, "Name" => _g { "type": "string", "pattern": "^[a-z][a-z0-9-]{1,40}$" };
@@ -222,7 +222,7 @@ schema_literal! {
         "additionalProperties": { "type": ["string", "number"], "pattern": "^[a-zA-Z0-9 .:/=_\\-+@]{0,256}$" },
         "propertyNames": { "pattern": "^[_\\-a-zA-Z0-9]{1,60}$" } };
     User, "User" => _g { "type": ["string", "integer"] };
-    Python, "PythonVersion" => _g { "anyOf": [
+    PythonVersion, "PythonVersion" => _g { "anyOf": [
         { "type": "string", "enum": PYTHON_VERSIONS },
         { "type": "number", "minimum": 3.1, "maximum": 3.9 },
     ] };

@@ -17,7 +17,7 @@ pub struct PortMapping {
 }
 
 /// Ports of our own agents inside a container; they are never opened for users.
-pub const RESERVED: std::ops::RangeInclusive<u16> = 10_000..=10_999;
+pub const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 10_000..=10_999;
 
 fn port(text: &str) -> Result<u16, String> {
     let number = text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
@@ -40,9 +40,9 @@ impl PortMapping {
     }
 }
 
-struct Port(u16);
+struct PortNumber(u16);
 
-impl Decode for Port {
+impl Decode for PortNumber {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let n = i64::decode(node, cx)?;
         match u16::try_from(n) {
@@ -54,8 +54,8 @@ impl Decode for Port {
 
 fn decode_object(node: &Node, cx: &mut Ctx) -> Option<PortMapping> {
     check_keys(node, &["local_port", "container_port"], cx);
-    let local: Option<Option<Port>> = optional_field(node, "local_port", cx, || None);
-    let container: Option<Port> = required_field(node, "container_port", cx);
+    let local: Option<Option<PortNumber>> = optional_field(node, "local_port", cx, || None);
+    let container: Option<PortNumber> = required_field(node, "container_port", cx);
     Some(PortMapping { local_port: local?.map(|port| port.0), container_port: container?.0 })
 }
 

@@ -10,7 +10,7 @@ use super::{
     name::{Reference, Tags},
     schema::subschema,
     table::{deserialize_by_decoding, schema_literal, table, words},
-    units::{Idle, Offable, OneOrMany, Positive, Seconds},
+    units::{Idle, OffableDuration, OneOrMany, PositiveNumber, Seconds},
     yaml::{Node, Value},
 };
 
@@ -232,9 +232,9 @@ pub enum InstanceSelector {
     Member { fleet: Reference, instance: u32 },
 }
 
-struct NonEmpty(String);
+struct NonEmptyName(String);
 
-impl Decode for NonEmpty {
+impl Decode for NonEmptyName {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let word = text(node, cx)?;
         if word.is_empty() { cx.invalid(node, "must not be empty") } else { Some(Self(word.to_owned())) }
@@ -244,7 +244,7 @@ impl Decode for NonEmpty {
 impl Decode for InstanceSelector {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         if !is_map(node) {
-            return NonEmpty::decode(node, cx).map(|name| Self::Name { name: name.0 });
+            return NonEmptyName::decode(node, cx).map(|name| Self::Name { name: name.0 });
         }
         if node.entry("fleet").is_some() || node.entry("instance").is_some() {
             check_keys(node, &["fleet", "instance"], cx);
@@ -255,10 +255,10 @@ impl Decode for InstanceSelector {
         if node.entry("hostname").is_some() {
             check_keys(node, &["hostname"], cx);
             return required_field(node, "hostname", cx)
-                .map(|NonEmpty(hostname)| Self::Hostname { hostname });
+                .map(|NonEmptyName(hostname)| Self::Hostname { hostname });
         }
         check_keys(node, &["name"], cx);
-        required_field(node, "name", cx).map(|NonEmpty(name)| Self::Name { name })
+        required_field(node, "name", cx).map(|NonEmptyName(name)| Self::Name { name })
     }
 }
 
@@ -341,7 +341,7 @@ table! {
         /// Whether and when to try again; no unless given.
         pub retry: Option<Retry> = None,
         /// The highest price per hour, in dollars.
-        pub max_price: Option<Positive> = None,
+        pub max_price: Option<PositiveNumber> = None,
         /// How long an idle instance is kept: 5 minutes for runs and 3 days for fleets unless given.
         pub idle_duration: Idle = Idle(None),
         /// Labels for billing and search.
@@ -355,9 +355,9 @@ table! {
     /// All properties of a profile.
     pub struct Properties {
         /// The longest a run may take; no limit unless given.
-        pub max_duration: Offable = Offable::Unset,
+        pub max_duration: OffableDuration = OffableDuration::Unset,
         /// How long the commands have to end once the run is stopped, before they are killed; 5 minutes unless given.
-        pub stop_duration: Offable = Offable::Unset,
+        pub stop_duration: OffableDuration = OffableDuration::Unset,
         /// Whether new instances may be made; they may unless given.
         pub creation_policy: Option<CreationPolicy> = None,
         /// Stops runs that do not use their GPUs.
@@ -447,7 +447,7 @@ impl Properties {
     #[must_use]
     pub fn or(&self, base: &Self) -> Self {
         let (p, q) = (&self.provisioning, &base.provisioning);
-        let offable = |a: Offable, b: Offable| if a.is_set() { a } else { b };
+        let offable = |a: OffableDuration, b: OffableDuration| if a.is_set() { a } else { b };
         Self {
             max_duration: offable(self.max_duration, base.max_duration),
             stop_duration: offable(self.stop_duration, base.stop_duration),

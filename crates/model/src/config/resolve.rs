@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     Configuration,
     env::EnvValue,
-    interpolate::{self, Answer, Dollars, Members, Reference},
+    interpolate::{self, Answer, DollarEscape, Members, Reference},
     job_spec::JobSpec,
     run::RegistryAuth,
     shell,
@@ -25,7 +25,7 @@ pub enum Error {
 
 /// What a client does before it sends a run: takes open variables from its own environment, puts arguments into
 /// commands and variables into credentials and probes. `$$` becomes `$` here, and only here.
-pub fn for_client(
+pub fn resolve_for_client(
     configuration: &mut Configuration,
     args: &[String],
     environment: impl FnMut(&str) -> Option<String>,
@@ -111,7 +111,7 @@ fn replace(
     place: &'static str,
     resolve: impl Fn(&Reference) -> Result<Answer, String>,
 ) -> Result<(), Error> {
-    let replaced = interpolate::substitute(text, Dollars::Unescape, resolve);
+    let replaced = interpolate::substitute(text, DollarEscape::Unescape, resolve);
     *text = replaced.map_err(|error| Error::Reference { place, reason: error.reason })?;
     Ok(())
 }
@@ -132,7 +132,10 @@ pub fn secret_names(spec: &JobSpec) -> BTreeSet<String> {
 
 /// Puts secrets into the variables and credentials of a job that is about to start. All that are missing are
 /// named; their values are never read again.
-pub fn put_secrets(spec: &mut JobSpec, mut look_up: impl FnMut(&str) -> Option<String>) -> Result<(), Error> {
+pub fn insert_secrets(
+    spec: &mut JobSpec,
+    mut look_up: impl FnMut(&str) -> Option<String>,
+) -> Result<(), Error> {
     let mut names = Vec::new();
     let credentials = spec.registry_auth.iter_mut().flat_map(|auth| [&mut auth.username, &mut auth.password]);
     for text in spec.env.values_mut().chain(credentials) {
@@ -147,7 +150,7 @@ pub fn put_secrets(spec: &mut JobSpec, mut look_up: impl FnMut(&str) -> Option<S
             Reference::Named { .. } | Reference::Address { .. } => Ok(Answer::Keep),
         };
         // A value that is no template is a value.
-        if let Ok(replaced) = interpolate::substitute(text, Dollars::Keep, resolve) {
+        if let Ok(replaced) = interpolate::substitute(text, DollarEscape::Keep, resolve) {
             *text = replaced;
         }
     }
@@ -184,7 +187,7 @@ pub fn awaited_addresses(spec: &JobSpec) -> Vec<(u32, u32, Members)> {
 }
 
 /// The commands of a job with addresses put in. `None` from `look_up` leaves the reference as it is.
-pub fn with_addresses(
+pub fn insert_addresses(
     commands: &[String],
     mut look_up: impl FnMut(u32, u32) -> Option<String>,
 ) -> Vec<String> {
@@ -196,7 +199,7 @@ pub fn with_addresses(
     };
     // What is not a reference of ours is the shell's business.
     let put_in = |text: &String| {
-        interpolate::substitute(text, Dollars::Keep, &mut resolve).unwrap_or_else(|_| text.clone())
+        interpolate::substitute(text, DollarEscape::Keep, &mut resolve).unwrap_or_else(|_| text.clone())
     };
     commands.iter().map(put_in).collect()
 }

@@ -115,7 +115,7 @@ pub fn parse_gpu(text: &str) -> Result<GpuSpec, String> {
             if spec.memory.is_some() {
                 return Err("the memory is given twice".to_owned());
             }
-            spec.memory = Some(parse_range::<Gb>(token).map_err(|reason| match counted(token) {
+            spec.memory = Some(parse_range::<Gb>(token).map_err(|reason| match normalize_count(token) {
                 Some(meant) => format!("{reason}; did you mean `{meant}`?"),
                 None => reason,
             })?);
@@ -126,12 +126,12 @@ pub fn parse_gpu(text: &str) -> Result<GpuSpec, String> {
             spec.count = parse_range(token)?;
         }
     }
-    adopt_tpu(&mut spec)?;
+    extract_tpu_vendor(&mut spec)?;
     Ok(spec)
 }
 
 /// `8xH100`, as others write it, in the form that is read here.
-fn counted(token: &str) -> Option<String> {
+fn normalize_count(token: &str) -> Option<String> {
     let (count, name) = token.split_once(['x', 'X'])?;
     let is_count = !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit());
     (is_count && name.starts_with(|c: char| c.is_ascii_alphabetic())).then(|| format!("{name}:{count}"))
@@ -146,7 +146,7 @@ fn split_names(text: &str) -> Result<Vec<String>, String> {
 }
 
 /// The old spelling `tpu-v5litepod-8` names the vendor inside the name.
-fn adopt_tpu(spec: &mut GpuSpec) -> Result<(), String> {
+fn extract_tpu_vendor(spec: &mut GpuSpec) -> Result<(), String> {
     let Some(names) = &mut spec.name else { return Ok(()) };
     for name in names {
         if let Some(rest) = name.strip_prefix("tpu-") {
@@ -161,9 +161,9 @@ fn adopt_tpu(spec: &mut GpuSpec) -> Result<(), String> {
 }
 
 /// `[A100, H100]` or `A100,H100`.
-struct Names(Vec<String>);
+struct GpuNames(Vec<String>);
 
-impl Decode for Names {
+impl Decode for GpuNames {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         if matches!(node.value, Value::Seq(_)) {
             return Vec::decode(node, cx).map(Self);
@@ -176,9 +176,9 @@ impl Decode for Names {
 }
 
 /// `7.5` or `[7, 5]`.
-struct Capability(u32, u32);
+struct ComputeCapability(u32, u32);
 
-impl Decode for Capability {
+impl Decode for ComputeCapability {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         if matches!(node.value, Value::Seq(_)) {
             return match Vec::<u32>::decode(node, cx)?.as_slice() {
@@ -209,20 +209,21 @@ impl Decode for GpuSpec {
         }
         check_keys(node, &GPU_KEYS, cx);
         let vendor = optional_field(node, "vendor", cx, || None);
-        let name: Option<Option<Names>> = optional_field(node, "name", cx, || None);
+        let name: Option<Option<GpuNames>> = optional_field(node, "name", cx, || None);
         let count = optional_field(node, "count", cx, || Range::at_least(1));
         let memory = optional_field(node, "memory", cx, || None);
         let total_memory = optional_field(node, "total_memory", cx, || None);
-        let capability: Option<Option<Capability>> = optional_field(node, "compute_capability", cx, || None);
+        let capability: Option<Option<ComputeCapability>> =
+            optional_field(node, "compute_capability", cx, || None);
         let mut spec = Self {
             vendor: vendor?,
             name: name?.map(|names| names.0),
             count: count?,
             memory: memory?,
             total_memory: total_memory?,
-            compute_capability: capability?.map(|Capability(major, minor)| (major, minor)),
+            compute_capability: capability?.map(|ComputeCapability(major, minor)| (major, minor)),
         };
-        match adopt_tpu(&mut spec) {
+        match extract_tpu_vendor(&mut spec) {
             Ok(()) => Some(spec),
             Err(reason) => cx.invalid(node, reason),
         }

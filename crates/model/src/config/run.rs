@@ -7,11 +7,11 @@ use super::{
     env::Env,
     error::{Code, Diagnosis},
     mounts::{FileMapping, Mount, Repo},
-    name::{Name, Python, User},
+    name::{Name, PythonVersion, User},
     table::{deserialize_by_decoding, schema_literal, table},
     yaml::Node,
 };
-use crate::{plan::runs_in::NO_IMAGE, resources::ResourcesSpec};
+use crate::{plan::runs_in::PLAIN_PROCESS_IMAGE, resources::ResourcesSpec};
 
 /// Home of the user that images usually run as: clients send it, and no job is told.
 pub(crate) const HOME_DIR: &str = "/root";
@@ -85,7 +85,7 @@ table! {
         /// Credentials for the registry of the image.
         pub registry_auth: Option<RegistryAuth> = None,
         /// The version of Python to prepare, by `uv` or by `pythonX.Y` of the machine; not together with an image.
-        pub python: Option<Python> = None,
+        pub python: Option<PythonVersion> = None,
         /// Uses the server's image with the CUDA compiler (`windlass server --nvcc-image`).
         pub nvcc: Option<bool> = None,
         /// Uses the server's image with Docker inside (`windlass server --docker-image`).
@@ -150,7 +150,7 @@ pub(crate) fn check_image_choice(
 ) {
     let (nvcc, docker) = (nvcc == Some(true), docker == Some(true));
     // A plain process may well have a Python of its own.
-    let python_inside = python && image.is_some_and(|image| image != NO_IMAGE);
+    let python_inside = python && image.is_some_and(|image| image != PLAIN_PROCESS_IMAGE);
     let image = image.is_some();
     let pairs = [
         (python_inside, "python", "image"),

@@ -5,7 +5,7 @@
 
 /// What a plain scalar means.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Meaning {
+pub enum ScalarValue {
     Null,
     Bool(bool),
     Int(i64),
@@ -14,14 +14,16 @@ pub enum Meaning {
 }
 
 /// Resolves the text of a plain (unquoted) scalar.
-pub fn resolve(text: &str) -> Meaning {
+pub fn resolve(text: &str) -> ScalarValue {
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => return Meaning::Null,
-        "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => return Meaning::Bool(true),
-        "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
-            return Meaning::Bool(false);
+        "" | "~" | "null" | "Null" | "NULL" => return ScalarValue::Null,
+        "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
+            return ScalarValue::Bool(true);
         }
-        ".nan" | ".NaN" | ".NAN" => return Meaning::Float(f64::NAN),
+        "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
+            return ScalarValue::Bool(false);
+        }
+        ".nan" | ".NaN" | ".NAN" => return ScalarValue::Float(f64::NAN),
         _ => {}
     }
     let (negative, digits) = match text.as_bytes().first() {
@@ -30,15 +32,15 @@ pub fn resolve(text: &str) -> Meaning {
         _ => (false, text),
     };
     if matches!(digits, ".inf" | ".Inf" | ".INF") {
-        return Meaning::Float(if negative { f64::NEG_INFINITY } else { f64::INFINITY });
+        return ScalarValue::Float(if negative { f64::NEG_INFINITY } else { f64::INFINITY });
     }
     if !digits.bytes().next().is_some_and(|b| b.is_ascii_digit() || b == b'.') {
-        return Meaning::Str;
+        return ScalarValue::Str;
     }
     if let Some(n) = integer(digits) {
-        return Meaning::Int(if negative { -n } else { n });
+        return ScalarValue::Int(if negative { -n } else { n });
     }
-    float(digits).map_or(Meaning::Str, |n| Meaning::Float(if negative { -n } else { n }))
+    float(digits).map_or(ScalarValue::Str, |n| ScalarValue::Float(if negative { -n } else { n }))
 }
 
 fn integer(digits: &str) -> Option<i64> {
@@ -110,36 +112,36 @@ mod tests {
     #[test]
     fn plain_words_mean_what_yaml_1_1_says() {
         let cases = [
-            ("yes", Meaning::Bool(true)),
-            ("Off", Meaning::Bool(false)),
-            ("y", Meaning::Str),
-            ("~", Meaning::Null),
-            ("", Meaning::Null),
-            ("0", Meaning::Int(0)),
-            ("-12", Meaning::Int(-12)),
-            ("010", Meaning::Int(8)),
-            ("08", Meaning::Str),
-            ("0x1F", Meaning::Int(31)),
-            ("0b101", Meaning::Int(5)),
-            ("1_000", Meaning::Int(1000)),
-            ("1:30", Meaning::Int(90)),
-            ("8080:22", Meaning::Int(484_822)),
-            ("80:80", Meaning::Str),
-            ("3.10", Meaning::Float(3.1)),
-            (".5", Meaning::Float(0.5)),
-            ("1e3", Meaning::Str),
-            ("1.0e+3", Meaning::Float(1000.0)),
-            ("1e999", Meaning::Str),
-            ("..8", Meaning::Str),
-            ("4..", Meaning::Str),
-            (".", Meaning::Str),
-            ("-", Meaning::Str),
-            ("99999999999999999999", Meaning::Str),
-            ("-.inf", Meaning::Float(f64::NEG_INFINITY)),
+            ("yes", ScalarValue::Bool(true)),
+            ("Off", ScalarValue::Bool(false)),
+            ("y", ScalarValue::Str),
+            ("~", ScalarValue::Null),
+            ("", ScalarValue::Null),
+            ("0", ScalarValue::Int(0)),
+            ("-12", ScalarValue::Int(-12)),
+            ("010", ScalarValue::Int(8)),
+            ("08", ScalarValue::Str),
+            ("0x1F", ScalarValue::Int(31)),
+            ("0b101", ScalarValue::Int(5)),
+            ("1_000", ScalarValue::Int(1000)),
+            ("1:30", ScalarValue::Int(90)),
+            ("8080:22", ScalarValue::Int(484_822)),
+            ("80:80", ScalarValue::Str),
+            ("3.10", ScalarValue::Float(3.1)),
+            (".5", ScalarValue::Float(0.5)),
+            ("1e3", ScalarValue::Str),
+            ("1.0e+3", ScalarValue::Float(1000.0)),
+            ("1e999", ScalarValue::Str),
+            ("..8", ScalarValue::Str),
+            ("4..", ScalarValue::Str),
+            (".", ScalarValue::Str),
+            ("-", ScalarValue::Str),
+            ("99999999999999999999", ScalarValue::Str),
+            ("-.inf", ScalarValue::Float(f64::NEG_INFINITY)),
         ];
         for (text, meaning) in cases {
             assert_eq!(resolve(text), meaning, "{text:?}");
         }
-        assert!(matches!(resolve(".nan"), Meaning::Float(n) if n.is_nan()));
+        assert!(matches!(resolve(".nan"), ScalarValue::Float(n) if n.is_nan()));
     }
 }

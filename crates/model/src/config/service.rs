@@ -4,7 +4,7 @@ use super::{
     decode::{Ctx, Decode, Fields as _, Int, check_keys, expect_map},
     error::{Code, Diagnosis},
     interpolate::{self, Place},
-    name::{GroupName, Python},
+    name::{GroupName, PythonVersion},
     ports::ServicePort,
     profile::{self, Retry, SpotPolicy},
     run,
@@ -51,7 +51,7 @@ table! {
         /// The image of the container; `none` is a plain process.
         pub image: Option<String> = None,
         /// The version of Python to prepare; not together with an image.
-        pub python: Option<Python> = None,
+        pub python: Option<PythonVersion> = None,
         /// Uses the server's image with the CUDA compiler.
         pub nvcc: Option<bool> = None,
         /// Uses the server's image with Docker inside.
@@ -141,7 +141,7 @@ impl std::ops::Deref for Service {
 impl Decode for Service {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         expect_map(node, cx)?;
-        let modern = modernise(node, cx);
+        let modern = upgrade_old_spelling(node, cx);
         let node = modern.as_ref().unwrap_or(node);
         let mut keys = Vec::new();
         Properties::keys(&mut keys);
@@ -177,7 +177,7 @@ impl schemars::JsonSchema for Service {
 }
 
 /// Old spellings as new ones: groups under `replicas`, and `count` for the replicas of a group.
-fn modernise(node: &Node, cx: &mut Ctx) -> Option<Node> {
+fn upgrade_old_spelling(node: &Node, cx: &mut Ctx) -> Option<Node> {
     let mut node = node.clone();
     let old = matches!(node.field("replicas").map(|list| &list.value), Some(Value::Seq(_)));
     if old && node.field("groups").is_some() {

@@ -10,7 +10,7 @@ use super::{
     name::Reference,
     schema::subschema,
     table::{deserialize_by_decoding, schema_literal, table, words},
-    units::{Positive, Seconds, parse_range},
+    units::{PositiveNumber, Seconds, parse_range},
     yaml::Node,
 };
 use crate::resources::Range;
@@ -27,11 +27,11 @@ pub enum GatewayChoice {
 impl Decode for GatewayChoice {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let flag = scalar(node).and_then(|scalar| match scalar.meaning() {
-            super::scalar::Meaning::Bool(flag) => Some(flag),
-            super::scalar::Meaning::Null
-            | super::scalar::Meaning::Int(_)
-            | super::scalar::Meaning::Float(_)
-            | super::scalar::Meaning::Str => None,
+            super::scalar::ScalarValue::Bool(flag) => Some(flag),
+            super::scalar::ScalarValue::Null
+            | super::scalar::ScalarValue::Int(_)
+            | super::scalar::ScalarValue::Float(_)
+            | super::scalar::ScalarValue::Str => None,
         });
         match flag {
             Some(flag) => Some(Self::Flag(flag)),
@@ -187,7 +187,7 @@ table! {
         /// What is measured.
         pub metric: Metric,
         /// The value to keep for each replica.
-        pub target: Positive,
+        pub target: PositiveNumber,
         /// How far back is measured: 30s, 60s or 300s; 60s unless given.
         pub window: Option<Seconds> = None,
         /// The least time before replicas are added.

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use super::{
     decode::{Ctx, Decode, check_keys, excerpt, is_map, optional_field, scalar, text, whole},
-    scalar::Meaning,
+    scalar::ScalarValue,
     schema,
     table::{deserialize_by_decoding, schema_literal},
     yaml::{Node, Scalar, Value},
@@ -100,9 +100,9 @@ fn check_range<T: Bound>(range: &Range<T>) -> Result<(), String> {
 }
 
 /// An end of a range inside `{min: …, max: …}`.
-struct End<T>(T);
+struct RangeEnd<T>(T);
 
-impl<T: Bound> Decode for End<T> {
+impl<T: Bound> Decode for RangeEnd<T> {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         match T::parse(text(node, cx)?) {
             Ok(value) => Some(Self(value)),
@@ -115,7 +115,7 @@ impl<T: Bound> Decode for Range<T> {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         if is_map(node) {
             check_keys(node, &["min", "max"], cx);
-            return decode_ends(node, cx);
+            return decode_min_max(node, cx);
         }
         if !matches!(node.value, Value::Scalar(_)) {
             return cx.wrong_type(node, &format!("a {} or a range such as 4..8", T::WHAT));
@@ -128,9 +128,9 @@ impl<T: Bound> Decode for Range<T> {
 }
 
 /// `min` and `max` of a mapping that may have other keys.
-fn decode_ends<T: Bound>(node: &Node, cx: &mut Ctx) -> Option<Range<T>> {
-    let min: Option<Option<End<T>>> = optional_field(node, "min", cx, || None);
-    let max: Option<Option<End<T>>> = optional_field(node, "max", cx, || None);
+fn decode_min_max<T: Bound>(node: &Node, cx: &mut Ctx) -> Option<Range<T>> {
+    let min: Option<Option<RangeEnd<T>>> = optional_field(node, "min", cx, || None);
+    let max: Option<Option<RangeEnd<T>>> = optional_field(node, "max", cx, || None);
     let range = Range { min: min?.map(|end| end.0), max: max?.map(|end| end.0) };
     match check_range(&range) {
         Ok(()) => Some(range),
@@ -202,7 +202,7 @@ fn decode_seconds(node: &Node, word: &Scalar, cx: &mut Ctx) -> Option<i64> {
 impl Decode for Seconds {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         match scalar(node) {
-            Some(word) if !matches!(word.meaning(), Meaning::Bool(_)) => {
+            Some(word) if !matches!(word.meaning(), ScalarValue::Bool(_)) => {
                 decode_seconds(node, word, cx).map(Self)
             }
             Some(_) | None => cx.wrong_type(node, "a duration such as 90 or 5m"),
@@ -212,20 +212,20 @@ impl Decode for Seconds {
 
 /// A limit that can be switched off: `off` or false removes it, true or null keeps the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Offable {
+pub enum OffableDuration {
     #[default]
     Unset,
     Off,
     Seconds(i64),
 }
 
-impl Offable {
+impl OffableDuration {
     pub const fn is_set(self) -> bool {
         !matches!(self, Self::Unset)
     }
 }
 
-impl Serialize for Offable {
+impl Serialize for OffableDuration {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Unset => serializer.serialize_none(),
@@ -235,7 +235,7 @@ impl Serialize for Offable {
     }
 }
 
-impl Decode for Offable {
+impl Decode for OffableDuration {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let word = match &node.value {
             Value::Null => return Some(Self::Unset),
@@ -243,8 +243,8 @@ impl Decode for Offable {
             Value::Seq(_) | Value::Map(_) => return cx.wrong_type(node, "a duration or `off`"),
         };
         match (word.meaning(), word.text.as_str()) {
-            (Meaning::Bool(true), _) => Some(Self::Unset),
-            (Meaning::Bool(false), _) | (_, "off") => Some(Self::Off),
+            (ScalarValue::Bool(true), _) => Some(Self::Unset),
+            (ScalarValue::Bool(false), _) | (_, "off") => Some(Self::Off),
             _ => decode_seconds(node, word, cx).map(Self::Seconds),
         }
     }
@@ -260,10 +260,10 @@ impl Decode for Idle {
         if scalar(node).and_then(whole) == Some(-1) {
             return Some(Self(Some(-1)));
         }
-        Offable::decode(node, cx).map(|value| match value {
-            Offable::Unset => Self(None),
-            Offable::Off => Self(Some(-1)),
-            Offable::Seconds(n) => Self(Some(n)),
+        OffableDuration::decode(node, cx).map(|value| match value {
+            OffableDuration::Unset => Self(None),
+            OffableDuration::Off => Self(Some(-1)),
+            OffableDuration::Seconds(n) => Self(Some(n)),
         })
     }
 }
@@ -271,13 +271,13 @@ impl Decode for Idle {
 /// How long a dev environment may be unused; `off` is the same as not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Inactivity(pub Option<i64>);
+pub struct InactivityDuration(pub Option<i64>);
 
-impl Decode for Inactivity {
+impl Decode for InactivityDuration {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
-        Offable::decode(node, cx).map(|value| match value {
-            Offable::Unset | Offable::Off => Self(None),
-            Offable::Seconds(n) => Self(Some(n)),
+        OffableDuration::decode(node, cx).map(|value| match value {
+            OffableDuration::Unset | OffableDuration::Off => Self(None),
+            OffableDuration::Seconds(n) => Self(Some(n)),
         })
     }
 }
@@ -285,9 +285,9 @@ impl Decode for Inactivity {
 /// A number above zero.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
-pub struct Positive(pub f64);
+pub struct PositiveNumber(pub f64);
 
-impl Decode for Positive {
+impl Decode for PositiveNumber {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let n = f64::decode(node, cx)?;
         if n > 0.0 { Some(Self(n)) } else { cx.out_of_range(node, format!("must be above 0, not {n}")) }
@@ -320,21 +320,29 @@ impl Decode for OneOrMany {
     }
 }
 
-deserialize_by_decoding!(Memory, Seconds, Offable, Idle, Inactivity, Positive, OneOrMany);
+deserialize_by_decoding!(
+    Memory,
+    Seconds,
+    OffableDuration,
+    Idle,
+    InactivityDuration,
+    PositiveNumber,
+    OneOrMany
+);
 
 const DURATION: &str = r"^\s*\d+\s*[smhdw]?\s*$";
 
 schema_literal! {
     Memory, "Memory" => _g { "type": ["number", "string"], "pattern": r"^\s*[0-9.]+\s*([MmGgTt][Bb])?\s*$" };
     Seconds, "Duration" => _g { "anyOf": [{ "type": "integer", "minimum": 0 }, { "type": "string", "pattern": DURATION }] };
-    Offable, "OffableDuration" => _g { "anyOf": [
+    OffableDuration, "OffableDuration" => _g { "anyOf": [
         { "type": "integer", "minimum": 0 }, { "type": "string", "pattern": DURATION },
         { "const": "off" }, { "type": ["boolean", "null"] }] };
     Idle, "IdleDuration" => _g { "anyOf": [
         { "type": "integer", "minimum": -1 }, { "type": "string", "pattern": DURATION },
         { "const": "off" }, { "type": ["boolean", "null"] }] };
-    Inactivity, "InactivityDuration" => generator {
-        "allOf": [schema::subschema::<Offable>(generator)] };
-    Positive, "Positive" => _g { "type": "number", "exclusiveMinimum": 0 };
+    InactivityDuration, "InactivityDuration" => generator {
+        "allOf": [schema::subschema::<OffableDuration>(generator)] };
+    PositiveNumber, "Positive" => _g { "type": "number", "exclusiveMinimum": 0 };
     OneOrMany, "OneOrMany" => _g { "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] };
 }

@@ -32,14 +32,14 @@ pub struct Context<'a> {
 
 /// What cannot be had, and what has no effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Review {
+pub struct SupportReview {
     pub refusals: Vec<Diagnosis>,
     pub warnings: Vec<Diagnosis>,
 }
 
 /// Looks for everything that would otherwise be dropped.
-pub fn review(configuration: &Configuration, context: Context<'_>) -> Review {
-    let mut found = Findings { context, review: Review::default() };
+pub fn review(configuration: &Configuration, context: Context<'_>) -> SupportReview {
+    let mut found = Reviewer { context, review: SupportReview::default() };
     match configuration {
         Configuration::Task(task) => {
             found.run(&task.run, &task.profile);
@@ -78,18 +78,18 @@ pub fn review(configuration: &Configuration, context: Context<'_>) -> Review {
 }
 
 /// The same for a profile, before a run takes it over.
-pub fn review_profile(properties: &Properties) -> Review {
-    let mut found = Findings { context: Context::default(), review: Review::default() };
+pub fn review_profile(properties: &Properties) -> SupportReview {
+    let mut found = Reviewer { context: Context::default(), review: SupportReview::default() };
     found.provisioning(&properties.provisioning);
     found.review
 }
 
-struct Findings<'a> {
+struct Reviewer<'a> {
     context: Context<'a>,
-    review: Review,
+    review: SupportReview,
 }
 
-impl Findings<'_> {
+impl Reviewer<'_> {
     fn diagnosis(&self, path: &str, message: &str) -> Diagnosis {
         let key = path.split(['.', '[']).next().unwrap_or(path);
         let span = self.context.node.map_or(Span::NONE, |node| node.key_span(key));

@@ -230,7 +230,7 @@ impl Volume {
 }
 
 /// Decodes the rest of a volume once `type` and `backend` have been read.
-fn decode_as<T: super::decode::Fields>(node: &Node, cx: &mut Ctx) -> Option<T> {
+fn decode_for_backend<T: super::decode::Fields>(node: &Node, cx: &mut Ctx) -> Option<T> {
     let mut keys = vec!["type", "backend"];
     T::keys(&mut keys);
     super::decode::check_keys(node, &keys, cx);
@@ -252,14 +252,14 @@ impl Decode for Volume {
         }
         let find = |word: &str| BACKENDS.iter().copied().find(|known| *known == word);
         match cx.under("backend", |cx| word(backend, cx, &BACKENDS, find))? {
-            "aws" => decode_as(node, cx).map(Self::Aws),
-            "gcp" => decode_as(node, cx).map(Self::Gcp),
-            "runpod" => decode_as(node, cx).map(Self::Runpod),
-            "kubernetes" => decode_as(node, cx).map(Self::Kubernetes),
-            "daytona" => decode_as(node, cx).map(Self::Daytona),
-            LOCAL => decode_as(node, cx).map(Self::Local),
-            "mock" => decode_as(node, cx).map(Self::Mock),
-            _ => decode_as(node, cx).map(Self::Lium),
+            "aws" => decode_for_backend(node, cx).map(Self::Aws),
+            "gcp" => decode_for_backend(node, cx).map(Self::Gcp),
+            "runpod" => decode_for_backend(node, cx).map(Self::Runpod),
+            "kubernetes" => decode_for_backend(node, cx).map(Self::Kubernetes),
+            "daytona" => decode_for_backend(node, cx).map(Self::Daytona),
+            LOCAL => decode_for_backend(node, cx).map(Self::Local),
+            "mock" => decode_for_backend(node, cx).map(Self::Mock),
+            _ => decode_for_backend(node, cx).map(Self::Lium),
         }
     }
 }

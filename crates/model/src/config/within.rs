@@ -6,13 +6,13 @@ use super::{
     fleet::Fleet,
     name::Tags,
     profile::{Provisioning, SpotPolicy},
-    units::{Idle, Positive},
+    units::{Idle, PositiveNumber},
 };
 use crate::resources::{CpuSpec, DiskSpec, Gb, GpuSpec, Range, ResourcesSpec};
 
 /// What a run and its fleet do not agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Clash {
+pub enum LimitConflict {
     Backends,
     Regions,
     AvailabilityZones,
@@ -30,7 +30,7 @@ pub enum Clash {
     Disk,
 }
 
-impl fmt::Display for Clash {
+impl fmt::Display for LimitConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Backends => "no backend is in both lists",
@@ -60,20 +60,24 @@ pub struct Within {
 }
 
 /// What the run and the fleet both allow, or everything they do not agree on.
-pub fn within(fleet: &Fleet, run: &Provisioning, resources: &ResourcesSpec) -> Result<Within, Vec<Clash>> {
+pub fn within(
+    fleet: &Fleet,
+    run: &Provisioning,
+    resources: &ResourcesSpec,
+) -> Result<Within, Vec<LimitConflict>> {
     let mut clashes = Vec::new();
     let provisioning = provisioning(&fleet.provisioning, run, &mut clashes);
     let resources = match &fleet.resources {
         None => resources.clone(),
-        Some(of_fleet) => both_resources(of_fleet, resources, &mut clashes),
+        Some(of_fleet) => intersect_resources(of_fleet, resources, &mut clashes),
     };
     if clashes.is_empty() { Ok(Within { provisioning, resources }) } else { Err(clashes) }
 }
 
-fn provisioning(fleet: &Provisioning, run: &Provisioning, clashes: &mut Vec<Clash>) -> Provisioning {
+fn provisioning(fleet: &Provisioning, run: &Provisioning, clashes: &mut Vec<LimitConflict>) -> Provisioning {
     let folded = |a: &String, b: &String| a.eq_ignore_ascii_case(b);
     let reservation = match (&fleet.reservation, &run.reservation) {
-        (Some(a), Some(b)) if a != b => clash(Clash::Reservation, clashes),
+        (Some(a), Some(b)) if a != b => push_conflict(LimitConflict::Reservation, clashes),
         (a, b) => b.clone().or_else(|| a.clone()),
     };
     let spot_policy = match (fleet.spot_policy, run.spot_policy) {
@@ -82,54 +86,60 @@ fn provisioning(fleet: &Provisioning, run: &Provisioning, clashes: &mut Vec<Clas
         }
         (None, None) => None,
         (Some(a), Some(b)) if a == b => Some(a),
-        (Some(_), Some(_)) => clash(Clash::SpotPolicy, clashes),
+        (Some(_), Some(_)) => push_conflict(LimitConflict::SpotPolicy, clashes),
     };
     Provisioning {
-        backends: lists(&fleet.backends, &run.backends, PartialEq::eq, Clash::Backends, clashes),
-        regions: lists(&fleet.regions, &run.regions, folded, Clash::Regions, clashes),
-        availability_zones: lists(
+        backends: intersect_lists(
+            &fleet.backends,
+            &run.backends,
+            PartialEq::eq,
+            LimitConflict::Backends,
+            clashes,
+        ),
+        regions: intersect_lists(&fleet.regions, &run.regions, folded, LimitConflict::Regions, clashes),
+        availability_zones: intersect_lists(
             &fleet.availability_zones,
             &run.availability_zones,
             folded,
-            Clash::AvailabilityZones,
+            LimitConflict::AvailabilityZones,
             clashes,
         ),
-        instance_types: lists(
+        instance_types: intersect_lists(
             &fleet.instance_types,
             &run.instance_types,
             folded,
-            Clash::InstanceTypes,
+            LimitConflict::InstanceTypes,
             clashes,
         ),
         reservation,
         spot_policy,
         retry: run.retry.clone(),
-        max_price: lower(fleet.max_price, run.max_price),
-        idle_duration: Idle(shorter(fleet.idle_duration.0, run.idle_duration.0)),
+        max_price: lower_price(fleet.max_price, run.max_price),
+        idle_duration: Idle(shorter_idle(fleet.idle_duration.0, run.idle_duration.0)),
         tags: merged_tags(fleet.tags.as_ref(), run.tags.as_ref()),
         backend_options: run.backend_options.clone().or_else(|| fleet.backend_options.clone()),
     }
 }
 
-fn clash<T>(what: Clash, clashes: &mut Vec<Clash>) -> Option<T> {
+fn push_conflict<T>(what: LimitConflict, clashes: &mut Vec<LimitConflict>) -> Option<T> {
     clashes.push(what);
     None
 }
 
 /// What is in both lists, as the run spells it. No list is every list.
-fn lists<T: Clone>(
+fn intersect_lists<T: Clone>(
     fleet: &Option<Vec<T>>,
     run: &Option<Vec<T>>,
     same: impl Fn(&T, &T) -> bool,
-    what: Clash,
-    clashes: &mut Vec<Clash>,
+    what: LimitConflict,
+    clashes: &mut Vec<LimitConflict>,
 ) -> Option<Vec<T>> {
     let (Some(of_fleet), Some(of_run)) = (fleet, run) else { return run.clone().or_else(|| fleet.clone()) };
     let both: Vec<T> = of_run.iter().filter(|a| of_fleet.iter().any(|b| same(a, b))).cloned().collect();
-    if both.is_empty() { clash(what, clashes) } else { Some(both) }
+    if both.is_empty() { push_conflict(what, clashes) } else { Some(both) }
 }
 
-fn lower(a: Option<Positive>, b: Option<Positive>) -> Option<Positive> {
+fn lower_price(a: Option<PositiveNumber>, b: Option<PositiveNumber>) -> Option<PositiveNumber> {
     match (a, b) {
         (Some(a), Some(b)) => Some(if a < b { a } else { b }),
         (a, b) => a.or(b),
@@ -137,7 +147,7 @@ fn lower(a: Option<Positive>, b: Option<Positive>) -> Option<Positive> {
 }
 
 /// The shorter of two idle times; -1 is for ever.
-fn shorter(a: Option<i64>, b: Option<i64>) -> Option<i64> {
+fn shorter_idle(a: Option<i64>, b: Option<i64>) -> Option<i64> {
     match (a, b) {
         (Some(-1), Some(other)) | (Some(other), Some(-1)) => Some(other),
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -152,11 +162,11 @@ fn merged_tags(fleet: Option<&Tags>, run: Option<&Tags>) -> Option<Tags> {
     Some(Tags(tags))
 }
 
-fn both_ranges<T: PartialOrd + Copy>(
+fn intersect_ranges<T: PartialOrd + Copy>(
     a: &Range<T>,
     b: &Range<T>,
-    what: Clash,
-    clashes: &mut Vec<Clash>,
+    what: LimitConflict,
+    clashes: &mut Vec<LimitConflict>,
 ) -> Range<T> {
     a.intersect(b).unwrap_or_else(|| {
         clashes.push(what);
@@ -165,49 +175,64 @@ fn both_ranges<T: PartialOrd + Copy>(
 }
 
 /// Ranges that may be absent: an absent one allows everything.
-fn maybe_ranges(
+fn intersect_optional_ranges(
     a: Option<Range<Gb>>,
     b: Option<Range<Gb>>,
-    what: Clash,
-    clashes: &mut Vec<Clash>,
+    what: LimitConflict,
+    clashes: &mut Vec<LimitConflict>,
 ) -> Option<Range<Gb>> {
     match (a, b) {
-        (Some(a), Some(b)) => Some(both_ranges(&a, &b, what, clashes)),
+        (Some(a), Some(b)) => Some(intersect_ranges(&a, &b, what, clashes)),
         (a, b) => a.or(b),
     }
 }
 
 /// Values that must be equal where both are set.
-fn same<T: PartialEq + Copy>(a: Option<T>, b: Option<T>, what: Clash, clashes: &mut Vec<Clash>) -> Option<T> {
+fn same<T: PartialEq + Copy>(
+    a: Option<T>,
+    b: Option<T>,
+    what: LimitConflict,
+    clashes: &mut Vec<LimitConflict>,
+) -> Option<T> {
     match (a, b) {
-        (Some(a), Some(b)) if a != b => clash(what, clashes),
+        (Some(a), Some(b)) if a != b => push_conflict(what, clashes),
         (a, b) => b.or(a),
     }
 }
 
-fn both_resources(fleet: &ResourcesSpec, run: &ResourcesSpec, clashes: &mut Vec<Clash>) -> ResourcesSpec {
+fn intersect_resources(
+    fleet: &ResourcesSpec,
+    run: &ResourcesSpec,
+    clashes: &mut Vec<LimitConflict>,
+) -> ResourcesSpec {
     let cpu = CpuSpec {
-        arch: same(fleet.cpu.arch, run.cpu.arch, Clash::CpuArch, clashes),
-        count: both_ranges(&fleet.cpu.count, &run.cpu.count, Clash::CpuCount, clashes),
+        arch: same(fleet.cpu.arch, run.cpu.arch, LimitConflict::CpuArch, clashes),
+        count: intersect_ranges(&fleet.cpu.count, &run.cpu.count, LimitConflict::CpuCount, clashes),
     };
-    let memory = both_ranges(&fleet.memory, &run.memory, Clash::Memory, clashes);
+    let memory = intersect_ranges(&fleet.memory, &run.memory, LimitConflict::Memory, clashes);
     let gpu = match (&fleet.gpu, &run.gpu) {
-        (Some(a), Some(b)) => Some(both_gpus(a, b, clashes)),
+        (Some(a), Some(b)) => Some(intersect_gpus(a, b, clashes)),
         (a, b) => b.clone().or_else(|| a.clone()),
     };
     let sizes = (fleet.disk.as_ref().map(|disk| disk.size), run.disk.as_ref().map(|disk| disk.size));
-    let disk = maybe_ranges(sizes.0, sizes.1, Clash::Disk, clashes).map(|size| DiskSpec { size });
+    let disk = intersect_optional_ranges(sizes.0, sizes.1, LimitConflict::Disk, clashes)
+        .map(|size| DiskSpec { size });
     ResourcesSpec { cpu, memory, shm_size: run.shm_size.or(fleet.shm_size), gpu, disk }
 }
 
-fn both_gpus(fleet: &GpuSpec, run: &GpuSpec, clashes: &mut Vec<Clash>) -> GpuSpec {
+fn intersect_gpus(fleet: &GpuSpec, run: &GpuSpec, clashes: &mut Vec<LimitConflict>) -> GpuSpec {
     let folded = |a: &String, b: &String| a.eq_ignore_ascii_case(b);
     GpuSpec {
-        vendor: same(fleet.vendor, run.vendor, Clash::GpuVendor, clashes),
-        name: lists(&fleet.name, &run.name, folded, Clash::GpuName, clashes),
-        count: both_ranges(&fleet.count, &run.count, Clash::GpuCount, clashes),
-        memory: maybe_ranges(fleet.memory, run.memory, Clash::GpuMemory, clashes),
-        total_memory: maybe_ranges(fleet.total_memory, run.total_memory, Clash::GpuTotalMemory, clashes),
+        vendor: same(fleet.vendor, run.vendor, LimitConflict::GpuVendor, clashes),
+        name: intersect_lists(&fleet.name, &run.name, folded, LimitConflict::GpuName, clashes),
+        count: intersect_ranges(&fleet.count, &run.count, LimitConflict::GpuCount, clashes),
+        memory: intersect_optional_ranges(fleet.memory, run.memory, LimitConflict::GpuMemory, clashes),
+        total_memory: intersect_optional_ranges(
+            fleet.total_memory,
+            run.total_memory,
+            LimitConflict::GpuTotalMemory,
+            clashes,
+        ),
         compute_capability: fleet.compute_capability.max(run.compute_capability),
     }
 }

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle};
 
 use super::{
-    error::{Code, Diagnosis, Pos, Span},
-    scalar::{self, Meaning},
+    error::{Code, Diagnosis, SourcePos, Span},
+    scalar::{self, ScalarValue},
 };
 
 /// Longest configuration that is read at all.
@@ -43,8 +43,8 @@ pub struct Scalar {
 }
 
 impl Scalar {
-    pub fn meaning(&self) -> Meaning {
-        if self.plain { scalar::resolve(&self.text) } else { Meaning::Str }
+    pub fn meaning(&self) -> ScalarValue {
+        if self.plain { scalar::resolve(&self.text) } else { ScalarValue::Str }
     }
 }
 
@@ -138,14 +138,14 @@ pub fn read_all(text: &str) -> Result<Vec<Node>, Diagnosis> {
 
 /// Reads bytes, which may not be text at all.
 pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
-    let start = Span { start: Pos { line: 1, column: 1 }, end: Pos { line: 1, column: 2 } };
+    let start = Span { start: SourcePos { line: 1, column: 1 }, end: SourcePos { line: 1, column: 2 } };
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
         let message = "the file is UTF-16; configurations are UTF-8";
         return Err(Diagnosis::new(Code::UnsupportedYaml, start, message).hint("save it as UTF-8"));
     }
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let line = bytes[..error.valid_up_to()].iter().filter(|b| **b == b'\n').count() + 1;
-        let pos = |column| Pos { line: number(line), column };
+        let pos = |column| SourcePos { line: number(line), column };
         let span = Span { start: pos(1), end: pos(2) };
         Diagnosis::new(Code::UnsupportedYaml, span, "the file is not UTF-8 text")
     })?;
@@ -154,7 +154,7 @@ pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
 
 /// What can be refused without parsing.
 fn check_text(text: &str) -> Result<&str, Diagnosis> {
-    let start = Span { start: Pos { line: 1, column: 1 }, end: Pos { line: 1, column: 2 } };
+    let start = Span { start: SourcePos { line: 1, column: 1 }, end: SourcePos { line: 1, column: 2 } };
     if text.len() > BYTES_MAX {
         let message = format!("the file has {} bytes; at most {BYTES_MAX} are read", text.len());
         return Err(Diagnosis::new(Code::TooLarge, start, message));
@@ -163,8 +163,8 @@ fn check_text(text: &str) -> Result<&str, Diagnosis> {
     if let Some(at) = text.find('\0') {
         let line = text[..at].matches('\n').count() + 1;
         let column = text[..at].rsplit('\n').next().map_or(0, |tail| tail.chars().count()) + 1;
-        let start = Pos { line: number(line), column: number(column) };
-        let span = Span { start, end: Pos { column: start.column + 1, ..start } };
+        let start = SourcePos { line: number(line), column: number(column) };
+        let span = Span { start, end: SourcePos { column: start.column + 1, ..start } };
         let message = "the file contains a NUL character; is it text, in UTF-8?";
         return Err(Diagnosis::new(Code::UnsupportedYaml, span, message));
     }
@@ -175,8 +175,8 @@ fn number(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-fn pos(mark: Marker) -> Pos {
-    Pos { line: number(mark.line()), column: number(mark.col()).saturating_add(1) }
+fn pos(mark: Marker) -> SourcePos {
+    SourcePos { line: number(mark.line()), column: number(mark.col()).saturating_add(1) }
 }
 
 fn span(span: saphyr_parser::Span) -> Span {
@@ -196,7 +196,7 @@ struct Reader<'a> {
 }
 
 /// A collection whose end has not been read yet.
-enum Open {
+enum OpenCollection {
     Seq {
         anchor: usize,
         start: Span,
@@ -218,7 +218,7 @@ impl Reader<'_> {
             Some(Ok((event, at))) => Ok((event, span(at))),
             Some(Err(error)) => {
                 let start = pos(*error.marker());
-                let span = Span { start, end: Pos { column: start.column + 1, ..start } };
+                let span = Span { start, end: SourcePos { column: start.column + 1, ..start } };
                 // The parser looks ahead, and may stop at its own bound before we count to ours.
                 if error.info().contains("recursion limit") {
                     let message = format!("nested deeper than {DEPTH_MAX} levels");
@@ -237,7 +237,7 @@ impl Reader<'_> {
                 .hint("put each configuration into a file of its own"))
         };
         let root = self.documents(only)?.pop();
-        let start = Pos { line: 1, column: 1 };
+        let start = SourcePos { line: 1, column: 1 };
         Ok(root.unwrap_or(Node { value: Value::Null, span: Span { start, end: start } }))
     }
 
@@ -273,7 +273,7 @@ impl Reader<'_> {
 
     /// One value with all below it. A loop with its own stack: depth is a number here, not a risk.
     fn tree(&mut self) -> Result<Node, Diagnosis> {
-        let mut stack: Vec<Open> = Vec::new();
+        let mut stack: Vec<OpenCollection> = Vec::new();
         loop {
             let (event, at) = self.next()?;
             let (done, anchor) = match event {
@@ -286,7 +286,7 @@ impl Reader<'_> {
                 Event::SequenceStart(anchor, tag) => {
                     refuse_tag(tag.is_some(), at)?;
                     refuse_collection_key(&stack, at)?;
-                    stack.push(Open::Seq { anchor, start: at, items: Vec::new() });
+                    stack.push(OpenCollection::Seq { anchor, start: at, items: Vec::new() });
                     self.count(1, stack.len(), at)?;
                     continue;
                 }
@@ -294,7 +294,7 @@ impl Reader<'_> {
                     refuse_tag(tag.is_some(), at)?;
                     refuse_collection_key(&stack, at)?;
                     let (entries, key, seen) = (Vec::new(), None, BTreeMap::new());
-                    stack.push(Open::Map { anchor, start: at, entries, key, seen });
+                    stack.push(OpenCollection::Map { anchor, start: at, entries, key, seen });
                     self.count(1, stack.len(), at)?;
                     continue;
                 }
@@ -315,7 +315,7 @@ impl Reader<'_> {
             }
             match stack.last_mut() {
                 None => return Ok(done),
-                Some(open) => place(open, done)?,
+                Some(open) => insert_value(open, done)?,
             }
         }
     }
@@ -344,13 +344,13 @@ impl Reader<'_> {
         Ok(node)
     }
 
-    fn close(&self, open: Open, at: Span) -> Result<(Node, usize), Diagnosis> {
+    fn close(&self, open: OpenCollection, at: Span) -> Result<(Node, usize), Diagnosis> {
         match open {
-            Open::Seq { anchor, start, items } => {
+            OpenCollection::Seq { anchor, start, items } => {
                 let end = items.last().map_or(at.end, |item| item.span.end);
                 Ok((Node { value: Value::Seq(items), span: Span { start: start.start, end } }, anchor))
             }
-            Open::Map { anchor, start, entries, key: _, seen: _ } => {
+            OpenCollection::Map { anchor, start, entries, key: _, seen: _ } => {
                 let end = entries.last().map_or(at.end, |entry| entry.value.span.end);
                 let entries = merge(entries)?;
                 Ok((Node { value: Value::Map(entries), span: Span { start: start.start, end } }, anchor))
@@ -361,17 +361,17 @@ impl Reader<'_> {
 
 fn scalar_node(text: String, style: ScalarStyle, span: Span) -> Node {
     let plain = style == ScalarStyle::Plain;
-    if plain && scalar::resolve(&text) == Meaning::Null {
+    if plain && scalar::resolve(&text) == ScalarValue::Null {
         return Node { value: Value::Null, span };
     }
     Node { value: Value::Scalar(Scalar { text, plain }), span }
 }
 
 /// Puts a finished value into the collection around it: as an item, a key or the value of a key.
-fn place(open: &mut Open, done: Node) -> Result<(), Diagnosis> {
+fn insert_value(open: &mut OpenCollection, done: Node) -> Result<(), Diagnosis> {
     match open {
-        Open::Seq { items, .. } => items.push(done),
-        Open::Map { entries, key, seen, .. } => match key.take() {
+        OpenCollection::Seq { items, .. } => items.push(done),
+        OpenCollection::Map { entries, key, seen, .. } => match key.take() {
             Some((key, key_span)) => entries.push(Entry { key, key_span, value: done }),
             None => {
                 let text = match done.value {
@@ -403,12 +403,12 @@ fn refuse_tag(tagged: bool, at: Span) -> Result<(), Diagnosis> {
     Ok(())
 }
 
-fn refuse_collection_key(stack: &[Open], at: Span) -> Result<(), Diagnosis> {
+fn refuse_collection_key(stack: &[OpenCollection], at: Span) -> Result<(), Diagnosis> {
     match stack.last() {
-        Some(Open::Map { key: None, .. }) => {
+        Some(OpenCollection::Map { key: None, .. }) => {
             Err(Diagnosis::new(Code::UnsupportedYaml, at, "a key must be a word, not a list or a mapping"))
         }
-        Some(Open::Map { key: Some(_), .. } | Open::Seq { .. }) | None => Ok(()),
+        Some(OpenCollection::Map { key: Some(_), .. } | OpenCollection::Seq { .. }) | None => Ok(()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! A change of status, which cannot be had without saying why.
 
 use crate::{
-    event::{Actor, Because},
+    event::{Actor, EventCause},
     machine::Word,
 };
 
@@ -25,7 +25,7 @@ impl<E> Change<E> {
         Self { event, reason, message: message.into() }
     }
 
-    pub fn because(&self, actor: Actor) -> Because {
-        Because { actor, reason: self.reason.to_owned(), message: self.message.clone() }
+    pub fn because(&self, actor: Actor) -> EventCause {
+        EventCause { actor, reason: self.reason.to_owned(), message: self.message.clone() }
     }
 }

@@ -87,27 +87,27 @@ pub fn decide(fleet: &Fleet, now: Timestamp) -> Plan {
     match fleet.status {
         Status::Submitted | Status::Active if fleet.delete_asked => {
             let change = Change::told(Event::DeleteAsked, "deletion requested");
-            Plan { change: Some(change), end: end_all(fleet), due: now, ..keep }
+            Plan { change: Some(change), end: end_all_members(fleet), due: now, ..keep }
         }
         Status::Submitted => {
             Plan { change: Some(Change::told(Event::Activated, "taken up")), due: now, ..keep }
         }
         Status::Active if fleet.is_ssh => keep,
-        Status::Active => active(fleet, keep, now),
+        Status::Active => plan_active(fleet, keep, now),
         Status::Terminating if fleet.members.is_empty() => {
             Plan { change: Some(Change::told(Event::Emptied, "its last instance is gone")), due: now, ..keep }
         }
-        Status::Terminating => Plan { end: end_all(fleet), ..keep },
+        Status::Terminating => Plan { end: end_all_members(fleet), ..keep },
         Status::Terminated | Status::Failed => keep,
     }
 }
 
-fn end_all(fleet: &Fleet) -> Vec<(InstanceId, instance::TerminationReason)> {
+fn end_all_members(fleet: &Fleet) -> Vec<(InstanceId, instance::TerminationReason)> {
     let alive = fleet.members.iter().filter(|member| !member.is_ending());
     alive.map(|member| (member.id, instance::TerminationReason::TerminatedByUser)).collect()
 }
 
-fn active(fleet: &Fleet, mut plan: Plan, now: Timestamp) -> Plan {
+fn plan_active(fleet: &Fleet, mut plan: Plan, now: Timestamp) -> Plan {
     let mut alive: Vec<&Member> = fleet.members.iter().filter(|member| !member.is_ending()).collect();
     alive.sort_by_key(|member| member.instance_num);
     let outdated: Vec<&Member> =
@@ -134,7 +134,7 @@ fn active(fleet: &Fleet, mut plan: Plan, now: Timestamp) -> Plan {
         }
         return plan;
     }
-    replace(fleet, plan, wanted - staying, total, now)
+    create_missing(fleet, plan, wanted - staying, total, now)
 }
 
 fn is_up(status: instance::Status) -> bool {
@@ -147,7 +147,7 @@ fn is_up(status: instance::Status) -> bool {
     }
 }
 
-fn replace(fleet: &Fleet, mut plan: Plan, missing: u32, total: u32, now: Timestamp) -> Plan {
+fn create_missing(fleet: &Fleet, mut plan: Plan, missing: u32, total: u32, now: Timestamp) -> Plan {
     if fleet.attempts >= ATTEMPTS_MAX {
         plan.note =
             Some(format!("{missing} nodes are missing, and {ATTEMPTS_MAX} tries failed: it gives up"));

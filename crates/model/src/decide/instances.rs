@@ -14,17 +14,17 @@ use crate::{
 pub const POLL: Span = Span::secs(7);
 /// How long its last answer counts while it tells of itself, if only its blocks changed. When it stops, it is looked at.
 pub const POLL_TOLD: Span = Span::secs(20);
-/// Between two looks at one that is starting; the first follow faster, see `starting_again`.
+/// Between two looks at one that is starting; the first follow faster, see `next_starting_poll`.
 pub const POLL_STARTING: Span = Span::secs(5);
 /// Between the very first looks at one that is starting.
 pub const POLL_STARTING_FIRST: Span = Span::millis(100);
 /// How long an SSH host may take to be deployed, and a backend to say yes or no.
 pub const DEPLOY_MAX: Span = Span::mins(10);
 /// How long after its making a backend may not know a machine: what clouds list lags behind what they do.
-pub const KNOWN_WITHIN: Span = Span::mins(1);
+pub const LISTING_LAG_MAX: Span = Span::mins(1);
 /// How long a cloud host may be unreachable.
 pub const UNREACHABLE_MAX: Span = Span::mins(20);
-const NOT_KNOWN: &str = "the backend has no such machine";
+const NOT_LISTED_MESSAGE: &str = "the backend has no such machine";
 /// Between two tries to delete one.
 pub const DELETE_RETRY: Span = Span::secs(30);
 /// After this long the tries become rare, and people are told.
@@ -34,7 +34,7 @@ pub const TOLD: &str = "cannot be deleted";
 /// Between two tries after that.
 pub const DELETE_RETRY_LATE: Span = Span::mins(10);
 /// Between two looks at one that is over; nobody should look.
-const POLL_OVER: Span = Span::mins(1);
+const POLL_TERMINATED: Span = Span::mins(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -84,7 +84,7 @@ pub enum Seen {
         healthy: bool,
     },
     /// Not made, or nobody knows. `fatal`: no further try would help (key, network, blocks).
-    NotDeployed {
+    DeployFailed {
         fatal: bool,
         said: String,
     },
@@ -143,7 +143,7 @@ impl Plan {
         }
     }
 
-    fn act(instance: &Instance, action: Action, now: Timestamp) -> Self {
+    fn with_action(instance: &Instance, action: Action, now: Timestamp) -> Self {
         Self { action: Some(action), ..Self::keep(instance, now) }
     }
 
@@ -164,21 +164,21 @@ impl Plan {
 }
 
 pub fn decide(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
-    if let Some(plan) = unwanted(instance, now) {
+    if let Some(plan) = end_unneeded(instance, now) {
         return plan;
     }
     match instance.status {
-        Status::Pending => pending(instance, seen, now),
-        Status::Provisioning => provisioning(instance, seen, now),
-        Status::Idle | Status::Busy => watching(instance, seen, now),
-        Status::Terminating => terminating(instance, seen, now),
-        Status::Terminated => Plan::keep(instance, now + POLL_OVER),
+        Status::Pending => plan_pending(instance, seen, now),
+        Status::Provisioning => plan_provisioning(instance, seen, now),
+        Status::Idle | Status::Busy => plan_ready(instance, seen, now),
+        Status::Terminating => plan_terminating(instance, seen, now),
+        Status::Terminated => Plan::keep(instance, now + POLL_TERMINATED),
     }
 }
 
 /// Whether it is worth looking at the world before deciding.
 pub fn is_wanted(instance: &Instance, now: Timestamp) -> bool {
-    unwanted(instance, now).is_none()
+    end_unneeded(instance, now).is_none()
 }
 
 /// Until when the last answer of a host counts, if a pass is only about its blocks: a job came or went, and the word
@@ -199,7 +199,7 @@ pub fn answered_until(
 }
 
 /// Ends one that nobody wants, unless jobs are on it: those end first.
-fn unwanted(instance: &Instance, now: Timestamp) -> Option<Plan> {
+fn end_unneeded(instance: &Instance, now: Timestamp) -> Option<Plan> {
     if instance.jobs > 0 {
         return None;
     }
@@ -225,12 +225,12 @@ fn unwanted(instance: &Instance, now: Timestamp) -> Option<Plan> {
 }
 
 /// The next look at one that is starting: soon at first, rarer the longer it takes.
-pub fn starting_again(since: Timestamp, now: Timestamp) -> Timestamp {
+pub fn next_starting_poll(since: Timestamp, now: Timestamp) -> Timestamp {
     let waited = now.since(since).0.max(0);
     now + Span(waited / 4).clamp(POLL_STARTING_FIRST, POLL_STARTING)
 }
 
-fn pending(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_pending(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
     let first = match instance.kind {
         Kind::Cloud => Action::Create,
         Kind::Ssh => Action::Deploy,
@@ -242,13 +242,13 @@ fn pending(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
             Plan::change(instance, Event::ReadyIdle, "deployed and healthy", now)
         }
         Seen::Deployed { .. } => Plan::change(instance, Event::Created, "deployed", now),
-        Seen::NotDeployed { fatal: true, said } => gave_up(instance, said.clone(), now),
-        Seen::Untrusted { said } => gave_up(instance, said.clone(), now),
-        Seen::NotDeployed { fatal: false, said } => {
+        Seen::DeployFailed { fatal: true, said } => give_up(instance, said.clone(), now),
+        Seen::Untrusted { said } => give_up(instance, said.clone(), now),
+        Seen::DeployFailed { fatal: false, said } => {
             let deadline = instance.created_at + DEPLOY_MAX;
             if now >= deadline {
                 let message = format!("not deployed within {} s: {said}", DEPLOY_MAX.as_secs());
-                return gave_up(instance, message, now);
+                return give_up(instance, message, now);
             }
             Plan { note: Some(said.clone()), ..Plan::keep(instance, (now + POLL_STARTING).min(deadline)) }
         }
@@ -258,12 +258,12 @@ fn pending(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
         | Seen::Silent
         | Seen::Gone { .. }
         | Seen::Unknown
-        | Seen::NotDeleted { .. } => Plan::act(instance, first, now),
+        | Seen::NotDeleted { .. } => Plan::with_action(instance, first, now),
     }
 }
 
 /// An SSH host is let go. A machine that may exist after all is asked back first.
-fn gave_up(instance: &Instance, said: String, now: Timestamp) -> Plan {
+fn give_up(instance: &Instance, said: String, now: Timestamp) -> Plan {
     let event = match instance.kind {
         Kind::Ssh => Event::GaveUp,
         Kind::Cloud => Event::Expired,
@@ -271,23 +271,23 @@ fn gave_up(instance: &Instance, said: String, now: Timestamp) -> Plan {
     Plan::end(instance, event, TerminationReason::Error, said, now)
 }
 
-fn provisioning(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_provisioning(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
     let since = instance.started_at.unwrap_or(instance.created_at);
     let deadline = since + instance.provisioning_max;
     match seen {
-        Seen::Answers { health } => ready(instance, *health, now),
-        Seen::Deployed { healthy: true } => ready(instance, Health::Healthy, now),
+        Seen::Answers { health } => mark_ready(instance, *health, now),
+        Seen::Deployed { healthy: true } => mark_ready(instance, Health::Healthy, now),
         Seen::Gone { said } => {
             let message = format!("the backend took it back before it was ready: {said}");
             Plan::end(instance, Event::Expired, TerminationReason::Error, message, now)
         }
         Seen::Unknown if !is_young(instance, now) => {
-            Plan::end(instance, Event::Expired, TerminationReason::Error, NOT_KNOWN, now)
+            Plan::end(instance, Event::Expired, TerminationReason::Error, NOT_LISTED_MESSAGE, now)
         }
         Seen::Untrusted { said } => {
             Plan::end(instance, Event::Expired, TerminationReason::Error, said.clone(), now)
         }
-        Seen::NotAsked if now < deadline => Plan::act(instance, Action::Check, now),
+        Seen::NotAsked if now < deadline => Plan::with_action(instance, Action::Check, now),
         Seen::NotAsked
         | Seen::Starting
         | Seen::Silent
@@ -295,45 +295,45 @@ fn provisioning(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
         | Seen::Created
         | Seen::NoOffers { .. }
         | Seen::Deployed { healthy: false }
-        | Seen::NotDeployed { .. }
+        | Seen::DeployFailed { .. }
         | Seen::NotDeleted { .. } => {
             if now >= deadline {
                 let message = format!("not ready within {} s", instance.provisioning_max.as_secs());
                 let reason = TerminationReason::ProvisioningTimeout;
                 return Plan::end(instance, Event::Expired, reason, message, now);
             }
-            Plan::keep(instance, starting_again(since, now).min(deadline))
+            Plan::keep(instance, next_starting_poll(since, now).min(deadline))
         }
     }
 }
 
 /// Whether its backend may not know of it yet.
 fn is_young(instance: &Instance, now: Timestamp) -> bool {
-    now < instance.started_at.unwrap_or(instance.created_at) + KNOWN_WITHIN
+    now < instance.started_at.unwrap_or(instance.created_at) + LISTING_LAG_MAX
 }
 
-fn ready(instance: &Instance, health: Health, now: Timestamp) -> Plan {
+fn mark_ready(instance: &Instance, health: Health, now: Timestamp) -> Plan {
     let event = if instance.jobs > 0 { Event::ReadyBusy } else { Event::ReadyIdle };
     Plan { health, unreachable_since: None, ..Plan::change(instance, event, "its agent answers", now) }
 }
 
-fn watching(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_ready(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
     match (seen, instance.kind) {
-        (Seen::Answers { health }, _) => answers(instance, *health, now),
-        (Seen::Deployed { healthy: true }, _) => answers(instance, Health::Healthy, now),
+        (Seen::Answers { health }, _) => plan_reachable(instance, *health, now),
+        (Seen::Deployed { healthy: true }, _) => plan_reachable(instance, Health::Healthy, now),
         (Seen::Gone { said }, Kind::Cloud) => {
             let message = format!("the backend does not have it any more: {said}");
             Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, message, now)
         }
         (Seen::Unknown, Kind::Cloud) if !is_young(instance, now) => {
-            Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, NOT_KNOWN, now)
+            Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, NOT_LISTED_MESSAGE, now)
         }
         (Seen::Untrusted { said }, _) => {
-            let plan = silent(instance, now);
+            let plan = plan_unreachable(instance, now);
             let note = (instance.health != Health::Failure).then(|| said.clone());
             Plan { health: Health::Failure, note, ..plan }
         }
-        (Seen::NotAsked, _) => Plan::act(instance, Action::Check, now),
+        (Seen::NotAsked, _) => Plan::with_action(instance, Action::Check, now),
         (
             Seen::Silent
             | Seen::Starting
@@ -342,14 +342,14 @@ fn watching(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
             | Seen::Unknown
             | Seen::NoOffers { .. }
             | Seen::Deployed { healthy: false }
-            | Seen::NotDeployed { .. }
+            | Seen::DeployFailed { .. }
             | Seen::NotDeleted { .. },
             Kind::Cloud | Kind::Ssh,
-        ) => silent(instance, now),
+        ) => plan_unreachable(instance, now),
     }
 }
 
-fn answers(instance: &Instance, health: Health, now: Timestamp) -> Plan {
+fn plan_reachable(instance: &Instance, health: Health, now: Timestamp) -> Plan {
     let mut plan = Plan { health, unreachable_since: None, ..Plan::keep(instance, now + POLL) };
     if instance.unreachable_since.is_some() {
         plan.note = Some("reachable again".to_owned());
@@ -380,7 +380,7 @@ fn idle_deadline(instance: &Instance) -> Option<Timestamp> {
     if may_go { Some(instance.idle_since? + instance.idle_max?) } else { None }
 }
 
-fn silent(instance: &Instance, now: Timestamp) -> Plan {
+fn plan_unreachable(instance: &Instance, now: Timestamp) -> Plan {
     let since = instance.unreachable_since.unwrap_or(now);
     let mut plan = Plan { unreachable_since: Some(since), ..Plan::keep(instance, now + POLL) };
     if instance.unreachable_since.is_none() {
@@ -405,7 +405,7 @@ fn silent(instance: &Instance, now: Timestamp) -> Plan {
     }
 }
 
-fn terminating(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_terminating(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
     let since = instance.terminating_since.unwrap_or(now);
     match seen {
         Seen::Gone { said } => Plan::change(
@@ -444,10 +444,10 @@ fn terminating(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
         | Seen::Starting
         | Seen::NoOffers { .. }
         | Seen::Deployed { .. }
-        | Seen::NotDeployed { .. }
+        | Seen::DeployFailed { .. }
         | Seen::Answers { .. }
         | Seen::Untrusted { .. }
         | Seen::Unknown
-        | Seen::Silent => Plan::act(instance, Action::Delete, now),
+        | Seen::Silent => Plan::with_action(instance, Action::Delete, now),
     }
 }

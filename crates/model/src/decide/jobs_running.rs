@@ -13,10 +13,10 @@ use crate::{
 /// How long agents that once answered may be silent, unless the server is told otherwise.
 pub const UNREACHABLE_GRACE: Span = Span::mins(2);
 /// The shim gives an image 20 minutes; the rest is for the container and its runner.
-pub const PULLING_MAX: Span = Span::mins(25);
+pub const PULLING_TIMEOUT: Span = Span::mins(25);
 /// How long a job waits for the other nodes of its replica: long enough for each of them to come to its
 /// own bound first.
-pub const SIBLINGS_MAX: Span = Span::mins(90);
+pub const SIBLINGS_TIMEOUT: Span = Span::mins(90);
 /// The runner enforces max_duration; this much later the server does.
 pub const MAX_DURATION_BACKSTOP: Span = Span::mins(2);
 /// The safety net under the agents' event stream.
@@ -27,7 +27,7 @@ pub const POLL_TOLD: Span = Span::mins(2);
 /// While nodes wait for each other.
 pub const POLL_SIBLINGS: Span = Span::secs(2);
 
-const PROVISIONING_MAX: Span = Span::mins(10);
+const PROVISIONING_TIMEOUT: Span = Span::mins(10);
 
 /// How long from the request until the instance must answer; some backends are slow.
 pub fn provisioning_max(backend: &str, instance_type: &str) -> Span {
@@ -37,7 +37,7 @@ pub fn provisioning_max(backend: &str, instance_type: &str) -> Span {
         "lambda" | "cloudrift" => Span::mins(30),
         "vultr" if instance_type.starts_with("vbm") => Span::mins(55),
         "gcp" if instance_type == "a4-highgpu-8g" => Span::mins(16),
-        _ => PROVISIONING_MAX,
+        _ => PROVISIONING_TIMEOUT,
     }
 }
 
@@ -121,9 +121,9 @@ pub enum Host {
     /// The backend took it back, or ended it.
     Gone,
     /// It was to be made and no offer could be had.
-    NeverCame,
+    CreateFailed,
     /// It was to be made and was not ready in time.
-    TooLate,
+    ProvisionTimeout,
     /// The fleet's export to this project was withdrawn.
     AccessRevoked,
 }
@@ -225,7 +225,7 @@ pub fn asks(job: &Job) -> Ask {
 /// The job as it is after a change from which the same pass goes on: a host that took the task may have it running
 /// already. Every other change ends the pass; what comes after it takes its time.
 pub fn goes_on(job: &Job, change: &Change<Event>, now: Timestamp) -> Option<Job> {
-    (job.status == Status::Provisioning && change.event == Event::TaskTaken).then(|| Job {
+    (job.status == Status::Provisioning && change.event == Event::TaskAccepted).then(|| Job {
         status: Status::Pulling,
         pulling_since: Some(now),
         ..job.clone()
@@ -270,13 +270,13 @@ pub struct Plan {
 }
 
 pub fn decide(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
-    if let Some(plan) = host_ended(job, seen, now) {
+    if let Some(plan) = end_for_host(job, seen, now) {
         return plan;
     }
     match job.status {
-        Status::Provisioning => provisioning(job, seen, now),
-        Status::Pulling => pulling(job, seen, now),
-        Status::Running => running(job, seen, now),
+        Status::Provisioning => plan_provisioning(job, seen, now),
+        Status::Pulling => plan_pulling(job, seen, now),
+        Status::Running => plan_running(job, seen, now),
         // Not ours; the row will leave this pipeline by its filter.
         Status::Submitted
         | Status::Terminating
@@ -287,21 +287,21 @@ pub fn decide(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     }
 }
 
-fn host_ended(job: &Job, seen: &Seen, now: Timestamp) -> Option<Plan> {
+fn end_for_host(job: &Job, seen: &Seen, now: Timestamp) -> Option<Plan> {
     match seen.host {
         Host::Fine => None,
-        Host::Gone => Some(lost(unreachable_reason(job), "the instance is gone", now)),
-        Host::NeverCame => {
+        Host::Gone => Some(end_as_lost(unreachable_reason(job), "the instance is gone", now)),
+        Host::CreateFailed => {
             let reason = TerminationReason::FailedToStartDueToNoCapacity;
-            Some(lost(reason, "its instance could not be made: no offer was to be had", now))
+            Some(end_as_lost(reason, "its instance could not be made: no offer was to be had", now))
         }
-        Host::TooLate => {
+        Host::ProvisionTimeout => {
             let reason = TerminationReason::WaitingInstanceLimitExceeded;
-            Some(lost(reason, "its instance was not ready in time", now))
+            Some(end_as_lost(reason, "its instance was not ready in time", now))
         }
         Host::AccessRevoked => {
             let reason = TerminationReason::InstanceAccessRevoked;
-            Some(lost(reason, "the fleet is no longer shared with this project", now))
+            Some(end_as_lost(reason, "the fleet is no longer shared with this project", now))
         }
     }
 }
@@ -310,45 +310,45 @@ fn unreachable_reason(job: &Job) -> TerminationReason {
     if job.spot { TerminationReason::InterruptedByNoCapacity } else { TerminationReason::InstanceUnreachable }
 }
 
-fn provisioning(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_provisioning(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     let since = job.provisioning_since;
     if !job.has_shim {
         return match &seen.runner {
-            Runner::Ready => start(job, since, job.provisioning_max, seen, now),
-            Runner::Pulled(_) => started(Vec::new(), seen, now),
+            Runner::Ready => start_job(job, since, job.provisioning_max, seen, now),
+            Runner::Pulled(_) => job_started(Vec::new(), seen, now),
             Runner::Silent | Runner::NotAsked => {
                 let reason = TerminationReason::WaitingRunnerLimitExceeded;
-                bounded(since, job.provisioning_max, reason, "the runner", now)
+                wait_with_timeout(since, job.provisioning_max, reason, "the runner", now)
             }
         };
     }
     match &seen.shim {
-        Shim::NotAsked | Shim::Silent if job.instance_was_ready => disconnected(job, now),
+        Shim::NotAsked | Shim::Silent if job.instance_was_ready => wait_for_agents(job, now),
         Shim::NotAsked | Shim::Silent => {
             let reason = TerminationReason::WaitingInstanceLimitExceeded;
-            bounded(since, job.provisioning_max, reason, "the instance", now)
+            wait_with_timeout(since, job.provisioning_max, reason, "the instance", now)
         }
-        Shim::NoTask => match startup_turn(job) {
+        Shim::NoTask => match startup_dependency(job) {
             Some(others) => siblings(job, others, now),
             // The hands tried and it was not taken, over and over.
-            None if now >= since + patience(job, job.provisioning_max) => lost(
+            None if now >= since + time_limit(job, job.provisioning_max) => end_as_lost(
                 TerminationReason::WaitingRunnerLimitExceeded,
                 "the shim did not take the task in time",
                 now,
             ),
-            None => took_task(vec![Action::SubmitTask], now),
+            None => accept_task(vec![Action::SubmitTask], now),
         },
         // A holder before us handed it over and could not write that down.
-        Shim::Task(_) => took_task(Vec::new(), now),
+        Shim::Task(_) => accept_task(Vec::new(), now),
     }
 }
 
-fn took_task(actions: Vec<Action>, now: Timestamp) -> Plan {
-    moved(actions, Change::told(Event::TaskTaken, "the shim took the task"), now)
+fn accept_task(actions: Vec<Action>, now: Timestamp) -> Plan {
+    advance(actions, Change::told(Event::TaskAccepted, "the shim took the task"), now)
 }
 
 /// Who must run before this job gets its task.
-fn startup_turn(job: &Job) -> Option<&'static str> {
+fn startup_dependency(job: &Job) -> Option<&'static str> {
     // A runner waits for its job only so long: it is started when nothing else can keep it waiting.
     if !job.siblings.all_have_ips {
         return Some("the other nodes' addresses");
@@ -362,17 +362,17 @@ fn startup_turn(job: &Job) -> Option<&'static str> {
     }
 }
 
-fn pulling(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_pulling(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     let since = job.pulling_since.unwrap_or(job.provisioning_since);
     let bound = |waits_for| {
         let reason = TerminationReason::WaitingRunnerLimitExceeded;
-        bounded(since, PULLING_MAX, reason, waits_for, now)
+        wait_with_timeout(since, PULLING_TIMEOUT, reason, waits_for, now)
     };
     match &seen.shim {
-        Shim::NotAsked | Shim::Silent if job.has_shim => disconnected(job, now),
+        Shim::NotAsked | Shim::Silent if job.has_shim => wait_for_agents(job, now),
         // Never handed over twice: a task that was forgotten may have run.
         Shim::NoTask => {
-            lost(TerminationReason::ExecutorError, "the host does not know the task any more", now)
+            end_as_lost(TerminationReason::ExecutorError, "the host does not know the task any more", now)
         }
         // As long as it takes: whoever asked may stop it.
         Shim::Task(Task::Queued) => wait(None, "its turn in the queue", now + POLL_RUNNING),
@@ -380,46 +380,50 @@ fn pulling(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         Shim::Task(Task::Pulling) => bound("the image"),
         Shim::Task(Task::Creating) => bound("the container"),
         Shim::Task(Task::Running { ports_known: false }) => bound("the container's ports"),
-        Shim::Task(Task::Terminated(ended)) => exited(ending(ended), now),
+        Shim::Task(Task::Terminated(ended)) => end_as_exited(ending(ended), now),
         Shim::NotAsked | Shim::Silent | Shim::Task(Task::Running { ports_known: true }) => match &seen.runner
         {
             Runner::NotAsked | Runner::Silent => bound("the runner"),
-            Runner::Ready => start(job, since, PULLING_MAX, seen, now),
+            Runner::Ready => start_job(job, since, PULLING_TIMEOUT, seen, now),
             // A holder before us started it and could not write that down. It may be over by now.
             Runner::Pulled(pulled) => {
-                let plan = started(Vec::new(), seen, now);
+                let plan = job_started(Vec::new(), seen, now);
                 Plan { due: if pulled.ended.is_some() { now } else { plan.due }, ..plan }
             }
         },
     }
 }
 
-fn start(job: &Job, since: Timestamp, limit: Span, seen: &Seen, now: Timestamp) -> Plan {
+fn start_job(job: &Job, since: Timestamp, limit: Span, seen: &Seen, now: Timestamp) -> Plan {
     if !job.siblings.all_have_ips {
         return siblings(job, "the other nodes' addresses", now);
     }
-    if now >= since + patience(job, limit) {
+    if now >= since + time_limit(job, limit) {
         let reason = TerminationReason::WaitingRunnerLimitExceeded;
-        return lost(reason, "the runner did not take the job in time", now);
+        return end_as_lost(reason, "the runner did not take the job in time", now);
     }
-    started(vec![Action::SubmitJob], seen, now)
+    job_started(vec![Action::SubmitJob], seen, now)
 }
 
 /// A node may have spent its own time on waiting for the others.
-fn patience(job: &Job, limit: Span) -> Span {
-    if job.several { limit.max(SIBLINGS_MAX) } else { limit }
+fn time_limit(job: &Job, limit: Span) -> Span {
+    if job.several { limit.max(SIBLINGS_TIMEOUT) } else { limit }
 }
 
-fn started(actions: Vec<Action>, seen: &Seen, now: Timestamp) -> Plan {
-    moved(actions, Change::told(Event::Started, "the runner took the job"), now + poll_running(seen))
+fn job_started(actions: Vec<Action>, seen: &Seen, now: Timestamp) -> Plan {
+    advance(
+        actions,
+        Change::told(Event::Started, "the runner took the job"),
+        now + running_poll_interval(seen),
+    )
 }
 
-fn poll_running(seen: &Seen) -> Span {
+fn running_poll_interval(seen: &Seen) -> Span {
     if seen.is_told { POLL_TOLD } else { POLL_RUNNING }
 }
 
 /// One step on; whatever it waited for is behind it.
-fn moved(actions: Vec<Action>, change: Change<Event>, due: Timestamp) -> Plan {
+fn advance(actions: Vec<Action>, change: Change<Event>, due: Timestamp) -> Plan {
     Plan {
         actions,
         change: Some(change),
@@ -431,35 +435,35 @@ fn moved(actions: Vec<Action>, change: Change<Event>, due: Timestamp) -> Plan {
     }
 }
 
-fn running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     let starting = Pulled::default();
     let pulled = match &seen.runner {
         Runner::Pulled(pulled) => pulled,
-        Runner::NotAsked | Runner::Silent => return silent_runner(job, seen, now),
+        Runner::NotAsked | Runner::Silent => return plan_unreachable_runner(job, seen, now),
         // It took the job and says nothing of it yet: code is fetched before commands start. A runner is never
         // started twice, so it cannot have forgotten.
         Runner::Ready => &starting,
     };
     let nobody_else = !job.has_shim || seen.shim == Shim::NoTask;
     if let Some(ended) = pulled.ended.as_ref().filter(|ended| nobody_else || knows_why(ended)) {
-        let mut plan = exited(ending(ended), now);
+        let mut plan = end_as_exited(ending(ended), now);
         plan.actions.insert(0, Action::PullLogs);
         return plan;
     }
     if let Shim::Task(Task::Terminated(ended)) = &seen.shim {
         // Its runner ended without a word: killed, or gone with a reboot.
-        let mut plan = exited(ending(ended), now);
+        let mut plan = end_as_exited(ending(ended), now);
         plan.actions.insert(0, Action::PullLogs);
         return plan;
     }
     if pulled.ended.is_some() {
         return wait(None, "its host to say what ended the task", now + POLL_STARTING);
     }
-    if let Some(plan) = policies(job, seen, pulled, now) {
+    if let Some(plan) = check_policies(job, seen, pulled, now) {
         return plan;
     }
-    let mut due = now + poll_running(seen);
-    if let Some(deadline) = backstop(job) {
+    let mut due = now + running_poll_interval(seen);
+    if let Some(deadline) = max_duration_deadline(job) {
         due = due.min(deadline);
     }
     if let (Some(limit), Some(idle)) = (job.inactivity_duration, pulled.no_connections) {
@@ -498,40 +502,44 @@ fn knows_why(ended: &Ended) -> bool {
     ended.how != How::Terminated || !ended.reason.is_empty()
 }
 
-fn backstop(job: &Job) -> Option<Timestamp> {
+fn max_duration_deadline(job: &Job) -> Option<Timestamp> {
     Some(job.running_since? + job.max_duration? + MAX_DURATION_BACKSTOP)
 }
 
-fn silent_runner(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_unreachable_runner(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     if let Shim::Task(Task::Terminated(ended)) = &seen.shim {
         // The runner went down with its container; the shim knows how that ended.
-        return exited(ending(ended), now);
+        return end_as_exited(ending(ended), now);
     }
     if matches!(seen.shim, Shim::NoTask) {
-        return lost(TerminationReason::ExecutorError, "the host does not know the task any more", now);
+        return end_as_lost(
+            TerminationReason::ExecutorError,
+            "the host does not know the task any more",
+            now,
+        );
     }
-    if backstop(job).is_some_and(|deadline| now >= deadline) {
+    if max_duration_deadline(job).is_some_and(|deadline| now >= deadline) {
         let said = "max_duration is over and the runner is silent";
-        return policy(TerminationReason::MaxDurationExceeded, said.to_owned(), now);
+        return end_by_policy(TerminationReason::MaxDurationExceeded, said.to_owned(), now);
     }
-    disconnected(job, now)
+    wait_for_agents(job, now)
 }
 
-fn policies(job: &Job, seen: &Seen, pulled: &Pulled, now: Timestamp) -> Option<Plan> {
-    if backstop(job).is_some_and(|deadline| now >= deadline) {
+fn check_policies(job: &Job, seen: &Seen, pulled: &Pulled, now: Timestamp) -> Option<Plan> {
+    if max_duration_deadline(job).is_some_and(|deadline| now >= deadline) {
         let said = "max_duration is over and the runner did not end the job".to_owned();
-        return Some(policy(TerminationReason::MaxDurationExceeded, said, now));
+        return Some(end_by_policy(TerminationReason::MaxDurationExceeded, said, now));
     }
     if let (Some(limit), Some(idle)) = (job.inactivity_duration, pulled.no_connections)
         && idle >= limit
     {
         let said =
             format!("nobody was connected for {} s, {} s are allowed", idle.as_secs(), limit.as_secs());
-        return Some(policy(TerminationReason::InactivityDurationExceeded, said, now));
+        return Some(end_by_policy(TerminationReason::InactivityDurationExceeded, said, now));
     }
     if seen.gpu_idle {
         let said = "a GPU was below min_gpu_utilization for the whole window".to_owned();
-        return Some(policy(TerminationReason::TerminatedDueToUtilizationPolicy, said, now));
+        return Some(end_by_policy(TerminationReason::TerminatedDueToUtilizationPolicy, said, now));
     }
     None
 }
@@ -550,35 +558,35 @@ fn ending(ended: &Ended) -> Ending {
     if let Some(detail) = ended.detail.as_deref().and_then(|word| word.parse().ok()) {
         ending = ending.with(detail);
     }
-    if ended.message.is_empty() { ending } else { ending.saying(&ended.message) }
+    if ended.message.is_empty() { ending } else { ending.with_message(&ended.message) }
 }
 
 /// The agent understood and will not: no further try would help.
 pub fn refused(said: &str, now: Timestamp) -> Plan {
-    exited(Ending::new(TerminationReason::ExecutorError).saying(said), now)
+    end_as_exited(Ending::new(TerminationReason::ExecutorError).with_message(said), now)
 }
 
 /// The job cannot be started as it was submitted.
 pub fn unfit(said: &str, now: Timestamp) -> Plan {
-    end(Event::StopAsked, Ending::new(TerminationReason::TerminatedByServer).saying(said), now)
+    end(Event::StopAsked, Ending::new(TerminationReason::TerminatedByServer).with_message(said), now)
 }
 
 /// A volume that it needs will not come.
-pub fn no_volume(said: &str, now: Timestamp) -> Plan {
-    lost(TerminationReason::VolumeError, said, now)
+pub fn end_without_volume(said: &str, now: Timestamp) -> Plan {
+    end_as_lost(TerminationReason::VolumeError, said, now)
 }
 
 /// Nothing was done: look again soon. What was known of the connection stays.
-pub fn postponed(job: &Job, waits_for: &'static str, now: Timestamp) -> Plan {
+pub fn postpone(job: &Job, waits_for: &'static str, now: Timestamp) -> Plan {
     wait(job.disconnected_at, waits_for, now + POLL_STARTING)
 }
 
 /// Agents that once answered are silent: a grace, then the end.
-fn disconnected(job: &Job, now: Timestamp) -> Plan {
+fn wait_for_agents(job: &Job, now: Timestamp) -> Plan {
     let since = job.disconnected_at.unwrap_or(now);
     if now.since(since) >= job.lost_after {
         let said = format!("the agents were silent for {} s", now.since(since).as_secs());
-        return lost(unreachable_reason(job), &said, now);
+        return end_as_lost(unreachable_reason(job), &said, now);
     }
     wait(Some(since), "the agents to answer again", (now + POLL_STARTING).min(since + job.lost_after))
 }
@@ -586,13 +594,13 @@ fn disconnected(job: &Job, now: Timestamp) -> Plan {
 fn siblings(job: &Job, waits_for: &'static str, now: Timestamp) -> Plan {
     let since = job.provisioning_since;
     let reason = TerminationReason::WaitingRunnerLimitExceeded;
-    let mut plan = bounded(since, SIBLINGS_MAX, reason, waits_for, now);
+    let mut plan = wait_with_timeout(since, SIBLINGS_TIMEOUT, reason, waits_for, now);
     plan.due = plan.due.min(now + POLL_SIBLINGS);
     plan
 }
 
 /// Waits until `since + limit`, then ends with `reason`.
-fn bounded(
+fn wait_with_timeout(
     since: Timestamp,
     limit: Span,
     reason: TerminationReason,
@@ -601,7 +609,7 @@ fn bounded(
 ) -> Plan {
     let deadline = since + limit;
     if now >= deadline {
-        return lost(reason, &format!("waited {} s for {waits_for}", limit.as_secs()), now);
+        return end_as_lost(reason, &format!("waited {} s for {waits_for}", limit.as_secs()), now);
     }
     wait(None, waits_for, (now + POLL_STARTING).min(deadline))
 }
@@ -611,15 +619,15 @@ fn wait(disconnected_at: Option<Timestamp>, waits_for: &'static str, due: Timest
     Plan { actions: Vec::new(), change: None, ending: None, disconnected_at, waits_for, gate: None, due }
 }
 
-fn lost(reason: TerminationReason, said: &str, now: Timestamp) -> Plan {
-    end(Event::Lost, Ending::new(reason).saying(said), now)
+fn end_as_lost(reason: TerminationReason, said: &str, now: Timestamp) -> Plan {
+    end(Event::Lost, Ending::new(reason).with_message(said), now)
 }
 
-fn policy(reason: TerminationReason, said: String, now: Timestamp) -> Plan {
-    end(Event::PolicyEnded, Ending::new(reason).saying(said), now)
+fn end_by_policy(reason: TerminationReason, said: String, now: Timestamp) -> Plan {
+    end(Event::EndedByPolicy, Ending::new(reason).with_message(said), now)
 }
 
-fn exited(ending: Ending, now: Timestamp) -> Plan {
+fn end_as_exited(ending: Ending, now: Timestamp) -> Plan {
     end(Event::Exited, ending, now)
 }
 

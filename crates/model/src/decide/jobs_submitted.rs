@@ -19,9 +19,9 @@ use crate::{
 /// A waiting job is looked at again after this, if nothing wakes it before.
 pub const POLL: Span = Span::secs(4);
 /// How long a volume may take to attach.
-pub const ATTACH_MAX: Span = Span::mins(5);
+pub const ATTACH_TIMEOUT: Span = Span::mins(5);
 /// How long a backend may take to grant an instance, over all offers.
-pub const CREATE_MAX: Span = Span::mins(10);
+pub const CREATE_TIMEOUT: Span = Span::mins(10);
 /// Between two looks at a placeholder; whoever moves it says so at once.
 pub const POLL_PLACEHOLDER: Span = Span::secs(30);
 
@@ -118,7 +118,7 @@ pub enum Plan {
         due: Timestamp,
     },
     /// Look again; there is nothing new to say.
-    Again {
+    Recheck {
         due: Timestamp,
     },
     /// Terminating, with the reason. A placeholder is dropped with it.
@@ -130,13 +130,13 @@ pub enum Plan {
 
 pub fn decide(job: &Job, seen: Seen, now: Timestamp) -> Plan {
     match &job.stage {
-        Stage::Unassigned => unassigned(job, seen, now),
-        Stage::Assigned { since } => assigned(seen, *since, now),
-        Stage::Placeholder { since } => placeholder(seen, *since, now),
+        Stage::Unassigned => plan_unassigned(job, seen, now),
+        Stage::Assigned { since } => plan_assigned(seen, *since, now),
+        Stage::Placeholder { since } => plan_placeholder(seen, *since, now),
     }
 }
 
-fn unassigned(job: &Job, seen: Seen, now: Timestamp) -> Plan {
+fn plan_unassigned(job: &Job, seen: Seen, now: Timestamp) -> Plan {
     match seen {
         Seen::Seat { fleet, seat } => match &seat {
             Seat::Existing { instance, blocks, .. } if !job.has_volumes => {
@@ -178,18 +178,18 @@ fn unassigned(job: &Job, seen: Seen, now: Timestamp) -> Plan {
         | Seen::AttachFailed { .. }
         | Seen::Created
         | Seen::Creating
-        | Seen::Refused { .. } => Plan::Again { due: now + POLL },
+        | Seen::Refused { .. } => Plan::Recheck { due: now + POLL },
     }
 }
 
-fn assigned(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
+fn plan_assigned(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
     match seen {
         Seen::Attached => provision("volumes are attached", now),
-        Seen::AttachFailed { said } => volume_error(said),
-        Seen::Attaching if now.since(since) >= ATTACH_MAX => {
-            volume_error(format!("not attached within {} s", ATTACH_MAX.as_secs()))
+        Seen::AttachFailed { said } => end_with_volume_error(said),
+        Seen::Attaching if now.since(since) >= ATTACH_TIMEOUT => {
+            end_with_volume_error(format!("not attached within {} s", ATTACH_TIMEOUT.as_secs()))
         }
-        Seen::Attaching => Plan::Again { due: (now + POLL).min(since + ATTACH_MAX) },
+        Seen::Attaching => Plan::Recheck { due: (now + POLL).min(since + ATTACH_TIMEOUT) },
         Seen::NotTried
         | Seen::Seat { .. }
         | Seen::Waits { .. }
@@ -200,12 +200,12 @@ fn assigned(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
     }
 }
 
-fn placeholder(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
+fn plan_placeholder(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
     match seen {
         Seen::Created => provision("its instance is being created", now),
         Seen::Refused { said } => end(Ending::no_capacity(said)),
-        Seen::Creating if now.since(since) >= CREATE_MAX => {
-            end(Ending::no_capacity(format!("no instance was granted within {} s", CREATE_MAX.as_secs())))
+        Seen::Creating if now.since(since) >= CREATE_TIMEOUT => {
+            end(Ending::no_capacity(format!("no instance was granted within {} s", CREATE_TIMEOUT.as_secs())))
         }
         Seen::Creating
         | Seen::NotTried
@@ -214,7 +214,9 @@ fn placeholder(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
         | Seen::Never { .. }
         | Seen::Attached
         | Seen::Attaching
-        | Seen::AttachFailed { .. } => Plan::Again { due: (now + POLL_PLACEHOLDER).min(since + CREATE_MAX) },
+        | Seen::AttachFailed { .. } => {
+            Plan::Recheck { due: (now + POLL_PLACEHOLDER).min(since + CREATE_TIMEOUT) }
+        }
     }
 }
 
@@ -222,8 +224,8 @@ fn provision(message: &str, now: Timestamp) -> Plan {
     Plan::Provision { assign: None, change: Change::told(Event::Placed, message), due: now }
 }
 
-fn volume_error(said: String) -> Plan {
-    end(Ending::new(TerminationReason::VolumeError).saying(said))
+fn end_with_volume_error(said: String) -> Plan {
+    end(Ending::new(TerminationReason::VolumeError).with_message(said))
 }
 
 fn end(ending: Ending) -> Plan {

@@ -5,7 +5,7 @@
 //! from the proofs of each step, and each proof from the one before.
 //!
 //! A silent host proves nothing. The job waits until the task is known gone or the host is given up
-//! (`GIVE_UP_AFTER`, or its instance ended). A host that returns later is told which submissions are
+//! (`GIVE_UP_TIMEOUT`, or its instance ended). A host that returns later is told which submissions are
 //! dead; its agent refuses their old epochs and removes them before it takes anything new.
 
 use crate::{
@@ -20,17 +20,17 @@ use crate::{
 pub const LOGS_GRACE: Span = Span::secs(30);
 /// How long requests on their way to a replica may take to be answered before it is stopped.
 pub const DRAIN_GRACE: Span = Span::secs(30);
-const DRAIN_POLL: Span = Span::secs(1);
+const DRAIN_POLL_INTERVAL: Span = Span::secs(1);
 /// Between two looks.
 pub const POLL: Span = Span::secs(2);
 /// How long after the soft detach of a volume it may be forced.
 pub const FORCE_DETACH_AFTER: Span = Span::secs(60);
 /// How long a silent host keeps its job from ending, unless the server is told otherwise.
-pub const GIVE_UP_AFTER: Span = Span::mins(5);
+pub const GIVE_UP_TIMEOUT: Span = Span::mins(5);
 
 /// How long that is on a server whose jobs are lost after this silence: as much longer as it is by default.
 pub fn give_up_after(lost_after: Span) -> Span {
-    Span::secs(lost_after.as_secs() * GIVE_UP_AFTER.as_secs() / UNREACHABLE_GRACE.as_secs())
+    Span::secs(lost_after.as_secs() * GIVE_UP_TIMEOUT.as_secs() / UNREACHABLE_GRACE.as_secs())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,9 +135,9 @@ pub enum Instance {
     /// The last job left.
     Freed,
     /// It takes no other job.
-    Ends,
+    Ended,
     /// It is ending or gone already.
-    Untouched,
+    Unchanged,
 }
 
 impl Instance {
@@ -145,8 +145,8 @@ impl Instance {
     pub const fn event(self) -> Option<instance::Event> {
         match self {
             Self::Freed => Some(instance::Event::LastJobFreed),
-            Self::Ends => Some(instance::Event::JobFinished),
-            Self::None | Self::StaysBusy | Self::Untouched => None,
+            Self::Ended => Some(instance::Event::JobFinished),
+            Self::None | Self::StaysBusy | Self::Unchanged => None,
         }
     }
 }
@@ -187,13 +187,13 @@ pub enum Plan {
     End(End),
 }
 
-struct Unregistered;
-struct Quiet(Unregistered);
+struct ProxyDrained;
+struct LogsDrained(ProxyDrained);
 struct Gone {
-    _after: Quiet,
+    _after: LogsDrained,
     gave_up: bool,
 }
-struct Detached(Gone);
+struct VolumesDetached(Gone);
 
 pub fn decide(job: &Job, seen: Seen, now: Timestamp) -> Plan {
     let detached = unregistered(job, now)
@@ -201,62 +201,62 @@ pub fn decide(job: &Job, seen: Seen, now: Timestamp) -> Plan {
         .and_then(|quiet| gone(job, seen, quiet, now))
         .and_then(|gone| detached(job, gone, now));
     match detached {
-        Ok(detached) => Plan::End(end(job, &detached)),
+        Ok(detached) => Plan::End(final_release(job, &detached)),
         Err(step) => *step,
     }
 }
 
 /// A proof, or what to do for it.
-type Proof<T> = Result<T, Box<Plan>>;
+type StepProof<T> = Result<T, Box<Plan>>;
 
-fn step<T>(step: Step, waits_for: &'static str, due: Timestamp) -> Proof<T> {
+fn step<T>(step: Step, waits_for: &'static str, due: Timestamp) -> StepProof<T> {
     Err(Box::new(Plan::Step { step, waits_for, due }))
 }
 
 /// Nobody sends it requests any more, and those on their way were answered. One that ended by itself answers nothing,
 /// and an abort does not wait.
-fn unregistered(job: &Job, now: Timestamp) -> Proof<Unregistered> {
+fn unregistered(job: &Job, now: Timestamp) -> StepProof<ProxyDrained> {
     if job.registered {
         return step(Step::Unregister, "the proxy to let go", now);
     }
     let drained_by = job.terminating_since + DRAIN_GRACE;
-    if job.in_use && is_asked_to_stop(job.ending.reason()) && now < drained_by {
-        return step(Step::Wait, "requests on their way to it", (now + DRAIN_POLL).min(drained_by));
+    if job.in_use && should_request_stop(job.ending.reason()) && now < drained_by {
+        return step(Step::Wait, "requests on their way to it", (now + DRAIN_POLL_INTERVAL).min(drained_by));
     }
-    Ok(Unregistered)
+    Ok(ProxyDrained)
 }
 
 /// The job had its grace and its logs are in, or its time is up.
-fn quiet(job: &Job, seen: Seen, before: Unregistered, now: Timestamp) -> Proof<Quiet> {
+fn quiet(job: &Job, seen: Seen, before: ProxyDrained, now: Timestamp) -> StepProof<LogsDrained> {
     let reason = job.ending.reason();
     // A machine that is no more has nothing to say.
     let is_gone = job.place.is_none_or(|place| place.status == instance::Status::Terminated);
     if is_gone || !job.ran || reason == TerminationReason::AbortedByUser {
-        return Ok(Quiet(before));
+        return Ok(LogsDrained(before));
     }
     let Some(deadline) = job.deadline else {
-        let grace = is_asked_to_stop(reason).then_some(job.stop_grace);
+        let grace = should_request_stop(reason).then_some(job.stop_grace);
         let deadline = now + grace.unwrap_or(Span::ZERO) + LOGS_GRACE;
         return step(Step::Stop { grace, deadline }, "the job to stop", now);
     };
     if now >= deadline {
-        return Ok(Quiet(before));
+        return Ok(LogsDrained(before));
     }
     match seen.logs {
-        Logs::Drained => Ok(Quiet(before)),
+        Logs::Drained => Ok(LogsDrained(before)),
         Logs::NotAsked => step(Step::DrainLogs, "its last output", now),
-        Logs::More if is_asked_to_stop(reason) => {
+        Logs::More if should_request_stop(reason) => {
             step(Step::DrainLogs, "the job to stop", (now + POLL).min(deadline))
         }
         Logs::More => step(Step::DrainLogs, "its last output", (now + POLL).min(deadline)),
         // Then it has proved as silent as a host may be.
-        Logs::Silent if now >= job.terminating_since + job.give_up_after => Ok(Quiet(before)),
+        Logs::Silent if now >= job.terminating_since + job.give_up_after => Ok(LogsDrained(before)),
         Logs::Silent => step(Step::DrainLogs, "the host to answer", (now + POLL).min(deadline)),
     }
 }
 
 /// Whether the runner is asked: not where the job ended by itself, and not where nobody would answer.
-const fn is_asked_to_stop(reason: TerminationReason) -> bool {
+const fn should_request_stop(reason: TerminationReason) -> bool {
     match reason {
         TerminationReason::TerminatedByUser
         | TerminationReason::TerminatedByServer
@@ -283,7 +283,7 @@ const fn is_asked_to_stop(reason: TerminationReason) -> bool {
 }
 
 /// The container is gone for sure, or nobody waits for that host any longer.
-fn gone(job: &Job, seen: Seen, before: Quiet, now: Timestamp) -> Proof<Gone> {
+fn gone(job: &Job, seen: Seen, before: LogsDrained, now: Timestamp) -> StepProof<Gone> {
     let Some(place) = job.place else { return Ok(Gone { _after: before, gave_up: false }) };
     match place.status {
         // The machine is no more, and the container with it.
@@ -300,7 +300,7 @@ fn gone(job: &Job, seen: Seen, before: Quiet, now: Timestamp) -> Proof<Gone> {
         | instance::Status::Terminating => {}
     }
     if !place.has_shim {
-        // The container is the instance: it ends with it, which is what `Instance::Ends` asks for.
+        // The container is the instance: it ends with it, which is what `Instance::Ended` asks for.
         return Ok(Gone { _after: before, gave_up: false });
     }
     let give_up_at = job.terminating_since + job.give_up_after;
@@ -321,10 +321,10 @@ fn retry_at(task: Task, now: Timestamp) -> Timestamp {
     }
 }
 
-fn detached(job: &Job, before: Gone, now: Timestamp) -> Proof<Detached> {
+fn detached(job: &Job, before: Gone, now: Timestamp) -> StepProof<VolumesDetached> {
     let attached: Vec<&Volume> = job.volumes.iter().filter(|volume| volume.attached).collect();
     if attached.is_empty() {
-        return Ok(Detached(before));
+        return Ok(VolumesDetached(before));
     }
     let ids = |volumes: Vec<&Volume>| volumes.iter().map(|volume| volume.id).collect();
     let unasked: Vec<&Volume> = attached.iter().filter(|volume| volume.asked_at.is_none()).copied().collect();
@@ -345,11 +345,11 @@ fn detached(job: &Job, before: Gone, now: Timestamp) -> Proof<Detached> {
     step(Step::Wait, "its volumes to detach", now + POLL)
 }
 
-fn end(job: &Job, Detached(gone): &Detached) -> End {
+fn final_release(job: &Job, VolumesDetached(gone): &VolumesDetached) -> End {
     let instance = match job.place {
         None => Instance::None,
         Some(place) => match place.status {
-            instance::Status::Terminating | instance::Status::Terminated => Instance::Untouched,
+            instance::Status::Terminating | instance::Status::Terminated => Instance::Unchanged,
             instance::Status::Pending
             | instance::Status::Provisioning
             | instance::Status::Idle
@@ -358,9 +358,9 @@ fn end(job: &Job, Detached(gone): &Detached) -> End {
             {
                 Instance::StaysBusy
             }
-            instance::Status::Pending => Instance::Untouched,
-            instance::Status::Provisioning => Instance::Ends,
-            instance::Status::Idle | instance::Status::Busy if !place.has_shim => Instance::Ends,
+            instance::Status::Pending => Instance::Unchanged,
+            instance::Status::Provisioning => Instance::Ended,
+            instance::Status::Idle | instance::Status::Busy if !place.has_shim => Instance::Ended,
             instance::Status::Idle | instance::Status::Busy => Instance::Freed,
         },
     };

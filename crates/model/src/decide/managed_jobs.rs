@@ -20,22 +20,22 @@ use crate::{
     managed_job::{
         Event, RecoverySource, Schedule, Status,
         plan::{self, Plan, Shape},
-        record::{Placement, Record, shown_status},
+        record::{Placement, Record, job_status},
     },
     money::Price,
     spot::Market,
     time::{Span, Timestamp},
 };
 
-use self::{judge::NodeEnd, task::Pass};
+use self::{judge::NodeEnd, task::TaskPass};
 
 /// How soon a job is looked at again when no hint comes first.
-const SOON: Span = Span::secs(5);
-const LATER: Span = Span::secs(30);
+const POLL_ACTIVE: Span = Span::secs(5);
+const POLL_IDLE: Span = Span::secs(30);
 
 /// A job as stored, with what was seen of its tasks.
 #[derive(Clone, Debug)]
-pub struct JobView<'a> {
+pub struct ManagedJobView<'a> {
     pub plan: &'a Plan,
     pub cancel: Option<Cancel>,
     /// One for each task of the plan.
@@ -108,7 +108,7 @@ pub struct TaskDecision {
     pub task: u32,
     pub record: Record,
     pub moves: Vec<Moved>,
-    pub act: Option<Act>,
+    pub act: Option<AttemptAction>,
 }
 
 /// One transition for the event log.
@@ -123,7 +123,7 @@ pub struct Moved {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Act {
+pub enum AttemptAction {
     /// Make the run of this attempt, or find it where it was made before.
     Submit(Submit),
     /// End the run of this attempt. May be repeated.
@@ -150,7 +150,7 @@ pub struct Stop {
 }
 
 /// What becomes of the job at `now`.
-pub fn decide(view: &JobView<'_>, now: Timestamp) -> Decision {
+pub fn decide(view: &ManagedJobView<'_>, now: Timestamp) -> Decision {
     let mut records: Vec<Record> = view.tasks.iter().map(|task| task.record.clone()).collect();
     let mut tasks = Vec::new();
     let mut due: Option<Timestamp> = None;
@@ -158,7 +158,7 @@ pub fn decide(view: &JobView<'_>, now: Timestamp) -> Decision {
         let Some(plan) = view.plan.tasks.get(index) else { continue };
         // Earlier tasks of this pass count: what follows a failure is cancelled in the same breath.
         let turn = turn(view, &records, index, now);
-        let mut pass = Pass::new(plan, seen, view.dice, now);
+        let mut pass = TaskPass::new(plan, seen, view.dice, now);
         pass.run(turn);
         let (record, decision, next) = pass.finish(index);
         records[index] = record;
@@ -168,8 +168,8 @@ pub fn decide(view: &JobView<'_>, now: Timestamp) -> Decision {
     let (schedule, wants_slot) = standing(view.plan, &records, view.cancel.is_some(), now);
     let counts = |index: usize| u32::try_from(index).is_ok_and(|task| view.plan.is_primary(task));
     let counted = records.iter().enumerate().filter(|(index, _)| counts(*index));
-    let status = shown_status(counted.map(|(_, record)| record.status));
-    let rest = if tasks.is_empty() { LATER } else { SOON };
+    let status = job_status(counted.map(|(_, record)| record.status));
+    let rest = if tasks.is_empty() { POLL_IDLE } else { POLL_ACTIVE };
     let due_at = (schedule != Schedule::Done).then(|| earlier(due, Some(now + rest))).flatten();
     Decision { tasks, schedule, status, wants_slot, due_at }
 }
@@ -183,29 +183,29 @@ fn earlier(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
 
 /// Whether a task may begin, must wait, or must end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum TaskPermission {
     /// It may run.
-    Go,
+    Run,
     /// Others come first.
     Wait,
     /// It must not begin, or must end. `unclaimed`: nothing of the job was ever launched.
     End { why: String, graceful: Option<Span>, unclaimed: bool },
     /// It may go on until then.
-    Until(Timestamp),
+    RunUntil(Timestamp),
 }
 
-fn turn(view: &JobView<'_>, records: &[Record], index: usize, now: Timestamp) -> Turn {
-    let unclaimed = !is_claimed(records);
+fn turn(view: &ManagedJobView<'_>, records: &[Record], index: usize, now: Timestamp) -> TaskPermission {
+    let unclaimed = !has_launched(records);
     if let Some(cancel) = view.cancel {
-        return Turn::End {
+        return TaskPermission::End {
             why: "a user cancelled the job".to_owned(),
             graceful: cancel.graceful,
             unclaimed,
         };
     }
-    let end = |why: String| Turn::End { why, graceful: None, unclaimed: false };
+    let end = |why: String| TaskPermission::End { why, graceful: None, unclaimed: false };
     match &view.plan.shape {
-        Shape::Group(_) => group_turn(view, records, index, now),
+        Shape::Group(_) => group_permission(view, records, index, now),
         Shape::Single | Shape::Pipeline | Shape::Dag => {
             let before = &view.plan.tasks[index].after;
             for &task in before {
@@ -216,13 +216,13 @@ fn turn(view: &JobView<'_>, records: &[Record], index: usize, now: Timestamp) ->
                     return end(format!("task {} ended as {}", view.plan.task_name(task), record.status));
                 }
             }
-            let ready = is_ready(view.plan, records, index);
-            if ready { Turn::Go } else { Turn::Wait }
+            let ready = are_dependencies_met(view.plan, records, index);
+            if ready { TaskPermission::Run } else { TaskPermission::Wait }
         }
     }
 }
 
-fn is_ready(plan: &Plan, records: &[Record], index: usize) -> bool {
+fn are_dependencies_met(plan: &Plan, records: &[Record], index: usize) -> bool {
     plan.tasks[index].after.iter().all(|task| {
         let record = usize::try_from(*task).ok().and_then(|task| records.get(task));
         record.is_some_and(is_passed)
@@ -231,14 +231,19 @@ fn is_ready(plan: &Plan, records: &[Record], index: usize) -> bool {
 
 /// Whoever follows this task may begin.
 fn is_passed(record: &Record) -> bool {
-    let anyhow = is_planted(Bug::FollowsAFailure) && record.status.is_final();
+    let anyhow = is_planted(Bug::StartAfterFailedTask) && record.status.is_final();
     record.status == Status::Succeeded || anyhow
 }
 
 /// A group begins as a whole, and ends with its primaries.
-fn group_turn(view: &JobView<'_>, records: &[Record], index: usize, now: Timestamp) -> Turn {
-    let Shape::Group(group) = &view.plan.shape else { return Turn::Go };
-    let end = |why: String| Turn::End { why, graceful: None, unclaimed: false };
+fn group_permission(
+    view: &ManagedJobView<'_>,
+    records: &[Record],
+    index: usize,
+    now: Timestamp,
+) -> TaskPermission {
+    let Shape::Group(group) = &view.plan.shape else { return TaskPermission::Run };
+    let end = |why: String| TaskPermission::End { why, graceful: None, unclaimed: false };
     let never_began = records.iter().enumerate().find(|(other, record)| {
         *other != index
             && record.start_at.is_none()
@@ -250,27 +255,31 @@ fn group_turn(view: &JobView<'_>, records: &[Record], index: usize, now: Timesta
     }
     let is_primary = |task: usize| u32::try_from(task).is_ok_and(|task| group.is_primary(task));
     if is_primary(index) {
-        return Turn::Go;
+        return TaskPermission::Run;
     }
     let primaries: Vec<&Record> =
         records.iter().enumerate().filter(|(task, _)| is_primary(*task)).map(|(_, record)| record).collect();
     if !primaries.iter().all(|record| record.status.is_final()) {
-        return Turn::Go;
+        return TaskPermission::Run;
     }
     let well = primaries.iter().all(|record| record.status == Status::Succeeded);
     let delay = if well { group.termination_delay.get(index).copied().unwrap_or(0) } else { 0 };
     let last = primaries.iter().filter_map(|record| record.end_at).max().unwrap_or(now);
     let until = last + Span::secs(delay);
-    if now >= until { end("the primary tasks of its group ended".to_owned()) } else { Turn::Until(until) }
+    if now >= until {
+        end("the primary tasks of its group ended".to_owned())
+    } else {
+        TaskPermission::RunUntil(until)
+    }
 }
 
 /// Whether a task wants a launch slot from the moment its job is there: it follows nobody, and has something to run.
-pub fn begins_at_once(task: &plan::Task) -> bool {
+pub fn is_initially_ready(task: &plan::Task) -> bool {
     task.after.is_empty() && !task.body.is_empty()
 }
 
 /// Something of the job was launched once, so it holds an alive slot until it is done.
-pub fn is_claimed(records: &[Record]) -> bool {
+pub fn has_launched(records: &[Record]) -> bool {
     records.iter().any(|record| record.attempt > 0 || record.schedule.holds_alive_slot())
 }
 
@@ -279,7 +288,8 @@ fn standing(plan: &Plan, records: &[Record], cancelled: bool, now: Timestamp) ->
     let mut lanes = Vec::with_capacity(records.len());
     let mut wants_slot = Vec::new();
     for (index, record) in records.iter().enumerate() {
-        let first = record.schedule == Schedule::Waiting && !cancelled && is_ready(plan, records, index);
+        let first =
+            record.schedule == Schedule::Waiting && !cancelled && are_dependencies_met(plan, records, index);
         let again = record.schedule == Schedule::AliveWaiting && !record.status.is_final();
         let due = record.next_retry_at.is_none_or(|at| at <= now);
         let waits = matches!(record.status, Status::Pending | Status::Recovering);
@@ -288,5 +298,5 @@ fn standing(plan: &Plan, records: &[Record], cancelled: bool, now: Timestamp) ->
         }
         lanes.push((record.schedule, first));
     }
-    (slots::shown(&lanes, is_claimed(records)), wants_slot)
+    (slots::shown(&lanes, has_launched(records)), wants_slot)
 }

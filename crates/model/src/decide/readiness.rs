@@ -13,7 +13,7 @@ use crate::{
 /// So many failures in a row take a replica out that was ready.
 pub const FAILURES_MAX: u32 = 3;
 /// What is kept of a failure's words.
-const SAID_MAX: usize = 200;
+const FAILURE_MESSAGE_MAX: usize = 200;
 
 /// How one probe stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +62,7 @@ pub fn after(state: &State, outcome: Outcome, now: Timestamp) -> State {
             success_streak: 0,
             failures: state.failures.saturating_add(1),
             last_at: Some(now),
-            said: Some(said.chars().take(SAID_MAX).collect()),
+            said: Some(said.chars().take(FAILURE_MESSAGE_MAX).collect()),
             was_ready: state.was_ready,
         },
     }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    rollout::{Judged, Pace, Rollout, Trial, Verdict, judge},
+    rollout::{Pace, Rollout, RolloutEvaluation, Trial, Verdict, judge},
     scaling::{Scaling, Traffic, WINDOW},
 };
 use crate::{decide::runs::Start, time::Timestamp};
@@ -49,11 +49,11 @@ pub struct Replica {
 pub enum Stage {
     /// Submitted, or to be tried again.
     Waits,
-    Starts,
+    Starting,
     /// Runs and takes no requests yet.
     Runs,
     /// Runs, took requests, and takes none at the moment.
-    Lapsed,
+    NoLongerReady,
     Ready,
 }
 
@@ -98,8 +98,8 @@ pub fn decide(
     for group in groups {
         let before = memory.get(&group.name).cloned();
         let before = before.unwrap_or(Memory { desired: group.min, scaled_at: began, said: None });
-        let after = scaling::scaled(group, before, now, &mut wanted.why);
-        let (keep, mut missing) = split(group, after.desired, pace, &mut wanted.surplus);
+        let after = scaling::scale(group, before, now, &mut wanted.why);
+        let (keep, mut missing) = plan_group(group, after.desired, pace, &mut wanted.surplus);
         let mut free = group.free.iter().copied().collect::<BTreeSet<u32>>();
         let mut nums: Vec<u32> = keep;
         while missing > 0 {
@@ -121,7 +121,7 @@ pub fn decide(
 }
 
 /// Those that stay, and how many are to be made. Those that go are added to `surplus`.
-fn split(group: &Group, desired: u32, pace: &Pace, surplus: &mut Vec<u32>) -> (Vec<u32>, u32) {
+fn plan_group(group: &Group, desired: u32, pace: &Pace, surplus: &mut Vec<u32>) -> (Vec<u32>, u32) {
     let mut current: Vec<Replica> = group.replicas.iter().copied().filter(|r| r.current).collect();
     let mut old: Vec<Replica> = group.replicas.iter().copied().filter(|r| !r.current).collect();
     // The furthest first, then the lowest number: those at the end go.
@@ -141,8 +141,8 @@ fn split(group: &Group, desired: u32, pace: &Pace, surplus: &mut Vec<u32>) -> (V
     // One that had a bad moment may be all that there is soon, while its successor still starts beside it.
     let is_kept = |stage| match stage {
         Stage::Ready => true,
-        Stage::Lapsed => answer < needed as usize && pace.surge > 0,
-        Stage::Waits | Stage::Starts | Stage::Runs => false,
+        Stage::NoLongerReady => answer < needed as usize && pace.surge > 0,
+        Stage::Waits | Stage::Starting | Stage::Runs => false,
     };
     let leaves = old.iter().filter(|replica| !is_kept(replica.stage));
     let leaves = leaves.chain(old.iter().rev().filter(|replica| replica.stage == Stage::Ready).take(spare));

@@ -11,27 +11,27 @@ pub mod derive;
 
 use std::collections::BTreeSet;
 
-use derive::{Derived, Verdict, derive};
+use derive::{DerivedRun, Verdict, derive};
 
 use crate::{
     decide::change::Change,
     job,
     retry::{self, Policy},
     run,
-    schedule::{self, Crons},
+    schedule::{self, CronSchedule},
     time::{Span, Timestamp},
 };
 
 /// How soon a run is looked at again when no hint comes first.
-const SOON: Span = Span::secs(5);
-const LATER: Span = Span::secs(10);
+const POLL_CHANGING: Span = Span::secs(5);
+const POLL_ACTIVE: Span = Span::secs(10);
 /// While nothing can happen to it but what its jobs tell, each in the transaction that changes them. Thousands of runs
 /// are in this state at once.
-const LONG: Span = Span::mins(5);
+const POLL_QUIET: Span = Span::mins(5);
 
-const SIBLING_FAILED: &str = "another job of its replica failed; the replica is retried as a whole";
-const SCALED_DOWN: &str = "the service needs fewer replicas";
-const REPLACED: &str = "a newer deployment replaced it";
+const SIBLING_FAILED_MESSAGE: &str = "another job of its replica failed; the replica is retried as a whole";
+const SCALED_DOWN_MESSAGE: &str = "the service needs fewer replicas";
+const REPLACED_MESSAGE: &str = "a newer deployment replaced it";
 
 /// A run as stored, with the latest submission of each of its jobs.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,7 +48,7 @@ pub struct RunView {
     pub pending_since: Timestamp,
     /// The delay of the first retry; later ones grow from it.
     pub retry_delay: Span,
-    pub schedule: Option<Scheduled>,
+    pub schedule: Option<ScheduleState>,
     pub retry: Option<Policy>,
     pub stop_criteria: StopCriteria,
     /// Every running replica of the gateway refused the service.
@@ -66,7 +66,7 @@ pub struct RunView {
 
 impl RunView {
     /// When this execution began: of a scheduled run, the slot that fired.
-    fn began(&self) -> Timestamp {
+    fn started_at(&self) -> Timestamp {
         self.schedule.as_ref().and_then(|schedule| schedule.fired).unwrap_or(self.submitted_at)
     }
 }
@@ -88,8 +88,8 @@ impl StopAsked {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scheduled {
-    pub crons: Crons,
+pub struct ScheduleState {
+    pub crons: CronSchedule,
     /// The slot the pending run waits for; `None` while an execution lasts.
     pub next: Option<Timestamp>,
     /// The slot that fired last.
@@ -106,13 +106,13 @@ pub enum StopCriteria {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replica {
     pub num: u32,
-    pub weight: Weight,
+    pub weight: ReplicaRole,
     pub jobs: Vec<Job>,
 }
 
 /// What it means for the run when a replica ends by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Weight {
+pub enum ReplicaRole {
     /// It is retried, or the run fails with it.
     #[default]
     Full,
@@ -170,7 +170,7 @@ impl State {
     }
 
     /// It ended for something that the next submission does otherwise, or along with one that did.
-    fn is_followed_at_once(&self) -> bool {
+    fn is_retried_immediately(&self) -> bool {
         self.ending().is_some_and(|ending| {
             ending.detail() == Some(job::Detail::RegionFull)
                 || ending.reason() == job::TerminationReason::TerminatedByServer
@@ -277,96 +277,99 @@ pub struct End {
 /// The next step of a run.
 pub fn decide(run: &RunView, now: Timestamp) -> Plan {
     if let Some(stop) = run.stop_asked
-        && let Some(plan) = stopped(run, stop, now)
+        && let Some(plan) = plan_stop(run, stop, now)
     {
         return plan;
     }
     match run.status {
-        run::Status::Pending => pending(run, now),
-        run::Status::Submitted | run::Status::Provisioning | run::Status::Running => active(run, now),
-        run::Status::Terminating => terminating(run, true, now),
+        run::Status::Pending => plan_pending(run, now),
+        run::Status::Submitted | run::Status::Provisioning | run::Status::Running => plan_active(run, now),
+        run::Status::Terminating => plan_terminating(run, true, now),
         run::Status::Terminated | run::Status::Failed | run::Status::Done => {
-            Plan { due_at: None, ..keep(run, now, "the run is over") }
+            Plan { due_at: None, ..unchanged(run, now, "the run is over") }
         }
     }
 }
 
 /// The next steps of a run, as far as they can be told at once: a run whose jobs are all final makes both moves of
 /// its end together. There is always a last one.
-pub fn decide_on(run: &RunView, now: Timestamp) -> (Option<Plan>, Plan) {
+pub fn decide_to_end(run: &RunView, now: Timestamp) -> (Option<Plan>, Plan) {
     let first = decide(run, now);
     let begins_end = run.status != run::Status::Terminating && first.status == run::Status::Terminating;
-    if !begins_end || !all_final(run) {
+    if !begins_end || !are_all_final(run) {
         return (None, first);
     }
     let ending = RunView { status: first.status, ending: first.ending.clone(), ..run.clone() };
-    let last = terminating(&ending, true, now);
+    let last = plan_terminating(&ending, true, now);
     (Some(first), last)
 }
 
-fn all_final(run: &RunView) -> bool {
+fn are_all_final(run: &RunView) -> bool {
     run.replicas.iter().flat_map(|r| &r.jobs).all(|job| job.state.is_final())
 }
 
 /// A stop beats everything but an end that has already begun; an abort also hurries a stop.
-fn stopped(run: &RunView, stop: StopAsked, now: Timestamp) -> Option<Plan> {
+fn plan_stop(run: &RunView, stop: StopAsked, now: Timestamp) -> Option<Plan> {
     match run.status {
         run::Status::Pending | run::Status::Submitted | run::Status::Provisioning | run::Status::Running => {
-            let plan = turn_terminating(run, stop.ending(), now);
+            let plan = begin_termination(run, stop.ending(), now);
             Some(Plan { event: Some(run::Event::StopAsked), ..plan })
         }
         run::Status::Terminating => {
             let reason = run.ending.as_ref().map(run::Ending::reason);
             let hurries = stop.abort && reason == Some(run::TerminationReason::StoppedByUser);
             // A scheduled run that is between two executions must not come back either.
-            let ends_schedule = run.schedule.is_some() && reason.is_some_and(|reason| !reason.is_users());
+            let ends_schedule = run.schedule.is_some() && reason.is_some_and(|reason| !reason.is_by_user());
             if !hurries && !ends_schedule {
                 return None;
             }
-            Some(terminating(&RunView { ending: Some(stop.ending()), ..run.clone() }, false, now))
+            Some(plan_terminating(&RunView { ending: Some(stop.ending()), ..run.clone() }, false, now))
         }
         run::Status::Terminated | run::Status::Failed | run::Status::Done => None,
     }
 }
 
-fn active(run: &RunView, now: Timestamp) -> Plan {
-    let Derived { verdict, retries } = derive(run, now);
+fn plan_active(run: &RunView, now: Timestamp) -> Plan {
+    let DerivedRun { verdict, retries } = derive(run, now);
     match verdict {
-        Verdict::End(ending) => turn_terminating(run, ending, now),
+        Verdict::End(ending) => begin_termination(run, ending, now),
         Verdict::Idle(why) => {
             let (attempt, wait) = if retries.is_empty() { (0, Span::ZERO) } else { next_retry(run, now) };
             Plan {
-                event: Some(run::Event::Idles),
+                event: Some(run::Event::JobsIdle),
                 status: run::Status::Pending,
                 attempt,
                 fleet: Fleet::Unset,
                 end: end_siblings(&retries),
                 due_at: Some(now + wait),
-                ..keep(run, now, why)
+                ..unchanged(run, now, why)
             }
         }
         Verdict::Waits => {
-            let plan = going_on(run, run::Event::Waits, &retries, now);
+            let plan = continue_run(run, run::Event::Waits, &retries, now);
             // A policy may end the wait.
-            let due = if run.retry.is_none() && is_quiet(&plan) { LONG } else { SOON };
+            let due =
+                if run.retry.is_none() && has_no_job_changes(&plan) { POLL_QUIET } else { POLL_CHANGING };
             Plan { due_at: Some(now + due), ..plan }
         }
-        Verdict::Provisions => Plan { attempt: 0, ..going_on(run, run::Event::Provisions, &retries, now) },
+        Verdict::Provisions => {
+            Plan { attempt: 0, ..continue_run(run, run::Event::Provisions, &retries, now) }
+        }
         Verdict::Runs => {
-            let plan = going_on(run, run::Event::Runs, &retries, now);
-            let due = if retries.is_empty() && is_quiet(&plan) { LONG } else { LATER };
+            let plan = continue_run(run, run::Event::Runs, &retries, now);
+            let due = if retries.is_empty() && has_no_job_changes(&plan) { POLL_QUIET } else { POLL_ACTIVE };
             Plan { attempt: 0, due_at: Some(now + due), ..plan }
         }
     }
 }
 
 /// Nothing is asked of its jobs.
-fn is_quiet(plan: &Plan) -> bool {
+fn has_no_job_changes(plan: &Plan) -> bool {
     plan.submit.is_empty() && plan.end.is_empty()
 }
 
 /// The run stays active; replicas to retry are ended, then resubmitted in place.
-fn going_on(run: &RunView, event: run::Event, retries: &[&Replica], now: Timestamp) -> Plan {
+fn continue_run(run: &RunView, event: run::Event, retries: &[&Replica], now: Timestamp) -> Plan {
     let status = run::step(run.status, event).after(run.status).unwrap_or(run.status);
     let again: Vec<_> = retries.iter().flat_map(|replica| resubmit(replica)).collect();
     let added = run.start.iter().filter(|start| is_inactive(run, start.replica));
@@ -375,15 +378,16 @@ fn going_on(run: &RunView, event: run::Event, retries: &[&Replica], now: Timesta
     let gone: Vec<_> = gone
         .filter(|replica| retries.iter().all(|retry| retry.num != replica.num))
         .flat_map(|replica| {
-            let said = if replica.weight == Weight::Gone { REPLACED } else { SCALED_DOWN };
+            let said =
+                if replica.weight == ReplicaRole::Gone { REPLACED_MESSAGE } else { SCALED_DOWN_MESSAGE };
             end_live_jobs(replica, job::TerminationReason::ScaledDown, said)
         })
         .collect();
 
     let mut why = Vec::new();
-    why.extend(tell(again.iter().map(|submit| submit.replica), "resubmitted in place"));
-    why.extend(tell(added.iter().map(|submit| submit.replica), "added"));
-    why.extend(tell(gone.iter().map(|end| end.replica), "scaled down"));
+    why.extend(format_replicas(again.iter().map(|submit| submit.replica), "resubmitted in place"));
+    why.extend(format_replicas(added.iter().map(|submit| submit.replica), "added"));
+    why.extend(format_replicas(gone.iter().map(|end| end.replica), "scaled down"));
     if why.is_empty() {
         why.push(status.to_string());
     }
@@ -392,11 +396,11 @@ fn going_on(run: &RunView, event: run::Event, retries: &[&Replica], now: Timesta
         status,
         submit: again.into_iter().chain(added).collect(),
         end: end_siblings(retries).into_iter().chain(gone).collect(),
-        ..keep(run, now, why.join("; "))
+        ..unchanged(run, now, why.join("; "))
     }
 }
 
-fn tell(replicas: impl Iterator<Item = u32>, what: &str) -> Option<String> {
+fn format_replicas(replicas: impl Iterator<Item = u32>, what: &str) -> Option<String> {
     let numbers: BTreeSet<_> = replicas.collect();
     let numbers: Vec<_> = numbers.iter().map(u32::to_string).collect();
     match &numbers[..] {
@@ -406,22 +410,22 @@ fn tell(replicas: impl Iterator<Item = u32>, what: &str) -> Option<String> {
     }
 }
 
-fn turn_terminating(run: &RunView, ending: run::Ending, now: Timestamp) -> Plan {
+fn begin_termination(run: &RunView, ending: run::Ending, now: Timestamp) -> Plan {
     let end = end_jobs(run, &ending);
     Plan {
         event: Some(run::Event::EndDecided),
         status: run::Status::Terminating,
-        due_at: Some(if all_final(run) { now } else { now + SOON }),
+        due_at: Some(if are_all_final(run) { now } else { now + POLL_CHANGING }),
         why: ending.said().to_owned(),
         ending: Some(ending),
         end,
-        ..keep(run, now, "")
+        ..unchanged(run, now, "")
     }
 }
 
-fn pending(run: &RunView, now: Timestamp) -> Plan {
+fn plan_pending(run: &RunView, now: Timestamp) -> Plan {
     if run.attempt > 0 {
-        return pending_retry(run, now);
+        return plan_pending_retry(run, now);
     }
     let Some(scheduled) = &run.schedule else { return start(run, now, "requests arrived") };
     match scheduled.next {
@@ -432,10 +436,10 @@ fn pending(run: &RunView, now: Timestamp) -> Plan {
                 None => plan,
             }
         }
-        Some(slot) => Plan { due_at: Some(slot), ..keep(run, now, "waiting for its cron slot") },
+        Some(slot) => Plan { due_at: Some(slot), ..unchanged(run, now, "waiting for its cron slot") },
         None => {
             let next = schedule::next_slot(&scheduled.crons, scheduled.fired, now);
-            Plan { next_triggered_at: next, due_at: next, ..keep(run, now, "waiting for its cron slot") }
+            Plan { next_triggered_at: next, due_at: next, ..unchanged(run, now, "waiting for its cron slot") }
         }
     }
 }
@@ -443,23 +447,23 @@ fn pending(run: &RunView, now: Timestamp) -> Plan {
 /// Which retry comes next, counted from 1, and how long it waits.
 fn next_retry(run: &RunView, at: Timestamp) -> (u32, Span) {
     let jobs = run.replicas.iter().flat_map(|replica| &replica.jobs);
-    let failed = jobs.filter(|job| job.state.has_failed() && !job.state.is_followed_at_once());
+    let failed = jobs.filter(|job| job.state.has_failed() && !job.state.is_retried_immediately());
     let worst = failed.max_by_key(|job| job.failures);
     let Some(worst) = worst else { return (1, Span::ZERO) };
     let failures = worst.failures.max(1);
-    let since = worst.failing_since.unwrap_or_else(|| run.began());
+    let since = worst.failing_since.unwrap_or_else(|| run.started_at());
     (failures, retry::wait(run.retry.as_ref(), run.retry_delay, failures, since, at))
 }
 
 /// Whether there is a retry was decided when the run became pending: its wait is no reason against it.
-fn pending_retry(run: &RunView, now: Timestamp) -> Plan {
+fn plan_pending_retry(run: &RunView, now: Timestamp) -> Plan {
     if let Verdict::End(ending) = derive(run, run.pending_since.min(now)).verdict {
-        return turn_terminating(run, ending, now);
+        return begin_termination(run, ending, now);
     }
     let ready_at = run.pending_since + next_retry(run, run.pending_since).1;
     if now < ready_at {
         let why = format!("retry {} waits for its delay", run.attempt);
-        return Plan { due_at: Some(ready_at), ..keep(run, now, why) };
+        return Plan { due_at: Some(ready_at), ..unchanged(run, now, why) };
     }
     start(run, now, "the retry's delay is over")
 }
@@ -470,41 +474,44 @@ fn start(run: &RunView, now: Timestamp, why: &str) -> Plan {
     let repeats = run.attempt > 0;
     let wanted: Vec<_> = run.start.iter().filter(|start| !repeats || !is_done(run, start.replica)).collect();
     if wanted.is_empty() {
-        return keep(run, now, "waiting for requests");
+        return unchanged(run, now, "waiting for requests");
     }
     let submit: Vec<_> = wanted
         .iter()
-        .filter(|start| !lingers(run, start.replica))
+        .filter(|start| !has_unfinished_jobs(run, start.replica))
         .flat_map(|start| submit_replica(run, **start))
         .collect();
     if submit.is_empty() {
-        return Plan { due_at: Some(now + SOON), ..keep(run, now, "waiting for its former jobs to end") };
+        return Plan {
+            due_at: Some(now + POLL_CHANGING),
+            ..unchanged(run, now, "waiting for its former jobs to end")
+        };
     }
     Plan {
         event: Some(run::Event::Resubmitted),
         status: run::Status::Submitted,
         submit,
-        due_at: Some(now + SOON),
-        ..keep(run, now, why)
+        due_at: Some(now + POLL_CHANGING),
+        ..unchanged(run, now, why)
     }
 }
 
 /// `is_told`: why it ends was told when that was decided.
-fn terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
+fn plan_terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
     let ending = run.ending.clone().unwrap_or_else(|| {
         run::Ending::new(run::TerminationReason::ServerError, "the run was ending without a reason")
     });
-    if !all_final(run) {
+    if !are_all_final(run) {
         let end = end_jobs(run, &ending);
         return Plan {
             end,
             ending: Some(ending),
-            due_at: Some(now + SOON),
-            ..keep(run, now, "waiting for its jobs to end")
+            due_at: Some(now + POLL_CHANGING),
+            ..unchanged(run, now, "waiting for its jobs to end")
         };
     }
     let next = match &run.schedule {
-        Some(scheduled) if !ending.reason().is_users() => {
+        Some(scheduled) if !ending.reason().is_by_user() => {
             schedule::next_slot(&scheduled.crons, scheduled.fired, now)
         }
         Some(_) | None => None,
@@ -518,7 +525,7 @@ fn terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
             next_triggered_at: Some(slot),
             fleet: Fleet::Unset,
             due_at: Some(slot),
-            ..keep(run, now, format!("{}; the next execution is scheduled", ending.said()))
+            ..unchanged(run, now, format!("{}; the next execution is scheduled", ending.said()))
         };
     }
     let last = ending.final_status();
@@ -529,12 +536,12 @@ fn terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
         due_at: None,
         why: if is_told { format!("the run is {}", last.status()) } else { ending.said().to_owned() },
         ending: Some(ending),
-        ..keep(run, now, "")
+        ..unchanged(run, now, "")
     }
 }
 
 /// The plan that changes nothing.
-fn keep(run: &RunView, now: Timestamp, why: impl Into<String>) -> Plan {
+fn unchanged(run: &RunView, now: Timestamp, why: impl Into<String>) -> Plan {
     Plan {
         event: None,
         status: run.status,
@@ -545,7 +552,7 @@ fn keep(run: &RunView, now: Timestamp, why: impl Into<String>) -> Plan {
         fleet: Fleet::Keep,
         submit: Vec::new(),
         end: Vec::new(),
-        due_at: Some(now + LATER),
+        due_at: Some(now + POLL_ACTIVE),
         why: why.into(),
     }
 }
@@ -565,7 +572,7 @@ fn end_jobs(run: &RunView, ending: &run::Ending) -> Vec<End> {
     let mut end = Vec::new();
     for replica in &run.replicas {
         for job in replica.jobs.iter().filter(|job| wants_end(job)) {
-            let ending = job::Ending::new(reason).saying(ending.said());
+            let ending = job::Ending::new(reason).with_message(ending.said());
             end.push(End { replica: replica.num, job: job.num, ending });
         }
     }
@@ -575,13 +582,16 @@ fn end_jobs(run: &RunView, ending: &run::Ending) -> Vec<End> {
 /// The siblings of failed jobs: a replica is retried as a whole.
 fn end_siblings(retries: &[&Replica]) -> Vec<End> {
     let reason = job::TerminationReason::TerminatedByServer;
-    retries.iter().flat_map(|replica| end_live_jobs(replica, reason, SIBLING_FAILED)).collect()
+    retries.iter().flat_map(|replica| end_live_jobs(replica, reason, SIBLING_FAILED_MESSAGE)).collect()
 }
 
 fn end_live_jobs(replica: &Replica, reason: job::TerminationReason, said: &str) -> Vec<End> {
     let is_live = |job: &&Job| job.state.ending().is_none();
-    let end =
-        |job: &Job| End { replica: replica.num, job: job.num, ending: job::Ending::new(reason).saying(said) };
+    let end = |job: &Job| End {
+        replica: replica.num,
+        job: job.num,
+        ending: job::Ending::new(reason).with_message(said),
+    };
     replica.jobs.iter().filter(is_live).map(end).collect()
 }
 
@@ -616,13 +626,13 @@ fn is_inactive(run: &RunView, replica: u32) -> bool {
         |job: &Job| job.state.ending().is_some_and(|e| e.reason() == job::TerminationReason::ScaledDown);
     match run.replicas.iter().find(|r| r.num == replica) {
         Some(replica) => {
-            let is_gone = replica.weight == Weight::Gone || replica.jobs.iter().any(is_scaled_down);
+            let is_gone = replica.weight == ReplicaRole::Gone || replica.jobs.iter().any(is_scaled_down);
             is_gone && replica.jobs.iter().all(|job| job.state.is_final())
         }
         None => true,
     }
 }
 
-fn lingers(run: &RunView, replica: u32) -> bool {
+fn has_unfinished_jobs(run: &RunView, replica: u32) -> bool {
     run.replicas.iter().any(|r| r.num == replica && r.jobs.iter().any(|job| !job.state.is_final()))
 }

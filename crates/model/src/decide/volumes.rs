@@ -11,7 +11,7 @@ pub const POLL_STARTING: Span = Span::secs(5);
 /// Between two looks at one that is ready.
 pub const POLL: Span = Span::mins(1);
 /// How long a backend may take to make one.
-pub const PROVISIONING_MAX: Span = Span::mins(10);
+pub const PROVISIONING_TIMEOUT: Span = Span::mins(10);
 /// Between two tries to delete one.
 pub const DELETE_RETRY: Span = Span::secs(30);
 
@@ -32,7 +32,7 @@ pub struct Volume {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     NotAsked,
-    Making,
+    Creating,
     Ready,
     Broken { said: String },
     Deleted,
@@ -57,76 +57,78 @@ pub struct Plan {
     pub due: Timestamp,
 }
 
-fn keep(due: Timestamp) -> Plan {
+fn unchanged(due: Timestamp) -> Plan {
     Plan { action: None, change: None, gone: false, note: None, due }
 }
 
-fn act(action: Action, now: Timestamp) -> Plan {
-    Plan { action: Some(action), ..keep(now) }
+fn with_action(action: Action, now: Timestamp) -> Plan {
+    Plan { action: Some(action), ..unchanged(now) }
 }
 
 fn change(event: Event, message: impl Into<String>, now: Timestamp) -> Plan {
-    Plan { change: Some(Change::told(event, message)), ..keep(now) }
+    Plan { change: Some(Change::told(event, message)), ..unchanged(now) }
 }
 
 pub fn decide(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
     if volume.delete_asked {
-        return deleting(volume, seen, now);
+        return plan_deleting(volume, seen, now);
     }
     match volume.status {
-        Status::Submitted | Status::Provisioning => starting(volume, seen, now),
-        Status::Active => active(volume, now),
-        Status::Failed => keep(now + POLL),
+        Status::Submitted | Status::Provisioning => plan_starting(volume, seen, now),
+        Status::Active => plan_active(volume, now),
+        Status::Failed => unchanged(now + POLL),
     }
 }
 
-fn starting(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
-    let deadline = volume.created_at + PROVISIONING_MAX;
+fn plan_starting(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
+    let deadline = volume.created_at + PROVISIONING_TIMEOUT;
     match seen {
         Seen::Ready => change(Event::Ready, "can be attached", now),
         Seen::Broken { said } => change(Event::Broken, said, now),
-        Seen::Making | Seen::NotAsked if now >= deadline => {
-            change(Event::Broken, format!("not ready within {} s", PROVISIONING_MAX.as_secs()), now)
+        Seen::Creating | Seen::NotAsked if now >= deadline => {
+            change(Event::Broken, format!("not ready within {} s", PROVISIONING_TIMEOUT.as_secs()), now)
         }
-        Seen::Making if volume.status == Status::Submitted => {
+        Seen::Creating if volume.status == Status::Submitted => {
             Plan { due: (now + POLL_STARTING).min(deadline), ..change(Event::Created, "is being made", now) }
         }
-        Seen::Making => keep((now + POLL_STARTING).min(deadline)),
+        Seen::Creating => unchanged((now + POLL_STARTING).min(deadline)),
         Seen::NotAsked | Seen::Deleted | Seen::NotDeleted { .. } => match volume.status {
-            Status::Submitted if volume.external => act(Action::Register, now),
-            Status::Submitted => act(Action::Create, now),
-            Status::Provisioning | Status::Active | Status::Failed => act(Action::Check, now),
+            Status::Submitted if volume.external => with_action(Action::Register, now),
+            Status::Submitted => with_action(Action::Create, now),
+            Status::Provisioning | Status::Active | Status::Failed => with_action(Action::Check, now),
         },
     }
 }
 
-fn active(volume: &Volume, now: Timestamp) -> Plan {
+fn plan_active(volume: &Volume, now: Timestamp) -> Plan {
     let idle = if volume.attached || volume.external { None } else { volume.unattached_since };
-    let Some((since, limit)) = idle.zip(volume.cleanup_after) else { return keep(now + POLL) };
+    let Some((since, limit)) = idle.zip(volume.cleanup_after) else { return unchanged(now + POLL) };
     if now >= since + limit {
         let message = format!("unattached for {} s", now.since(since).as_secs());
-        return Plan { change: Some(Change::told(Event::DeleteAsked, message)), ..keep(now) };
+        return Plan { change: Some(Change::told(Event::DeleteAsked, message)), ..unchanged(now) };
     }
-    keep((now + POLL).min(since + limit))
+    unchanged((now + POLL).min(since + limit))
 }
 
-fn deleting(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_deleting(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
     match seen {
-        Seen::Deleted => Plan { gone: true, note: Some("deleted".to_owned()), ..keep(now) },
+        Seen::Deleted => Plan { gone: true, note: Some("deleted".to_owned()), ..unchanged(now) },
         // A volume in use is never pulled from under a job.
-        Seen::NotAsked | Seen::Making | Seen::Ready | Seen::Broken { .. } | Seen::NotDeleted { .. }
+        Seen::NotAsked | Seen::Creating | Seen::Ready | Seen::Broken { .. } | Seen::NotDeleted { .. }
             if volume.attached =>
         {
-            keep(now + POLL_STARTING)
+            unchanged(now + POLL_STARTING)
         }
-        Seen::NotAsked | Seen::Making | Seen::Ready | Seen::Broken { .. } | Seen::NotDeleted { .. }
+        Seen::NotAsked | Seen::Creating | Seen::Ready | Seen::Broken { .. } | Seen::NotDeleted { .. }
             if volume.external =>
         {
-            Plan { gone: true, note: Some("forgotten, not deleted".to_owned()), ..keep(now) }
+            Plan { gone: true, note: Some("forgotten, not deleted".to_owned()), ..unchanged(now) }
         }
         Seen::NotDeleted { said } => {
-            Plan { note: Some(format!("not deleted yet: {said}")), ..keep(now + DELETE_RETRY) }
+            Plan { note: Some(format!("not deleted yet: {said}")), ..unchanged(now + DELETE_RETRY) }
         }
-        Seen::NotAsked | Seen::Making | Seen::Ready | Seen::Broken { .. } => act(Action::Delete, now),
+        Seen::NotAsked | Seen::Creating | Seen::Ready | Seen::Broken { .. } => {
+            with_action(Action::Delete, now)
+        }
     }
 }

@@ -11,11 +11,11 @@ use crate::{
 };
 
 /// The rest after the last of many tries, and how often it doubles up to there.
-const REST_MAX: Span = Span::mins(1);
-const REST_DOUBLINGS: u32 = 6;
+const RETRY_DELAY_MAX: Span = Span::mins(1);
+const RETRY_DELAY_DOUBLINGS: u32 = 6;
 /// The rest after the first refusal of a scheduler, and the longest; it doubles in between.
-const REFUSED_MIN: Span = Span::secs(30);
-const REFUSED_MAX: Span = Span::mins(60);
+const REFUSAL_DELAY_MIN: Span = Span::secs(30);
+const REFUSAL_DELAY_MAX: Span = Span::mins(60);
 
 /// Whether something could run here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub trait Room {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum Selection {
     Take {
         uuid: String,
     },
@@ -53,9 +53,9 @@ pub enum Choice {
 
 /// What was last said about each container that was left in the queue.
 #[derive(Clone, Debug, Default)]
-pub struct Said(BTreeMap<String, String>);
+pub struct ReportedReasons(BTreeMap<String, String>);
 
-impl Said {
+impl ReportedReasons {
     /// A submission that was refused says so itself. Whether that is news.
     pub fn is_news(&mut self, uuid: &str, why: &str) -> bool {
         let before = self.0.insert(uuid.to_owned(), why.to_owned());
@@ -68,12 +68,12 @@ impl Said {
 #[derive(Clone, Debug, Default)]
 pub struct Tries {
     taken: BTreeMap<String, (u32, Timestamp)>,
-    refused: BTreeMap<String, Refused>,
+    refused: BTreeMap<String, RefusedSubmission>,
 }
 
 /// A submission that the scheduler read and would not have.
 #[derive(Clone, Debug)]
-struct Refused {
+struct RefusedSubmission {
     why: String,
     count: u32,
     at: Timestamp,
@@ -95,7 +95,7 @@ impl Tries {
         self.taken.remove(&container.uuid);
         let before = self.refused.get(&container.uuid).map_or(0, |refused| refused.count);
         let why = format!("the scheduler refuses it: {why}");
-        let refused = Refused {
+        let refused = RefusedSubmission {
             why: why.clone(),
             count: before.saturating_add(1),
             at: now,
@@ -107,22 +107,22 @@ impl Tries {
     }
 
     /// Why it is not handed over again, as long as nothing has changed.
-    fn is_refused(&self, container: &Container, kinds: &[Kind], now: Timestamp) -> Option<String> {
+    fn refusal_reason(&self, container: &Container, kinds: &[Kind], now: Timestamp) -> Option<String> {
         let refused = self.refused.get(&container.uuid)?;
-        let doublings = refused.count.saturating_sub(1).min(REST_DOUBLINGS + 1);
-        let rest = Span(REFUSED_MIN.0 << doublings).min(REFUSED_MAX);
+        let doublings = refused.count.saturating_sub(1).min(RETRY_DELAY_DOUBLINGS + 1);
+        let rest = Span(REFUSAL_DELAY_MIN.0 << doublings).min(REFUSAL_DELAY_MAX);
         let holds = refused.needs == container.needs && refused.kinds == kinds;
         (holds && now.since(refused.at) < rest).then(|| refused.why.clone())
     }
 
     /// How often it came back, if it is too early to take it again.
-    fn rests(&self, uuid: &str, now: Timestamp) -> Option<u32> {
+    fn attempts_in_backoff(&self, uuid: &str, now: Timestamp) -> Option<u32> {
         let (count, at) = self.taken.get(uuid)?;
-        let rest = Span::secs(1 << count.saturating_sub(1).min(REST_DOUBLINGS));
-        (now.since(*at) < rest.min(REST_MAX)).then_some(*count)
+        let rest = Span::secs(1 << count.saturating_sub(1).min(RETRY_DELAY_DOUBLINGS));
+        (now.since(*at) < rest.min(RETRY_DELAY_MAX)).then_some(*count)
     }
 
-    fn forget(&mut self, is_kept: impl Fn(&str) -> bool) {
+    fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
         self.taken.retain(|uuid, _| is_kept(uuid));
         self.refused.retain(|uuid, _| is_kept(uuid));
     }
@@ -133,32 +133,32 @@ pub fn choose(
     queue: &Queue,
     room: &mut dyn Room,
     takes_max: usize,
-    said: &mut Said,
+    said: &mut ReportedReasons,
     tries: &mut Tries,
-) -> Vec<Choice> {
+) -> Vec<Selection> {
     let mut waiting: Vec<&Container> =
         queue.containers.iter().filter(|one| one.status == Status::Queued && one.priority > 0).collect();
     waiting.sort_by(|a, b| (b.priority, a.created_at, &a.uuid).cmp(&(a.priority, b.created_at, &b.uuid)));
-    if is_planted(Bug::OrderOfArrival) {
+    if is_planted(Bug::IgnorePriority) {
         waiting.sort_by_key(|one| one.created_at);
     }
     let still: BTreeSet<&str> = waiting.iter().map(|one| one.uuid.as_str()).collect();
     said.0.retain(|uuid, _| still.contains(uuid.as_str()));
-    tries.forget(|uuid| still.contains(uuid) || queue.find(uuid).is_some_and(|one| !one.status.is_final()));
+    tries.retain(|uuid| still.contains(uuid) || queue.find(uuid).is_some_and(|one| !one.status.is_final()));
     let kinds = room.kinds();
     let (mut choices, mut taken) = (Vec::new(), 0);
     for container in waiting {
         let uuid = container.uuid.clone();
-        if let Some(why) = tries.is_refused(container, &kinds, queue.asked_at) {
+        if let Some(why) = tries.refusal_reason(container, &kinds, queue.asked_at) {
             if said.is_news(&uuid, &why) {
-                choices.push(Choice::Leave { uuid, why });
+                choices.push(Selection::Leave { uuid, why });
             }
             continue;
         }
-        if let Some(times) = tries.rests(&uuid, queue.asked_at) {
+        if let Some(times) = tries.attempts_in_backoff(&uuid, queue.asked_at) {
             let why = format!("it came back from here {times} times, and is left alone for a while");
             if said.is_news(&uuid, &why) {
-                choices.push(Choice::Leave { uuid, why });
+                choices.push(Selection::Leave { uuid, why });
             }
             continue;
         }
@@ -167,19 +167,19 @@ pub fn choose(
                 room.take(&container.needs);
                 said.0.remove(&uuid);
                 taken += 1;
-                choices.push(Choice::Take { uuid });
+                choices.push(Selection::Take { uuid });
             }
             // The next round goes on from here.
             Fit::Now => break,
             Fit::Later(why) => {
                 room.reserve(&container.needs);
                 if said.is_news(&uuid, &why) {
-                    choices.push(Choice::Leave { uuid, why });
+                    choices.push(Selection::Leave { uuid, why });
                 }
             }
             Fit::Never(why) => {
                 if said.is_news(&uuid, &why) {
-                    choices.push(Choice::Leave { uuid, why });
+                    choices.push(Selection::Leave { uuid, why });
                 }
             }
         }
@@ -205,18 +205,18 @@ mod tests {
         }
     }
 
-    fn round(containers: Vec<Container>, free: u32, said: &mut Said) -> Vec<Choice> {
+    fn round(containers: Vec<Container>, free: u32, said: &mut ReportedReasons) -> Vec<Selection> {
         let queue = Queue { containers, asked_at: Timestamp(0) };
         let total = Amount { cpus: 8, memory: 100, gpus: 0 };
         let mut room = Machine::new(total, Amount { cpus: 8 - free, ..Amount::default() });
         choose(&queue, &mut room, 10, said, &mut Tries::default())
     }
 
-    fn taken(choices: &[Choice]) -> Vec<&str> {
-        fn uuid(choice: &Choice) -> Option<&str> {
+    fn taken(choices: &[Selection]) -> Vec<&str> {
+        fn uuid(choice: &Selection) -> Option<&str> {
             match choice {
-                Choice::Take { uuid } => Some(uuid),
-                Choice::Leave { .. } => None,
+                Selection::Take { uuid } => Some(uuid),
+                Selection::Leave { .. } => None,
             }
         }
         choices.iter().filter_map(uuid).collect()
@@ -226,31 +226,33 @@ mod tests {
     fn the_highest_priority_comes_first_then_the_oldest_then_the_smallest_name() {
         let older = Container { created_at: Timestamp(-1), ..container("z", 5, 1) };
         let all = vec![container("b", 5, 1), container("a", 5, 1), older, container("c", 9, 1)];
-        assert_eq!(taken(&round(all, 8, &mut Said::default())), ["c", "z", "a", "b"]);
+        assert_eq!(taken(&round(all, 8, &mut ReportedReasons::default())), ["c", "z", "a", "b"]);
     }
 
     #[test]
     fn r13_what_nobody_wants_or_somebody_has_is_not_taken() {
         let held = Container { status: Status::Locked, ..container("h", 5, 1) };
-        assert_eq!(round(vec![container("n", 0, 1), held], 8, &mut Said::default()), []);
+        assert_eq!(round(vec![container("n", 0, 1), held], 8, &mut ReportedReasons::default()), []);
     }
 
     #[test]
     fn c8_a_lower_priority_does_not_take_what_a_higher_one_waits_for() {
         let all = vec![container("big", 9, 6), container("small", 1, 1)];
-        assert!(taken(&round(all, 4, &mut Said::default())).is_empty());
+        assert!(taken(&round(all, 4, &mut ReportedReasons::default())).is_empty());
         // What the big one cannot use is free for others.
         let all = vec![container("big", 9, 6), container("small", 1, 1)];
-        assert_eq!(taken(&round(all, 7, &mut Said::default())), ["big", "small"]);
+        assert_eq!(taken(&round(all, 7, &mut ReportedReasons::default())), ["big", "small"]);
     }
 
     #[test]
     fn one_that_can_never_run_here_is_in_nobodys_way() {
         let all = vec![container("huge", 9, 64), container("small", 1, 1)];
-        let mut said = Said::default();
+        let mut said = ReportedReasons::default();
         let choices = round(all.clone(), 4, &mut said);
         assert_eq!(taken(&choices), ["small"]);
-        assert!(matches!(&choices[0], Choice::Leave { uuid, why } if uuid == "huge" && why.contains("64")));
+        assert!(
+            matches!(&choices[0], Selection::Leave { uuid, why } if uuid == "huge" && why.contains("64"))
+        );
         assert_eq!(round(all, 4, &mut said).len(), 1, "the reason is told once");
     }
 
@@ -259,13 +261,13 @@ mod tests {
         let all = vec![container("a", 3, 1), container("b", 2, 1), container("c", 1, 1)];
         let queue = Queue { containers: all, asked_at: Timestamp(0) };
         let mut room = Machine::new(Amount { cpus: 8, memory: 100, gpus: 0 }, Amount::default());
-        let chosen = choose(&queue, &mut room, 2, &mut Said::default(), &mut Tries::default());
+        let chosen = choose(&queue, &mut room, 2, &mut ReportedReasons::default(), &mut Tries::default());
         assert_eq!(taken(&chosen), ["a", "b"]);
     }
 
     #[test]
     fn what_comes_back_rests_longer_each_time_and_holds_nobody_up() {
-        let (mut said, mut tries) = (Said::default(), Tries::default());
+        let (mut said, mut tries) = (ReportedReasons::default(), Tries::default());
         let mut round = |second: i64, tries: &mut Tries| {
             let containers = vec![container("comes-back", 9, 1), container("other", 1, 1)];
             let queue = Queue { containers, asked_at: Timestamp(second * 1_000_000) };
@@ -290,7 +292,7 @@ mod tests {
 
     #[test]
     fn what_the_scheduler_refuses_is_asked_again_only_when_something_has_changed_or_late() {
-        let (mut said, mut tries) = (Said::default(), Tries::default());
+        let (mut said, mut tries) = (ReportedReasons::default(), Tries::default());
         let node = |cpus| super::super::room::Node {
             name: "n1".into(),
             is_up: true,
@@ -305,14 +307,14 @@ mod tests {
             let mut room = super::super::room::Cluster { nodes: vec![node(nodes)], open: 9 };
             choose(&queue, &mut room, 10, &mut said, tries)
         };
-        let take = [Choice::Take { uuid: "c".into() }];
+        let take = [Selection::Take { uuid: "c".into() }];
         assert_eq!(round(0, 1, 8, &mut tries), take);
         tries.took("c", Timestamp(0));
         let kinds = super::super::room::kinds(&[node(8)]);
         let why = tries.refused(&container("c", 5, 1), "Invalid account", &kinds, Timestamp(0));
         assert_eq!(why, "the scheduler refuses it: Invalid account");
         // Its words are kept, and told once.
-        assert_eq!(round(1, 1, 8, &mut tries), [Choice::Leave { uuid: "c".into(), why }]);
+        assert_eq!(round(1, 1, 8, &mut tries), [Selection::Leave { uuid: "c".into(), why }]);
         assert_eq!(round(29, 1, 8, &mut tries), []);
         assert_eq!(round(29, 2, 8, &mut tries), take, "it asks for something else");
         assert_eq!(round(29, 1, 4, &mut tries), take, "there are other machines");

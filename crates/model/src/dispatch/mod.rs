@@ -32,21 +32,21 @@ impl fmt::Display for Attempt {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("read an attempt: want UUID.NUMBER")]
-pub struct NotAnAttempt;
+pub struct ParseAttemptError;
 
 impl FromStr for Attempt {
-    type Err = NotAnAttempt;
+    type Err = ParseAttemptError;
 
-    fn from_str(text: &str) -> Result<Self, NotAnAttempt> {
-        let (uuid, number) = text.rsplit_once('.').ok_or(NotAnAttempt)?;
-        let number = number.parse().map_err(|_| NotAnAttempt)?;
-        if uuid.is_empty() { Err(NotAnAttempt) } else { Ok(Self { uuid: uuid.to_owned(), number }) }
+    fn from_str(text: &str) -> Result<Self, ParseAttemptError> {
+        let (uuid, number) = text.rsplit_once('.').ok_or(ParseAttemptError)?;
+        let number = number.parse().map_err(|_| ParseAttemptError)?;
+        if uuid.is_empty() { Err(ParseAttemptError) } else { Ok(Self { uuid: uuid.to_owned(), number }) }
     }
 }
 
 /// What a container asks of each of its GPUs. Empty: any will do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GpuWish {
+pub struct GpuRequirement {
     /// By any name that people give it, with the memory or not: `A100`, `a100-80gb`.
     pub model: Option<String>,
     /// In bytes.
@@ -54,15 +54,15 @@ pub struct GpuWish {
     pub min_compute_capability: Option<(u32, u32)>,
 }
 
-impl GpuWish {
+impl GpuRequirement {
     pub fn is_any(&self) -> bool {
         *self == Self::default()
     }
 
     /// Whether a GPU of this type is meant. What the type does not tell was not met.
-    pub fn is_met_by(&self, gpu_type: &str) -> bool {
+    pub fn matches(&self, gpu_type: &str) -> bool {
         let gpu = Gpu::known(None, gpu_type, 0, None);
-        self.model.as_ref().is_none_or(|model| gpu::is_meant(model, &gpu.name, gpu.memory_mib))
+        self.model.as_ref().is_none_or(|model| gpu::matches_request(model, &gpu.name, gpu.memory_mib))
             && (self.min_memory == 0 || gpu.memory_mib << 20 >= self.min_memory)
             && self
                 .min_compute_capability
@@ -71,7 +71,7 @@ impl GpuWish {
 }
 
 /// ` A100 with 81920 MiB of compute capability 8.0`, of which it says what was asked for.
-impl fmt::Display for GpuWish {
+impl fmt::Display for GpuRequirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(model) = &self.model {
             write!(f, " {model}")?;
@@ -93,7 +93,7 @@ pub struct Needs {
     pub memory: u64,
     pub gpus: u32,
     /// What each of the GPUs must be.
-    pub gpu: GpuWish,
+    pub gpu: GpuRequirement,
     /// Empty: wherever.
     pub partitions: Vec<String>,
     /// What a node must be, in words of its administrator.
@@ -185,7 +185,7 @@ impl Life {
 
 /// The scheduler's jobs with our tag.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Lower {
+pub struct SchedulerSnapshot {
     pub jobs: Vec<Job>,
     /// When the scheduler was asked.
     pub asked_at: Timestamp,
@@ -193,7 +193,7 @@ pub struct Lower {
     pub is_whole: bool,
 }
 
-impl Lower {
+impl SchedulerSnapshot {
     pub fn find(&self, attempt: &Attempt) -> Option<&Job> {
         self.jobs.iter().find(|job| job.attempt == *attempt)
     }
@@ -208,7 +208,7 @@ mod tests {
         let attempt = Attempt { uuid: "wlass-dz642-0a1b2c3d4e5f6g7".into(), number: 12 };
         assert_eq!(attempt.to_string().parse(), Ok(attempt));
         for wrong in ["", "wlass", ".3", "wlass.x", "wlass.-1"] {
-            assert_eq!(wrong.parse::<Attempt>(), Err(NotAnAttempt), "{wrong}");
+            assert_eq!(wrong.parse::<Attempt>(), Err(ParseAttemptError), "{wrong}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use super::{
-    GpuWish, Needs,
+    GpuRequirement, Needs,
     choose::{Fit, Room},
 };
 
@@ -15,7 +15,7 @@ pub struct Amount {
 }
 
 impl Amount {
-    fn of(needs: &Needs) -> Self {
+    fn from_needs(needs: &Needs) -> Self {
         Self { cpus: needs.cpus, memory: needs.memory, gpus: needs.gpus }
     }
 
@@ -63,7 +63,7 @@ impl Machine {
 
 impl Room for Machine {
     fn fit(&self, needs: &Needs) -> Fit {
-        let wanted = Amount::of(needs);
+        let wanted = Amount::from_needs(needs);
         if needs.gpus > 0 && !needs.gpu.is_any() {
             let wish = &needs.gpu;
             return Fit::Never(format!(
@@ -80,7 +80,7 @@ impl Room for Machine {
     }
 
     fn take(&mut self, needs: &Needs) {
-        self.free = self.free.less(Amount::of(needs));
+        self.free = self.free.less(Amount::from_needs(needs));
     }
 
     fn reserve(&mut self, needs: &Needs) {
@@ -103,17 +103,17 @@ pub struct Node {
 
 impl Node {
     /// The type of GPU that a job with this wish asks for, and how many there are; no type where any will do.
-    pub fn gpus_for(&self, wish: &GpuWish) -> (Option<&str>, u32) {
+    pub fn matching_gpus(&self, wish: &GpuRequirement) -> (Option<&str>, u32) {
         if wish.is_any() {
             return (None, self.size.gpus);
         }
-        let meant = self.gpu_types.iter().filter(|(gpu_type, _)| wish.is_met_by(gpu_type));
+        let meant = self.gpu_types.iter().filter(|(gpu_type, _)| wish.matches(gpu_type));
         meant.max_by_key(|(_, count)| *count).map_or((None, 0), |(name, count)| (Some(name), *count))
     }
 
     fn holds(&self, needs: &Needs) -> bool {
-        let size = Amount { gpus: self.gpus_for(&needs.gpu).1, ..self.size };
-        size.holds(Amount::of(needs))
+        let size = Amount { gpus: self.matching_gpus(&needs.gpu).1, ..self.size };
+        size.holds(Amount::from_needs(needs))
     }
 }
 
@@ -164,7 +164,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    fn suits(node: &Node, needs: &Needs) -> bool {
+    fn matches_placement(node: &Node, needs: &Needs) -> bool {
         let partition = needs.partitions.is_empty()
             || needs.partitions.iter().any(|wanted| node.partitions.contains(wanted));
         partition && needs.features.iter().all(|wanted| node.features.contains(wanted))
@@ -172,8 +172,9 @@ impl Cluster {
 
     /// The type of GPU to ask for, where not any will do: one that a node which fits has most of.
     pub fn gpu_type(&self, needs: &Needs) -> Option<&str> {
-        let fitting = self.nodes.iter().filter(|node| Self::suits(node, needs) && node.holds(needs));
-        let types = fitting.map(|node| node.gpus_for(&needs.gpu));
+        let fitting =
+            self.nodes.iter().filter(|node| Self::matches_placement(node, needs) && node.holds(needs));
+        let types = fitting.map(|node| node.matching_gpus(&needs.gpu));
         types.max_by_key(|(_, count)| *count).and_then(|(gpu_type, _)| gpu_type)
     }
 }
@@ -191,8 +192,9 @@ fn gpu_types(nodes: &[&Node]) -> String {
 
 impl Room for Cluster {
     fn fit(&self, needs: &Needs) -> Fit {
-        let wanted = Amount::of(needs);
-        let suited: Vec<&Node> = self.nodes.iter().filter(|node| Self::suits(node, needs)).collect();
+        let wanted = Amount::from_needs(needs);
+        let suited: Vec<&Node> =
+            self.nodes.iter().filter(|node| Self::matches_placement(node, needs)).collect();
         let big: Vec<&&Node> = suited.iter().filter(|node| node.holds(needs)).collect();
         if suited.is_empty() {
             let mut why = "no node".to_owned();
@@ -250,7 +252,7 @@ mod tests {
         Node { gpu_types, ..node(name, 64, count, "main") }
     }
 
-    fn gpus(count: u32, gpu: GpuWish) -> Needs {
+    fn gpus(count: u32, gpu: GpuRequirement) -> Needs {
         Needs { cpus: 1, memory: 1, gpus: count, gpu, ..Needs::default() }
     }
 
@@ -262,14 +264,22 @@ mod tests {
             with_gpus("n3", &[("nvidia_a100_80gb_pcie", 2), ("h100", 2)]),
         ];
         let cluster = Cluster { nodes, open: 9 };
-        let model = |model: &str| GpuWish { model: Some(model.into()), ..GpuWish::default() };
+        let model = |model: &str| GpuRequirement { model: Some(model.into()), ..GpuRequirement::default() };
         for (count, wish, gpu_type) in [
-            (1, GpuWish::default(), None),
+            (1, GpuRequirement::default(), None),
             (1, model("T4"), Some("tesla_t4")),
             (4, model("A100"), Some("a100-40")),
             (1, model("A100-80GB"), Some("nvidia_a100_80gb_pcie")),
-            (1, GpuWish { min_memory: 60 << 30, ..GpuWish::default() }, Some("nvidia_a100_80gb_pcie")),
-            (1, GpuWish { min_compute_capability: Some((9, 0)), ..GpuWish::default() }, Some("h100")),
+            (
+                1,
+                GpuRequirement { min_memory: 60 << 30, ..GpuRequirement::default() },
+                Some("nvidia_a100_80gb_pcie"),
+            ),
+            (
+                1,
+                GpuRequirement { min_compute_capability: Some((9, 0)), ..GpuRequirement::default() },
+                Some("h100"),
+            ),
         ] {
             let needs = gpus(count, wish);
             assert_eq!(cluster.fit(&needs), Fit::Now, "{needs:?}");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use windlass_planted_bugs::{Bug, is_planted};
 
-use super::{Attempt, Container, Job, Life, Lower, Queue};
+use super::{Attempt, Container, Job, Life, Queue, SchedulerSnapshot};
 use crate::{
     container::Status,
     time::{Span, Timestamp},
@@ -15,7 +15,7 @@ use crate::{
 pub const LOCKED_WITHOUT_JOB_MAX: Span = Span::mins(1);
 /// Looks that must find nothing before a running container is called abandoned, however long it takes: a list that
 /// was cut short once must not cost what ran for days.
-pub const EMPTY_LOOKS: u32 = 2;
+pub const EMPTY_OBSERVATIONS_MIN: u32 = 2;
 
 /// One thing to do. Each may be done again without harm.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum Step {
         job: String,
     },
     /// The job is of no attempt that may run. Look at the container once more, then stop it; never write.
-    StopStray {
+    StopOrphan {
         attempt: Attempt,
         job: String,
     },
@@ -56,7 +56,7 @@ pub enum Why {
     /// Nobody below knows of a job.
     Abandoned,
     /// Its priority is 0.
-    Unwanted,
+    PriorityZero,
 }
 
 /// What a dispatcher remembers from round to round. It may be lost: everything is then found again, later.
@@ -64,7 +64,7 @@ pub enum Why {
 pub struct Memory {
     /// How long a lock may stand without a job.
     lost_after: Span,
-    missing: BTreeMap<Attempt, Missing>,
+    missing: BTreeMap<Attempt, MissingJob>,
 }
 
 impl Memory {
@@ -81,14 +81,14 @@ impl Default for Memory {
 
 /// A container of ours without a job.
 #[derive(Clone, Copy, Debug)]
-struct Missing {
+struct MissingJob {
     status: Status,
     since: Timestamp,
     /// Looks at the scheduler that began after `since`.
     looks: u32,
 }
 
-pub fn settle(queue: &Queue, lower: &Lower, memory: &mut Memory) -> Vec<Step> {
+pub fn settle(queue: &Queue, lower: &SchedulerSnapshot, memory: &mut Memory) -> Vec<Step> {
     // By name: there are thousands of both. Of two with one name, the first counts.
     let seen = queue.containers.iter().rev().map(|container| (container.uuid.as_str(), container));
     let seen: BTreeMap<&str, &Container> = seen.collect();
@@ -100,13 +100,13 @@ pub fn settle(queue: &Queue, lower: &Lower, memory: &mut Memory) -> Vec<Step> {
         still && !jobs.contains_key(attempt)
     });
     let held = mine.iter().filter_map(|(attempt, container)| match jobs.get(attempt) {
-        Some(job) => with_job(container, job, queue.asked_at),
-        None => without_job(container, lower, queue.asked_at, memory),
+        Some(job) => reconcile_with_job(container, job, queue.asked_at),
+        None => reconcile_without_job(container, lower, queue.asked_at, memory),
     });
     let mut steps: Vec<Step> = held.collect();
     let find = |job: &Job| seen.get(job.attempt.uuid.as_str()).copied();
     let strays = lower.jobs.iter().filter(|job| is_stray(find(job), job));
-    steps.extend(strays.map(|job| Step::StopStray { attempt: job.attempt.clone(), job: job.id.clone() }));
+    steps.extend(strays.map(|job| Step::StopOrphan { attempt: job.attempt.clone(), job: job.id.clone() }));
     steps
 }
 
@@ -116,7 +116,7 @@ pub fn is_stray(container: Option<&Container>, job: &Job) -> bool {
     !job.life.is_over() && !container.is_some_and(|container| container.is_current(&job.attempt))
 }
 
-fn with_job(container: &Container, job: &Job, queue_asked_at: Timestamp) -> Option<Step> {
+fn reconcile_with_job(container: &Container, job: &Job, queue_asked_at: Timestamp) -> Option<Step> {
     let attempt = container.attempt();
     match job.life {
         Life::Waiting | Life::Running if container.priority == 0 => {
@@ -134,24 +134,24 @@ fn with_job(container: &Container, job: &Job, queue_asked_at: Timestamp) -> Opti
     }
 }
 
-fn without_job(
+fn reconcile_without_job(
     container: &Container,
-    lower: &Lower,
+    lower: &SchedulerSnapshot,
     queue_asked_at: Timestamp,
     memory: &mut Memory,
 ) -> Option<Step> {
-    if !lower.is_whole && !is_planted(Bug::HolesAreAbsences) {
+    if !lower.is_whole && !is_planted(Bug::MissingJobsTreatedAsEnded) {
         return None;
     }
     let lost_after = memory.lost_after;
-    let new = Missing { status: container.status, since: queue_asked_at, looks: 0 };
+    let new = MissingJob { status: container.status, since: queue_asked_at, looks: 0 };
     let missing = memory.missing.entry(container.attempt()).or_insert(new);
     if lower.asked_at > missing.since {
         missing.looks += 1;
     }
     let is_late = lower.asked_at.since(missing.since) > lost_after;
     let is_lost = match container.status {
-        Status::Running => missing.looks >= EMPTY_LOOKS && (is_late || container.priority == 0),
+        Status::Running => missing.looks >= EMPTY_OBSERVATIONS_MIN && (is_late || container.priority == 0),
         Status::Locked if container.priority == 0 => missing.looks >= 1,
         Status::Locked => missing.looks >= 1 && is_late,
         Status::Queued | Status::Complete | Status::Cancelled => false,
@@ -163,11 +163,11 @@ fn give_up(container: &Container, why: Why) -> Step {
     let attempt = container.attempt();
     match container.status {
         Status::Locked if container.priority == 0 => {
-            Step::Unlock { attempt, why: Why::Unwanted, released: true }
+            Step::Unlock { attempt, why: Why::PriorityZero, released: true }
         }
         Status::Locked => Step::Unlock { attempt, why, released: false },
         Status::Queued | Status::Running | Status::Complete | Status::Cancelled => {
-            Step::Cancel { attempt, why: if container.priority == 0 { Why::Unwanted } else { why } }
+            Step::Cancel { attempt, why: if container.priority == 0 { Why::PriorityZero } else { why } }
         }
     }
 }
@@ -206,11 +206,11 @@ mod tests {
         Queue { containers: vec![container], asked_at: at(asked) }
     }
 
-    fn lower(jobs: Vec<Job>, asked: i64) -> Lower {
-        Lower { jobs, asked_at: at(asked), is_whole: true }
+    fn lower(jobs: Vec<Job>, asked: i64) -> SchedulerSnapshot {
+        SchedulerSnapshot { jobs, asked_at: at(asked), is_whole: true }
     }
 
-    fn once(queue: &Queue, lower: &Lower) -> Vec<Step> {
+    fn once(queue: &Queue, lower: &SchedulerSnapshot) -> Vec<Step> {
         settle(queue, lower, &mut Memory::default())
     }
 
@@ -245,9 +245,9 @@ mod tests {
                 assert_eq!(seen, std::slice::from_ref(&stop));
             }
         }
-        let back = Step::Unlock { attempt: attempt.clone(), why: Why::Unwanted, released: true };
+        let back = Step::Unlock { attempt: attempt.clone(), why: Why::PriorityZero, released: true };
         assert_eq!(once(&queue(unwanted(Status::Locked), 5), &lower(vec![], 6)), [back]);
-        let over = Step::Cancel { attempt, why: Why::Unwanted };
+        let over = Step::Cancel { attempt, why: Why::PriorityZero };
         let gone = lower(vec![job(Life::Ended(at(4)))], 6);
         assert_eq!(once(&queue(unwanted(Status::Running), 5), &gone), [over]);
     }
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn r15_a_picture_with_holes_proves_no_absence() {
         let mut memory = Memory::default();
-        let holes = |asked| Lower { is_whole: false, ..lower(vec![], asked) };
+        let holes = |asked| SchedulerSnapshot { is_whole: false, ..lower(vec![], asked) };
         for second in 0..1_000 {
             let steps = settle(&queue(container(Status::Running), second), &holes(second + 1), &mut memory);
             assert_eq!(steps, []);
@@ -327,7 +327,7 @@ mod tests {
             let queue = Queue { containers: seen.into_iter().collect(), asked_at: at(1) };
             once(&queue, &lower(vec![job(Life::Running)], 2))
         };
-        let stop = Step::StopStray { attempt: container(Status::Locked).attempt(), job: "71".into() };
+        let stop = Step::StopOrphan { attempt: container(Status::Locked).attempt(), job: "71".into() };
         assert_eq!(stray(None), std::slice::from_ref(&stop));
         for status in [Status::Queued, Status::Complete, Status::Cancelled] {
             assert_eq!(stray(Some(container(status))), std::slice::from_ref(&stop), "{status:?}");

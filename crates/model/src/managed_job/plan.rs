@@ -77,7 +77,7 @@ pub struct Task {
     /// The cheapest candidate is tried first; else the first of the list.
     #[serde(default)]
     pub cheapest_first: bool,
-    pub recovery: Recovery,
+    pub recovery: RecoveryPolicy,
     /// The tasks that must have succeeded before this one begins.
     #[serde(default)]
     pub after: Vec<u32>,
@@ -191,7 +191,7 @@ pub struct Accelerator {
 
 words! {
     /// What to do when nodes are lost.
-    pub enum Strategy: "recovery strategy" {
+    pub enum RecoveryStrategy: "recovery strategy" {
         /// release at once and look elsewhere first
         EagerNextRegion = "EAGER_NEXT_REGION",
         /// try the same place a few times, then everywhere
@@ -203,8 +203,8 @@ words! {
 
 /// When a task is tried again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recovery {
-    pub strategy: Strategy,
+pub struct RecoveryPolicy {
+    pub strategy: RecoveryStrategy,
     /// Restarts after errors of the user's own program.
     pub max_restarts_on_errors: u32,
     /// Exit codes that are always restarted, and not counted.
@@ -217,10 +217,10 @@ pub struct Recovery {
     pub max_launch_wait: Option<i64>,
 }
 
-impl Default for Recovery {
+impl Default for RecoveryPolicy {
     fn default() -> Self {
         Self {
-            strategy: Strategy::EagerNextRegion,
+            strategy: RecoveryStrategy::EagerNextRegion,
             max_restarts_on_errors: 0,
             recover_on_exit_codes: vec![],
             max_launch_tries: None,
@@ -275,7 +275,7 @@ impl Plan {
     }
 
     /// The task whose attempt a run of this name is.
-    pub fn task_of_run(&self, run: &str) -> Option<usize> {
+    pub fn task_index_of_run(&self, run: &str) -> Option<usize> {
         run.rsplit('-').nth(1)?.parse().ok()
     }
 

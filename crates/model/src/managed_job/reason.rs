@@ -8,7 +8,7 @@ use crate::{
 
 /// What is known about a task beside its record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Circumstances {
+pub struct TaskContext {
     /// Tasks that must succeed before this one begins.
     pub waits_for: Vec<String>,
     /// The slots that there are and those that are taken.
@@ -32,7 +32,7 @@ pub enum Attempt {
 }
 
 /// Why the task waits, recovers, ended so, or is being ended. `None` where the status says it all.
-pub fn reason(record: &Record, of: &Circumstances) -> Option<String> {
+pub fn reason(record: &Record, of: &TaskContext) -> Option<String> {
     match record.status {
         Status::Pending => Some(pending(record, of)),
         Status::Starting => Some(launching(record, of)),
@@ -54,35 +54,35 @@ pub fn reason(record: &Record, of: &Circumstances) -> Option<String> {
     }
 }
 
-fn pending(record: &Record, of: &Circumstances) -> String {
+fn pending(record: &Record, of: &TaskContext) -> String {
     match record.pending {
         Some(PendingKind::Queued) | None => queued(record, of),
         Some(PendingKind::LaunchBackoff | PendingKind::RecoveryBackoff) => {
             let cause = record.last_failure.as_deref().unwrap_or("no nodes could be had");
             let next = match record.next_retry_at.filter(|_| record.schedule == Schedule::AliveBackoff) {
-                Some(at) => format!("the next try is at {}", second(at)),
-                None => slot(record, of),
+                Some(at) => format!("the next try is at {}", truncate_to_second(at)),
+                None => slot_reason(record, of),
             };
             format!("attempt {}: {cause}; {next}", record.attempt)
         }
     }
 }
 
-fn queued(record: &Record, of: &Circumstances) -> String {
+fn queued(record: &Record, of: &TaskContext) -> String {
     if !of.waits_for.is_empty() {
-        return format!("it begins when {} succeeded", named(&of.waits_for));
+        return format!("it begins when {} succeeded", format_task_names(&of.waits_for));
     }
     if record.schedule == Schedule::Inactive {
         return "it was submitted, and the server has not read it yet".to_owned();
     }
     match record.next_retry_at {
-        Some(at) => format!("an internal error; the next try is at {}", second(at)),
-        None => slot(record, of),
+        Some(at) => format!("an internal error; the next try is at {}", truncate_to_second(at)),
+        None => slot_reason(record, of),
     }
 }
 
 /// `task a has`, `tasks a and b have`.
-fn named(tasks: &[String]) -> String {
+fn format_task_names(tasks: &[String]) -> String {
     match tasks {
         [one] => format!("task {one} has"),
         [first @ .., last] => format!("tasks {} and {last} have", first.join(", ")),
@@ -90,7 +90,7 @@ fn named(tasks: &[String]) -> String {
     }
 }
 
-fn slot(record: &Record, of: &Circumstances) -> String {
+fn slot_reason(record: &Record, of: &TaskContext) -> String {
     let Some((limits, in_use)) = of.slots else { return "it waits for a launch slot".to_owned() };
     if in_use.launching >= limits.max_launching {
         let (taken, all) = (in_use.launching, limits.max_launching);
@@ -103,12 +103,12 @@ fn slot(record: &Record, of: &Circumstances) -> String {
     "it waits for a launch slot".to_owned()
 }
 
-fn launching(record: &Record, of: &Circumstances) -> String {
+fn launching(record: &Record, of: &TaskContext) -> String {
     let attempt = record.attempt;
     if record.schedule != Schedule::Launching {
         return match record.next_retry_at {
-            Some(at) => format!("the next try is at {}", second(at)),
-            None => slot(record, of),
+            Some(at) => format!("the next try is at {}", truncate_to_second(at)),
+            None => slot_reason(record, of),
         };
     }
     let told = |what: &str, said: Option<&str>| match said {
@@ -125,7 +125,7 @@ fn launching(record: &Record, of: &Circumstances) -> String {
 }
 
 /// To the second.
-fn second(at: Timestamp) -> Timestamp {
+fn truncate_to_second(at: Timestamp) -> Timestamp {
     Timestamp::from_secs(at.0.div_euclid(1_000_000))
 }
 
@@ -163,19 +163,19 @@ mod tests {
         Record { attempt: 1, ..record }
     }
 
-    fn said(record: &Record, of: &Circumstances) -> String {
+    fn said(record: &Record, of: &TaskContext) -> String {
         reason(record, of).unwrap()
     }
 
     #[test]
     fn a_task_in_the_queue_says_what_it_waits_for() {
-        let slots = |launching, alive| Circumstances {
+        let slots = |launching, alive| TaskContext {
             slots: Some((Limits { max_launching: 8, max_alive: 9 }, InUse { launching, alive })),
-            ..Circumstances::default()
+            ..TaskContext::default()
         };
-        let of = |names: &[&str]| Circumstances {
+        let of = |names: &[&str]| TaskContext {
             waits_for: names.iter().map(|name| (*name).to_owned()).collect(),
-            ..Circumstances::default()
+            ..TaskContext::default()
         };
         assert_eq!(said(&waiting(), &of(&["a"])), "it begins when task a has succeeded");
         assert_eq!(said(&waiting(), &of(&["a", "b", "c"])), "it begins when tasks a, b and c have succeeded");
@@ -187,10 +187,10 @@ mod tests {
 
     #[test]
     fn a_launch_says_what_its_attempt_waits_for() {
-        let with = |attempt| Circumstances { attempt, ..Circumstances::default() };
+        let with = |attempt| TaskContext { attempt, ..TaskContext::default() };
         let queued = Attempt::Queued { said: Some("host-0: is busy".to_owned()) };
         assert_eq!(said(&launched(), &with(queued)), "attempt 1 waits for nodes: host-0: is busy");
-        assert_eq!(said(&launched(), &Circumstances::default()), "attempt 1 is being made");
+        assert_eq!(said(&launched(), &TaskContext::default()), "attempt 1 is being made");
         let preparing = with(Attempt::Preparing { said: None });
         let mut record = launched();
         record.apply(Event::Started, RecoverySource::Failure, at(1)).unwrap();
@@ -210,11 +210,11 @@ mod tests {
         record.last_failure = Some("no nodes in time: host-0: is busy".to_owned());
         record.next_retry_at = Some(Timestamp(1_790_000_000_500_000));
         assert_eq!(
-            said(&record, &Circumstances::default()),
+            said(&record, &TaskContext::default()),
             "attempt 1: no nodes in time: host-0: is busy; the next try is at 2026-09-21T14:13:20Z"
         );
         assert!(record.schedule(ScheduleEvent::BackoffOver));
-        assert!(said(&record, &Circumstances::default()).ends_with("is busy; it waits for a launch slot"));
+        assert!(said(&record, &TaskContext::default()).ends_with("is busy; it waits for a launch slot"));
     }
 
     #[test]

@@ -6,11 +6,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Episode, Event, PendingKind, RecoverySource, Schedule, ScheduleEvent, Status, step, step_schedule,
+    Event, PendingKind, RecoveryEpisode, RecoverySource, Schedule, ScheduleEvent, Status, step, step_schedule,
 };
 use crate::{
     machine::{Step, words},
-    spot::{Market, Stretch},
+    spot::{Market, NodeTime},
     time::{Span, Timestamp},
 };
 
@@ -21,13 +21,13 @@ words! {
     /// How the newest attempt stands with us.
     pub enum Standing: "standing of an attempt" {
         /// its end was seen and dealt with, or there was none yet
-        Settled = "settled",
+        Resolved = "settled",
         /// it was launched, and counts
         Launched = "launched",
         /// it waited too long for nodes: once it is gone, its launch counts as refused
         Withdrawn = "withdrawn",
         /// it is not wanted any more, and must be gone before the next
-        Discarded = "discarded",
+        Superseded = "discarded",
     }
 }
 
@@ -88,7 +88,7 @@ pub struct Record {
     pub emergencies: u32,
     pub emergency_at: Option<Stamp>,
     /// Time on nodes, for the report of a task with a deadline.
-    pub stretches: Vec<Stretch>,
+    pub stretches: Vec<NodeTime>,
 }
 
 /// A moment as it is stored: microseconds.
@@ -118,7 +118,7 @@ impl Default for Record {
             restarts_on_errors: 0,
             failure_reason: None,
             attempt: 0,
-            standing: Standing::Settled,
+            standing: Standing::Resolved,
             candidate: 0,
             tried: vec![],
             ruled_out: vec![],
@@ -164,8 +164,8 @@ impl Record {
             }
             Status::Running if before != Status::Running => self.enter_running(now),
             Status::Running | Status::Cancelling => self.pending = None,
-            Status::Recovering => self.recover(event, source),
-            Status::Pending => self.back_off(before, event),
+            Status::Recovering => self.enter_recovering(event, source),
+            Status::Pending => self.enter_backoff(before, event),
             Status::Succeeded
             | Status::Cancelled
             | Status::Failed
@@ -181,7 +181,7 @@ impl Record {
         if let Some(since) = self.last_recovered_at {
             self.job_duration = self.job_duration.saturating_add(now.since(since).0.max(0));
             if let Some(market) = self.market {
-                self.stretches.push(Stretch { market, from: since, to: now });
+                self.stretches.push(NodeTime { market, from: since, to: now });
             }
         }
     }
@@ -199,11 +199,11 @@ impl Record {
         self.tried.clear();
         self.ruled_out.clear();
         if let Some(credit) = self.episode.take() {
-            self.recovery_count += Episode::from_stored(credit).counts();
+            self.recovery_count += RecoveryEpisode::from_stored(credit).counts();
         }
     }
 
-    fn recover(&mut self, event: Event, source: RecoverySource) {
+    fn enter_recovering(&mut self, event: Event, source: RecoverySource) {
         self.pending = None;
         self.next_retry_at = None;
         // To be given a slot again is no new cause.
@@ -212,13 +212,13 @@ impl Record {
             return;
         }
         let episode = match self.episode {
-            Some(credit) => Episode::from_stored(credit).joined_by(source),
-            None => Episode::open(source),
+            Some(credit) => RecoveryEpisode::from_stored(credit).merge(source),
+            None => RecoveryEpisode::open(source),
         };
         self.episode = Some(episode.has_credit());
     }
 
-    fn back_off(&mut self, before: Status, event: Event) {
+    fn enter_backoff(&mut self, before: Status, event: Event) {
         if event != Event::BackedOff {
             return;
         }
@@ -287,6 +287,6 @@ pub fn summary(tasks: &[Record], now: Timestamp) -> Summary {
 }
 
 /// What a job shows: the first status that is not SUCCEEDED, among those tasks that count.
-pub fn shown_status(tasks: impl IntoIterator<Item = Status>) -> Status {
+pub fn job_status(tasks: impl IntoIterator<Item = Status>) -> Status {
     tasks.into_iter().find(|status| *status != Status::Succeeded).unwrap_or(Status::Succeeded)
 }

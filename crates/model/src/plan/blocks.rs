@@ -40,7 +40,7 @@ fn greatest_common_divisor(left: u32, right: u32) -> u32 {
 
 /// A part of a machine, or all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share<'a> {
+pub struct HostShare<'a> {
     pub cpus: u32,
     pub arch: Option<CpuArch>,
     pub memory_mib: u64,
@@ -49,10 +49,10 @@ pub struct Share<'a> {
 }
 
 /// What `blocks` of `total` give.
-pub fn share(host: &Host, blocks: u32, total: u32) -> Share<'_> {
+pub fn share(host: &Host, blocks: u32, total: u32) -> HostShare<'_> {
     let (blocks, total) = (u64::from(blocks), u64::from(total.max(1)));
     let gpus = host.gpus.len() as u64 * blocks / total;
-    Share {
+    HostShare {
         cpus: u32::try_from(u64::from(host.cpus) * blocks / total).unwrap_or(u32::MAX),
         arch: host.arch,
         memory_mib: host.memory_mib * blocks / total,
@@ -63,7 +63,7 @@ pub fn share(host: &Host, blocks: u32, total: u32) -> Share<'_> {
 
 /// The smallest number of blocks that reaches every lower bound, at most all of them. More blocks can
 /// only break upper bounds, so if this number does not fit, none does.
-pub fn smallest(host: &Host, total: u32, whole: bool, wanted: Option<&ResourcesSpec>) -> u32 {
+pub fn smallest_fitting(host: &Host, total: u32, whole: bool, wanted: Option<&ResourcesSpec>) -> u32 {
     let total = total.max(1);
     if whole || total == 1 {
         return total;
@@ -91,7 +91,7 @@ pub fn smallest(host: &Host, total: u32, whole: bool, wanted: Option<&ResourcesS
     blocks
 }
 
-fn falls_short(share: &Share<'_>, wanted: &ResourcesSpec) -> bool {
+fn falls_short(share: &HostShare<'_>, wanted: &ResourcesSpec) -> bool {
     let gpu = wanted.gpu.as_ref();
     let least = gpu.and_then(|gpu| gpu.total_memory).and_then(|memory| memory.min);
     share.cpus < wanted.cpu.count.min.unwrap_or(0)

@@ -30,8 +30,8 @@ pub struct Forbidden {
     pub path: String,
 }
 
-const ANY_RUN: [&str; 1] = ["priority"];
-const DEV_ENVIRONMENT: [&str; 1] = ["inactivity_duration"];
+const RUN_IN_PLACE: [&str; 1] = ["priority"];
+const DEV_ENVIRONMENT_IN_PLACE: [&str; 1] = ["inactivity_duration"];
 const SERVICE_IN_PLACE: [&str; 8] =
     ["replicas", "groups", "scaling", "gateway", "deployment", "balance", "max_concurrency", "cors"];
 const SERVICE_ROLLING: [&str; 18] = [
@@ -58,7 +58,7 @@ const SERVICE_ROLLING: [&str; 18] = [
 const REPO_STATE: [&str; 4] = ["repo_id", "repo_data", "repo_code_hash", "file_archives"];
 /// Of the client that asked or of the server's settings, not of the run.
 const CLIENT_ONLY: [&str; 2] = ["configuration_path", "default_images"];
-const FLEET: [&str; 10] = [
+const FLEET_IN_PLACE: [&str; 10] = [
     "nodes",
     "reservation",
     "tags",
@@ -72,14 +72,14 @@ const FLEET: [&str; 10] = [
 ];
 
 /// What changed in a run's configuration (the object with `type`), in the order of the new one.
-pub fn run_configuration(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
+pub fn diff_run_configuration(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
     let kind = field(new, "type").as_str().unwrap_or_default();
-    each_change(&in_full(old), &in_full(new), |name| {
+    classify_changes(&with_defaults(old), &with_defaults(new), |name| {
         let how = match kind {
             "service" if SERVICE_IN_PLACE.contains(&name) => Some(How::InPlace),
             "service" if SERVICE_ROLLING.contains(&name) => Some(How::Rolling),
-            "dev-environment" if DEV_ENVIRONMENT.contains(&name) => Some(How::InPlace),
-            _ if ANY_RUN.contains(&name) => Some(How::InPlace),
+            "dev-environment" if DEV_ENVIRONMENT_IN_PLACE.contains(&name) => Some(How::InPlace),
+            _ if RUN_IN_PLACE.contains(&name) => Some(How::InPlace),
             _ => None,
         };
         how.ok_or_else(|| name.to_owned())
@@ -90,9 +90,11 @@ pub fn run_configuration(old: &Value, new: &Value) -> Result<Vec<Change>, Forbid
 pub fn run_spec(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
     let (before, after) = (field(old, "configuration"), field(new, "configuration"));
     let service = field(after, "type").as_str() == Some("service");
-    let mut changes = each_change(old, new, |name| match name {
+    let mut changes = classify_changes(old, new, |name| match name {
         "configuration" => Ok(How::InPlace),
-        "profile" if alike(&choices(field(old, name)), &choices(field(new, name))) => Ok(How::InPlace),
+        "profile" if alike(&profile_choices(field(old, name)), &profile_choices(field(new, name))) => {
+            Ok(How::InPlace)
+        }
         _ if CLIENT_ONLY.contains(&name) => Ok(How::InPlace),
         _ if service && REPO_STATE.contains(&name) => Ok(How::Rolling),
         _ => Err(name.to_owned()),
@@ -102,15 +104,15 @@ pub fn run_spec(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
             && !CLIENT_ONLY.contains(&change.path.as_str())
     });
     let under = |path: String| format!("configuration.{path}");
-    let inner =
-        run_configuration(before, after).map_err(|forbidden| Forbidden { path: under(forbidden.path) })?;
+    let inner = diff_run_configuration(before, after)
+        .map_err(|forbidden| Forbidden { path: under(forbidden.path) })?;
     let inner = inner.into_iter().map(|change| Change { path: under(change.path), ..change });
     Ok(inner.chain(changes).collect())
 }
 
 /// A configuration with what it leaves to defaults, in the one form that all spellings of a field have. Fields that
 /// are not known here stay as they are.
-pub fn in_full(configuration: &Value) -> Value {
+pub fn with_defaults(configuration: &Value) -> Value {
     let mut full = configuration.clone();
     let known =
         Configuration::from_json(configuration).ok().and_then(|known| serde_json::to_value(known).ok());
@@ -121,7 +123,7 @@ pub fn in_full(configuration: &Value) -> Value {
 }
 
 /// What a profile decides; what it is called is of no consequence, and one that decides nothing is none.
-fn choices(profile: &Value) -> Value {
+fn profile_choices(profile: &Value) -> Value {
     let mut chosen = profile.clone();
     if let Some(chosen) = chosen.as_object_mut() {
         chosen.retain(|name, value| !["name", "default"].contains(&name.as_str()) && !value.is_null());
@@ -151,18 +153,18 @@ pub fn rolled_back(current: &Value, settled: &Value) -> Value {
 
 /// What changed in a fleet's configuration. Hosts of an SSH fleet may come and go, not change.
 pub fn fleet(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
-    each_change(old, new, |name| match name {
-        "ssh_config" => ssh_config(field(old, name), field(new, name)),
-        _ if FLEET.contains(&name) => Ok(How::InPlace),
+    classify_changes(old, new, |name| match name {
+        "ssh_config" => diff_ssh_config(field(old, name), field(new, name)),
+        _ if FLEET_IN_PLACE.contains(&name) => Ok(How::InPlace),
         _ => Err(name.to_owned()),
     })
 }
 
-fn ssh_config(old: &Value, new: &Value) -> Result<How, String> {
+fn diff_ssh_config(old: &Value, new: &Value) -> Result<How, String> {
     if old.is_null() || new.is_null() {
         return Err("ssh_config".to_owned());
     }
-    let only_hosts = each_change(old, new, |name| match name {
+    let only_hosts = classify_changes(old, new, |name| match name {
         "hosts" => Ok(How::InPlace),
         _ => Err(format!("ssh_config.{name}")),
     });
@@ -183,7 +185,7 @@ fn hostname(host: &Value) -> Option<&str> {
     host.as_str().or_else(|| field(host, "hostname").as_str())
 }
 
-fn each_change(
+fn classify_changes(
     old: &Value,
     new: &Value,
     mut rule: impl FnMut(&str) -> Result<How, String>,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     plan::{
         place::{NewOffer, OFFERS_MAX},
-        queue::{Ask, Round},
+        queue::{PlacementQuery, PlacementRound},
         stock::Tightness,
     },
     time::Timestamp,
@@ -13,21 +13,21 @@ use crate::{
 
 /// Which instances may be counted on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pool {
+pub(super) enum CandidatePool {
     /// Free now.
     Free,
     /// Free now or once the jobs on them end.
     Draining,
     /// Everything that could ever serve, whatever its state; the fleet's slots too.
-    Ever,
+    Any,
 }
 
-pub(super) enum Member {
+pub(super) enum GangMember {
     Existing(usize),
     New(Vec<NewOffer>),
 }
 
-impl Member {
+impl GangMember {
     pub(super) fn instance(&self) -> Option<usize> {
         match self {
             Self::Existing(instance) => Some(*instance),
@@ -37,23 +37,23 @@ impl Member {
 }
 
 /// Where a gang could be: fleet, backend, region.
-pub(super) type Spot<'a> = (usize, &'a str, &'a str);
+pub(super) type GangLocation<'a> = (usize, &'a str, &'a str);
 
 pub(super) struct Gang {
     pub(super) fleet: usize,
     /// One per node, in the order of the nodes.
-    pub(super) members: Vec<Member>,
-    cost: Cost,
+    pub(super) members: Vec<GangMember>,
+    cost: GangCost,
 }
 
 /// Smaller is better: when all are free, blocks to drain, new instances, price.
-type Cost = (Timestamp, u32, usize, u64);
+type GangCost = (Timestamp, u32, usize, u64);
 
 /// An instance as a candidate: when it is free, what must go, how tight.
-type Candidate = (Timestamp, u32, Tightness);
+type GangCandidate = (Timestamp, u32, Tightness);
 
-impl<'a> Round<'a> {
-    pub(super) fn best_gang(&mut self, ask: &Ask, pool: Pool) -> Option<Gang> {
+impl<'a> PlacementRound<'a> {
+    pub(super) fn best_gang(&mut self, ask: &PlacementQuery, pool: CandidatePool) -> Option<Gang> {
         let mut best: Option<Gang> = None;
         for spot in self.spots(ask) {
             let Ok(gang) = self.gang_at(ask, spot, pool) else { continue };
@@ -64,9 +64,9 @@ impl<'a> Round<'a> {
         best
     }
 
-    pub(super) fn spots(&self, ask: &Ask) -> BTreeSet<Spot<'a>> {
+    pub(super) fn spots(&self, ask: &PlacementQuery) -> BTreeSet<GangLocation<'a>> {
         let shapes = self.stock.shapes.iter().filter(|shape| ask.fleets.contains(&shape.fleet));
-        let mut spots: BTreeSet<Spot<'a>> =
+        let mut spots: BTreeSet<GangLocation<'a>> =
             shapes.map(|shape| (shape.fleet, &*shape.offer.backend, &*shape.offer.region)).collect();
         for &fleet in ask.fleets.iter().filter(|fleet| self.stock.fleets[**fleet].fleet.creates) {
             spots.extend(self.stock.offers.iter().map(|(_, offer)| (fleet, &*offer.backend, &*offer.region)));
@@ -79,26 +79,31 @@ impl<'a> Round<'a> {
     /// The nodes with the fewest candidates choose first. That finds a seating whenever the needs are
     /// nested (the usual case: equal nodes, or a bigger head node); it may miss one that only a full
     /// matching would find.
-    pub(super) fn gang_at(&mut self, ask: &Ask, spot: Spot<'a>, pool: Pool) -> Result<Gang, u32> {
+    pub(super) fn gang_at(
+        &mut self,
+        ask: &PlacementQuery,
+        spot: GangLocation<'a>,
+        pool: CandidatePool,
+    ) -> Result<Gang, u32> {
         let (fleet, backend, region) = spot;
         let candidates = self.candidates(spot, pool);
         let mut slots = match pool {
-            Pool::Free | Pool::Draining => self.stock.fleets[fleet].slots(),
-            Pool::Ever => self.slots_ever(ask, fleet),
+            CandidatePool::Free | CandidatePool::Draining => self.stock.fleets[fleet].slots(),
+            CandidatePool::Any => self.slots_eventually(ask, fleet),
         };
         let mut order: Vec<usize> = (0..ask.classes.len()).collect();
         let mut choices: BTreeMap<usize, usize> = BTreeMap::new();
         for &class in &ask.classes {
             choices
                 .entry(class)
-                .or_insert_with(|| candidates.iter().filter(|at| self.serves(class, at.2.4)).count());
+                .or_insert_with(|| candidates.iter().filter(|at| self.can_serve(class, at.2.4)).count());
         }
         order.sort_by_key(|node| (choices[&ask.classes[*node]], *node));
 
         let mut cursors: BTreeMap<(usize, bool), usize> = BTreeMap::new();
         let mut used = BTreeSet::new();
-        let mut members: Vec<Option<Member>> = ask.classes.iter().map(|_| None).collect();
-        let mut cost: Cost = (self.now, 0, 0, 0);
+        let mut members: Vec<Option<GangMember>> = ask.classes.iter().map(|_| None).collect();
+        let mut cost: GangCost = (self.now, 0, 0, 0);
         for node in order {
             let class = ask.classes[node];
             // Free ones first, then new ones, then those that must drain.
@@ -115,7 +120,7 @@ impl<'a> Round<'a> {
                     cost.2 += 1;
                     cost.3 += self.stock.offers[*cheapest].1.price.0;
                     members[node] =
-                        Some(Member::New(here.into_iter().map(|(_, offer)| offer.clone()).collect()));
+                        Some(GangMember::New(here.into_iter().map(|(_, offer)| offer.clone()).collect()));
                     continue;
                 }
             }
@@ -124,26 +129,30 @@ impl<'a> Round<'a> {
             }
             if let Some((from, must_go, tightness)) = member {
                 cost = (cost.0.max(from), cost.1 + must_go, cost.2, cost.3 + tightness.3);
-                members[node] = Some(Member::Existing(tightness.4));
+                members[node] = Some(GangMember::Existing(tightness.4));
             }
         }
         let seated = members.iter().flatten().count();
-        let members: Option<Vec<Member>> = members.into_iter().collect();
+        let members: Option<Vec<GangMember>> = members.into_iter().collect();
         members.map(|members| Gang { fleet, members, cost }).ok_or(u32::try_from(seated).unwrap_or(u32::MAX))
     }
 
     /// Slots for new instances, now or once those that do not serve anyway have gone.
-    fn slots_ever(&self, ask: &Ask, fleet: usize) -> u32 {
+    fn slots_eventually(&self, ask: &PlacementQuery, fleet: usize) -> u32 {
         let room = &self.stock.fleets[fleet];
         let members = self.stock.shapes.iter().filter(|shape| shape.fleet == fleet);
         let idle = members.flat_map(|shape| &shape.members);
-        let useless = idle.filter(|at| !ask.classes.iter().any(|class| self.serves(*class, **at))).count();
+        let useless = idle.filter(|at| !ask.classes.iter().any(|class| self.can_serve(*class, **at))).count();
         let useless = u32::try_from(useless).unwrap_or(u32::MAX);
         room.slots_without(room.frees().min(useless))
     }
 
     /// Instances at the spot that may be counted on, soonest and tightest first.
-    fn candidates(&self, (fleet, backend, region): Spot<'_>, pool: Pool) -> Vec<Candidate> {
+    fn candidates(
+        &self,
+        (fleet, backend, region): GangLocation<'_>,
+        pool: CandidatePool,
+    ) -> Vec<GangCandidate> {
         let mut candidates = Vec::new();
         for shape in &self.stock.shapes {
             if shape.fleet != fleet || shape.offer.backend != backend || shape.offer.region != region {
@@ -151,15 +160,15 @@ impl<'a> Round<'a> {
             }
             let total = shape.offer.total_blocks.max(1);
             match pool {
-                Pool::Free => {
+                CandidatePool::Free => {
                     let free = shape.open.range((total, 0)..);
                     candidates.extend(free.map(|(_, at)| (self.now, 0, self.stock.tightness(*at))));
                 }
-                Pool::Draining => candidates.extend(shape.open.iter().map(|(_, at)| {
+                CandidatePool::Draining => candidates.extend(shape.open.iter().map(|(_, at)| {
                     let (from, must_go) = self.stock.frees(*at, total, self.now);
                     (from, must_go, self.stock.tightness(*at))
                 })),
-                Pool::Ever => {
+                CandidatePool::Any => {
                     candidates.extend(shape.members.iter().map(|at| (self.now, 0, self.stock.tightness(*at))))
                 }
             }
@@ -168,9 +177,9 @@ impl<'a> Round<'a> {
         candidates
     }
 
-    fn serves(&self, class: usize, instance: usize) -> bool {
+    fn can_serve(&self, class: usize, instance: usize) -> bool {
         self.fit(class, self.stock.shape_index(instance)).blocks > 0
-            && self.stock.is_named(instance, &self.classes[class].needs)
+            && self.stock.is_eligible(instance, &self.classes[class].needs)
     }
 
     /// The next candidate that nobody of the gang has. A cursor per class: what it passed is used or
@@ -178,17 +187,17 @@ impl<'a> Round<'a> {
     fn next(
         &self,
         class: usize,
-        candidates: &[Candidate],
+        candidates: &[GangCandidate],
         used: &mut BTreeSet<usize>,
         cursors: &mut BTreeMap<(usize, bool), usize>,
         free: bool,
-    ) -> Option<Candidate> {
+    ) -> Option<GangCandidate> {
         let cursor = cursors.entry((class, free)).or_default();
         while let Some(candidate) = candidates.get(*cursor) {
             *cursor += 1;
             let (_, must_go, tightness) = candidate;
             let suits = (*must_go == 0) == free && !used.contains(&tightness.4);
-            if suits && self.serves(class, tightness.4) {
+            if suits && self.can_serve(class, tightness.4) {
                 used.insert(tightness.4);
                 return Some(*candidate);
             }

@@ -10,7 +10,7 @@ use crate::{
     id::InstanceId,
     money::Price,
     plan::{
-        blocks::{self, Share},
+        blocks::{self, HostShare},
         runs_in::{ImageChoice, Runtimes},
     },
     resources::{CpuArch, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -86,7 +86,7 @@ pub enum Availability {
 
 impl Availability {
     /// Whether asking a backend for it has a chance.
-    pub const fn worth_trying(self) -> bool {
+    pub const fn is_worth_trying(self) -> bool {
         match self {
             Self::Unknown | Self::Available | Self::Idle => true,
             Self::NotAvailable | Self::NoQuota | Self::NoBalance | Self::Busy => false,
@@ -132,7 +132,7 @@ pub struct Location {
 
 impl Location {
     /// Whether the offer can be had nowhere else.
-    fn is_all_of(&self, offer: &Offer) -> bool {
+    fn covers(&self, offer: &Offer) -> bool {
         let in_zone = |zone: &String| {
             !offer.zones.is_empty() && offer.zones.iter().all(|of_offer| same(of_offer, zone))
         };
@@ -241,17 +241,17 @@ pub fn fit(offer: &Offer, needs: &Needs) -> Result<u32, Vec<Shortfall>> {
 
 /// Where shortfalls go. Counting them is how placement screens millions of pairs without building
 /// one sentence; the rules below are written once for both.
-pub(super) trait Report {
+pub(super) trait ShortfallSink {
     fn add(&mut self, make: impl FnOnce() -> Shortfall);
 }
 
-impl Report for Vec<Shortfall> {
+impl ShortfallSink for Vec<Shortfall> {
     fn add(&mut self, make: impl FnOnce() -> Shortfall) {
         self.push(make());
     }
 }
 
-impl Report for u32 {
+impl ShortfallSink for u32 {
     fn add(&mut self, _: impl FnOnce() -> Shortfall) {
         *self += 1;
     }
@@ -259,10 +259,15 @@ impl Report for u32 {
 
 /// Returns the number of blocks that was looked at, which is the smallest that fits if any does.
 /// `total_blocks` is an argument because a fleet, not the offer, says how a new instance is split.
-pub(super) fn compare(offer: &Offer, total_blocks: u32, needs: &Needs, short: &mut impl Report) -> u32 {
-    compare_place(offer, needs, short);
+pub(super) fn compare(
+    offer: &Offer,
+    total_blocks: u32,
+    needs: &Needs,
+    short: &mut impl ShortfallSink,
+) -> u32 {
+    compare_location(offer, needs, short);
     let wishes = needs.resources.as_ref().map(|wanted| wishes(offer, wanted));
-    let blocks = blocks::smallest(&offer.host, total_blocks, needs.whole, wishes.as_deref());
+    let blocks = blocks::smallest_fitting(&offer.host, total_blocks, needs.whole, wishes.as_deref());
     if let Some(resources) = wishes.as_deref() {
         let share = blocks::share(&offer.host, blocks, total_blocks);
         compare_share(&share, resources, may_be_larger(&offer.backend), short);
@@ -273,18 +278,18 @@ pub(super) fn compare(offer: &Offer, total_blocks: u32, needs: &Needs, short: &m
 /// The backend that offers the machine the server itself is on.
 pub const LOCAL: &str = "local";
 /// The backend of hosts that somebody brought.
-pub const REMOTE: &str = "remote";
+pub const REMOTE_BACKEND: &str = "remote";
 /// The backend of clusters behind dispatchers.
-pub const SLURM: &str = "slurm";
+pub const SLURM_BACKEND: &str = "slurm";
 
 /// Whether the machine is there already and costs nobody more for being large. Then a job may have a part of it: only
 /// what is too little counts. Of machines to be rented, those that are larger than asked for are not meant.
 fn may_be_larger(backend: &str) -> bool {
-    [LOCAL, REMOTE, SLURM].contains(&backend)
+    [LOCAL, REMOTE_BACKEND, SLURM_BACKEND].contains(&backend)
 }
 
 /// As many GPUs of its share as a job is given: no more than it asked for.
-pub fn gpus_given(share: &Share<'_>, wanted: &ResourcesSpec) -> u32 {
+pub fn granted_gpus(share: &HostShare<'_>, wanted: &ResourcesSpec) -> u32 {
     let most = wanted.gpu.as_ref().and_then(|gpu| gpu.count.max).unwrap_or(u32::MAX);
     u32::try_from(share.gpus.len()).unwrap_or(u32::MAX).min(most)
 }
@@ -309,7 +314,7 @@ fn wishes<'a>(offer: &Offer, wanted: &'a ResourcesSpec) -> Cow<'a, ResourcesSpec
     Cow::Owned(wanted)
 }
 
-fn compare_place(offer: &Offer, needs: &Needs, short: &mut impl Report) {
+fn compare_location(offer: &Offer, needs: &Needs, short: &mut impl ShortfallSink) {
     let lists = [
         (&needs.backends, &offer.backend, "backend"),
         (&needs.regions, &offer.region, "region"),
@@ -343,7 +348,7 @@ fn compare_place(offer: &Offer, needs: &Needs, short: &mut impl Report) {
     {
         short.add(|| Shortfall::Reservation { wanted: wanted.clone(), has: offer.reservation.clone() });
     }
-    if let Some(location) = needs.avoid.iter().find(|location| location.is_all_of(offer)) {
+    if let Some(location) = needs.avoid.iter().find(|location| location.covers(offer)) {
         short.add(|| Shortfall::Avoided { place: location.to_string() });
     }
     if let Some(image) = &needs.image
@@ -366,22 +371,27 @@ pub fn host_shortfalls(host: &Host, wanted: &ResourcesSpec) -> Vec<Shortfall> {
     short
 }
 
-fn compare_share(host: &Share<'_>, wanted: &ResourcesSpec, may_be_larger: bool, short: &mut impl Report) {
+fn compare_share(
+    host: &HostShare<'_>,
+    wanted: &ResourcesSpec,
+    may_be_larger: bool,
+    short: &mut impl ShortfallSink,
+) {
     if let Some(arch) = wanted.cpu.arch
         && host.arch != Some(arch)
     {
         short.add(|| Shortfall::CpuArch { wanted: arch, has: host.arch });
     }
-    if !suits(wanted.cpu.count, host.cpus, may_be_larger) {
+    if !is_in_range(wanted.cpu.count, host.cpus, may_be_larger) {
         short.add(|| Shortfall::Cpus { wanted: wanted.cpu.count, has: host.cpus });
     }
     let memory = gb(host.memory_mib);
-    if !suits(wanted.memory, memory, may_be_larger) {
+    if !is_in_range(wanted.memory, memory, may_be_larger) {
         short.add(|| Shortfall::Memory { wanted: wanted.memory, has: memory });
     }
     if let Some(disk) = &wanted.disk
         && host.disk_mib != 0
-        && !suits(disk.size, gb(host.disk_mib), may_be_larger)
+        && !is_in_range(disk.size, gb(host.disk_mib), may_be_larger)
     {
         short.add(|| Shortfall::Disk { wanted: disk.size, has: gb(host.disk_mib) });
     }
@@ -390,16 +400,16 @@ fn compare_share(host: &Share<'_>, wanted: &ResourcesSpec, may_be_larger: bool, 
     }
 }
 
-fn suits<T: PartialOrd + Copy>(wanted: Range<T>, has: T, may_be_larger: bool) -> bool {
+fn is_in_range<T: PartialOrd + Copy>(wanted: Range<T>, has: T, may_be_larger: bool) -> bool {
     if may_be_larger { wanted.min.is_none_or(|min| has >= min) } else { wanted.contains(has) }
 }
 
-fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, may_be_larger: bool, short: &mut impl Report) {
+fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, may_be_larger: bool, short: &mut impl ShortfallSink) {
     let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
     if gpus.is_empty() && wanted.count.min.unwrap_or(0) == 0 {
         return;
     }
-    if !suits(wanted.count, count, may_be_larger) {
+    if !is_in_range(wanted.count, count, may_be_larger) {
         short.add(|| Shortfall::GpuCount { wanted: wanted.count, has: count });
     }
     // Every GPU must match, because the agent hands out any of them.
@@ -409,8 +419,8 @@ fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, may_be_larger: bool, short: &mut
         short.add(|| Shortfall::GpuVendor { wanted: vendor, has: other.vendor });
     }
     if let Some(names) = wanted.name.as_ref().filter(|names| !names.is_empty())
-        && let Some(other) =
-            kinds(gpus).find(|gpu| !names.iter().any(|name| gpu::is_meant(name, &gpu.name, gpu.memory_mib)))
+        && let Some(other) = distinct_gpus(gpus)
+            .find(|gpu| !names.iter().any(|name| gpu::matches_request(name, &gpu.name, gpu.memory_mib)))
     {
         short.add(|| Shortfall::GpuName { wanted: names.clone(), has: other.name.clone() });
     }
@@ -421,7 +431,7 @@ fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, may_be_larger: bool, short: &mut
     }
     if let Some(total) = wanted.total_memory {
         let has = gb(gpus.iter().map(|gpu| gpu.memory_mib).sum());
-        if !gpus.is_empty() && !suits(total, has, may_be_larger) {
+        if !gpus.is_empty() && !is_in_range(total, has, may_be_larger) {
             short.add(|| Shortfall::GpuTotalMemory { wanted: total, has });
         }
     }
@@ -433,7 +443,7 @@ fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, may_be_larger: bool, short: &mut
 }
 
 /// One of each kind that stands in a row. Reading names is the dear part of matching, and a host's GPUs are mostly alike.
-fn kinds(gpus: &[Gpu]) -> impl Iterator<Item = &Gpu> {
+fn distinct_gpus(gpus: &[Gpu]) -> impl Iterator<Item = &Gpu> {
     gpus.chunk_by(|one, next| one == next).filter_map(<[Gpu]>::first)
 }
 
@@ -442,7 +452,7 @@ pub(super) fn gb(mib: u64) -> f64 {
 }
 
 /// Whether `instances:` (if given) names this one.
-pub fn names_instance(
+pub fn is_instance_selected(
     wanted: &[Named],
     name: &str,
     hostname: Option<&str>,

@@ -19,7 +19,7 @@ use crate::{
     plan::{
         blocks::Blocks,
         offers::{Needs, Offer},
-        queue::Round,
+        queue::PlacementRound,
     },
     time::{Span, Timestamp},
 };
@@ -43,7 +43,7 @@ pub enum FleetChoice {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Creation {
+pub enum InstanceCreation {
     Reuse,
     ReuseOrCreate,
 }
@@ -67,7 +67,7 @@ pub struct Waiting {
     pub choice: FleetChoice,
     /// `fleets:` of the run; `None` = any.
     pub fleets: Option<Vec<FleetId>>,
-    pub creation: Creation,
+    pub creation: InstanceCreation,
     /// `max_duration`: lets a short job use reserved instances in the meantime.
     pub lasts: Option<Span>,
 }
@@ -214,7 +214,7 @@ pub fn place(queue: &[Waiting], inventory: &Inventory, now: Timestamp) -> Vec<Pl
     order.sort_by_key(|waiting| {
         (std::cmp::Reverse(waiting.priority), waiting.since, waiting.run, waiting.replica_num, waiting.job())
     });
-    let mut round = Round::new(inventory, now);
+    let mut round = PlacementRound::new(inventory, now);
     let mut chosen: BTreeMap<RunId, FleetId> = BTreeMap::new();
     let mut placements = Vec::with_capacity(order.len());
     for waiting in order {
@@ -223,7 +223,7 @@ pub fn place(queue: &[Waiting], inventory: &Inventory, now: Timestamp) -> Vec<Pl
             FleetChoice::Choose | FleetChoice::Chosen(_) => Some(waiting.choice),
         };
         let outcome = match choice {
-            Some(choice) => round.seat(waiting, choice),
+            Some(choice) => round.place_replica(waiting, choice),
             None => Outcome::Waits {
                 why: Arc::new(Why::one("every fleet", Shortfall::FleetNotChosen)),
                 reserved: Vec::new(),

@@ -9,13 +9,13 @@ use std::{
 use crate::{
     id::{InstanceId, ProjectId, SubmissionId},
     plan::{
-        gang::{Gang, Member, Pool},
+        gang::{CandidatePool, Gang, GangMember},
         offers::{Needs, compare},
         place::{
-            Creation, FleetChoice, Inventory, NewOffer, Node, OFFERS_MAX, Outcome, RESERVE_AFTER, Seat,
-            Waiting, Why,
+            FleetChoice, InstanceCreation, Inventory, NewOffer, Node, OFFERS_MAX, Outcome, RESERVE_AFTER,
+            Seat, Waiting, Why,
         },
-        stock::{Reserved, Shape, Stock, Tightness},
+        stock::{IndexedInventory, Reservation, Shape, Tightness},
     },
     time::Timestamp,
 };
@@ -25,7 +25,7 @@ pub(super) type NewOffers = Arc<Vec<(usize, NewOffer)>>;
 
 /// How one kind of needs meets one shape.
 #[derive(Clone, Copy)]
-pub(super) struct Fit {
+pub(super) struct ShapeFit {
     /// 0 = does not fit.
     pub(super) blocks: u32,
     /// How many reasons why not.
@@ -33,9 +33,9 @@ pub(super) struct Fit {
 }
 
 /// Jobs with the same needs are asked about once, and only about the shapes that come into question.
-pub(super) struct Class {
+pub(super) struct NeedsClass {
     pub(super) needs: Arc<Needs>,
-    shapes: Vec<OnceCell<Fit>>,
+    shapes: Vec<OnceCell<ShapeFit>>,
     /// Per fleet.
     offers: BTreeMap<usize, NewOffers>,
 }
@@ -43,24 +43,24 @@ pub(super) struct Class {
 /// Everything that decides about a refusal but who asks: in one round the answer stays the same,
 /// because the stock only shrinks.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Ask {
+pub(super) struct PlacementQuery {
     pub(super) classes: Vec<usize>,
     pub(super) fleets: Vec<usize>,
-    pub(super) creation: Creation,
+    pub(super) creation: InstanceCreation,
 }
 
-pub(super) struct Round<'a> {
-    pub(super) stock: Stock<'a>,
+pub(super) struct PlacementRound<'a> {
+    pub(super) stock: IndexedInventory<'a>,
     pub(super) now: Timestamp,
-    pub(super) classes: Vec<Class>,
-    refused: BTreeMap<Ask, (Arc<Why>, bool)>,
+    pub(super) classes: Vec<NeedsClass>,
+    refused: BTreeMap<PlacementQuery, (Arc<Why>, bool)>,
     reserving: BTreeSet<ProjectId>,
 }
 
-impl<'a> Round<'a> {
+impl<'a> PlacementRound<'a> {
     pub(super) fn new(inventory: &'a Inventory, now: Timestamp) -> Self {
         Self {
-            stock: Stock::new(inventory),
+            stock: IndexedInventory::new(inventory),
             now,
             classes: Vec::new(),
             refused: BTreeMap::new(),
@@ -68,11 +68,11 @@ impl<'a> Round<'a> {
         }
     }
 
-    pub(super) fn seat(&mut self, waiting: &Waiting, choice: FleetChoice) -> Outcome {
+    pub(super) fn place_replica(&mut self, waiting: &Waiting, choice: FleetChoice) -> Outcome {
         let several = waiting.nodes.len() > 1;
-        let ask = Ask {
+        let ask = PlacementQuery {
             classes: waiting.nodes.iter().map(|node| self.class(node, several)).collect(),
-            fleets: self.allowed(waiting, choice, several),
+            fleets: self.allowed_fleets(waiting, choice, several),
             creation: waiting.creation,
         };
         // A job that is sure to be short may use what is reserved, so an earlier "no" is not its own.
@@ -82,7 +82,7 @@ impl<'a> Round<'a> {
             Some(refused) => refused,
             None => {
                 let placed =
-                    if several { self.place_gang(waiting, &ask) } else { self.place_one(waiting, &ask) };
+                    if several { self.place_gang(waiting, &ask) } else { self.place_single(waiting, &ask) };
                 if let Some(placed) = placed {
                     return placed;
                 }
@@ -92,14 +92,14 @@ impl<'a> Round<'a> {
             }
         };
         if passes {
-            let reserved = self.reserve(waiting, &ask);
+            let reserved = self.reserve_instances(waiting, &ask);
             Outcome::Waits { why, reserved }
         } else {
             Outcome::Never { why }
         }
     }
 
-    fn allowed(&self, waiting: &Waiting, choice: FleetChoice, several: bool) -> Vec<usize> {
+    fn allowed_fleets(&self, waiting: &Waiting, choice: FleetChoice, several: bool) -> Vec<usize> {
         let fleets = self.stock.fleets.iter().enumerate().filter(|(_, room)| {
             let id = room.fleet.id;
             let chosen = match choice {
@@ -114,10 +114,10 @@ impl<'a> Round<'a> {
     }
 
     fn class(&mut self, node: &Node, several: bool) -> usize {
-        let alike = |class: &Class| {
+        let alike = |class: &NeedsClass| {
             Arc::ptr_eq(&class.needs, &node.needs)
                 || (class.needs.whole == (several || node.needs.whole)
-                    && equal_but_whole(&class.needs, &node.needs))
+                    && equal_except_whole(&class.needs, &node.needs))
         };
         if let Some(at) = self.classes.iter().position(alike) {
             return at;
@@ -128,11 +128,11 @@ impl<'a> Round<'a> {
             Arc::clone(&node.needs)
         };
         let shapes = vec![OnceCell::new(); self.stock.shapes.len()];
-        self.classes.push(Class { needs, shapes, offers: BTreeMap::new() });
+        self.classes.push(NeedsClass { needs, shapes, offers: BTreeMap::new() });
         self.classes.len() - 1
     }
 
-    pub(super) fn fit(&self, class: usize, shape: usize) -> Fit {
+    pub(super) fn fit(&self, class: usize, shape: usize) -> ShapeFit {
         let class = &self.classes[class];
         *class.shapes[shape].get_or_init(|| {
             let shape = &self.stock.shapes[shape];
@@ -140,9 +140,9 @@ impl<'a> Round<'a> {
         })
     }
 
-    fn place_one(&mut self, waiting: &Waiting, ask: &Ask) -> Option<Outcome> {
+    fn place_single(&mut self, waiting: &Waiting, ask: &PlacementQuery) -> Option<Outcome> {
         let (job, class) = (waiting.job()?, ask.classes[0]);
-        if let Some((instance, blocks)) = self.tightest(waiting, ask, class) {
+        if let Some((instance, blocks)) = self.tightest_instance(waiting, ask, class) {
             let fleet = self.stock.instances[instance].fleet;
             let id = self.stock.instances[instance].id;
             self.stock.take(instance, blocks);
@@ -164,14 +164,19 @@ impl<'a> Round<'a> {
             }
         }
         let (_, fleet, offers) = best?;
-        let instance_num = self.stock.fleets[fleet].take_slot();
+        let instance_num = self.stock.fleets[fleet].claim_slot();
         let offers = offers.iter().take(OFFERS_MAX).map(|(_, offer)| offer.clone()).collect();
         let seats = vec![Seat::New { job, instance_num, offers }];
         Some(Outcome::Placed { fleet: self.stock.fleets[fleet].fleet.id, seats })
     }
 
     /// The open instance with the least free that still fits, and how many of its blocks.
-    fn tightest(&self, waiting: &Waiting, ask: &Ask, class: usize) -> Option<(usize, u32)> {
+    fn tightest_instance(
+        &self,
+        waiting: &Waiting,
+        ask: &PlacementQuery,
+        class: usize,
+    ) -> Option<(usize, u32)> {
         let needs = &self.classes[class].needs;
         let suits = |instance: usize| {
             if self.stock.free[instance] == 0 {
@@ -181,7 +186,7 @@ impl<'a> Round<'a> {
             let usable = blocks > 0
                 && self.stock.free[instance] >= blocks
                 && ask.fleets.contains(&self.stock.shape_of(instance).fleet)
-                && self.stock.is_named(instance, needs);
+                && self.stock.is_eligible(instance, needs);
             usable.then_some((instance, blocks))
         };
         // Ordered by free GPUs first, so those with too few need not be looked at.
@@ -197,10 +202,10 @@ impl<'a> Round<'a> {
     }
 
     /// What a fleet would create for these needs, cheapest first.
-    pub(super) fn new_offers(&mut self, ask: &Ask, class: usize, fleet: usize) -> NewOffers {
+    pub(super) fn new_offers(&mut self, ask: &PlacementQuery, class: usize, fleet: usize) -> NewOffers {
         let room = &self.stock.fleets[fleet];
         let class = &mut self.classes[class];
-        if !room.fleet.creates || ask.creation == Creation::Reuse || class.needs.instances.is_some() {
+        if !room.fleet.creates || ask.creation == InstanceCreation::Reuse || class.needs.instances.is_some() {
             return Arc::default();
         }
         let offers = class.offers.entry(fleet).or_insert_with(|| {
@@ -217,48 +222,48 @@ impl<'a> Round<'a> {
         Arc::clone(offers)
     }
 
-    fn place_gang(&mut self, waiting: &Waiting, ask: &Ask) -> Option<Outcome> {
-        let gang = self.best_gang(ask, Pool::Free)?;
+    fn place_gang(&mut self, waiting: &Waiting, ask: &PlacementQuery) -> Option<Outcome> {
+        let gang = self.best_gang(ask, CandidatePool::Free)?;
         let fleet = self.stock.fleets[gang.fleet].fleet.id;
         let mut seats = Vec::with_capacity(waiting.nodes.len());
         for (node, member) in waiting.nodes.iter().zip(gang.members) {
-            seats.push(self.sit(node.job, gang.fleet, member));
+            seats.push(self.allocate_member(node.job, gang.fleet, member));
         }
         Some(Outcome::Placed { fleet, seats })
     }
 
-    fn sit(&mut self, job: SubmissionId, fleet: usize, member: Member) -> Seat {
+    fn allocate_member(&mut self, job: SubmissionId, fleet: usize, member: GangMember) -> Seat {
         match member {
-            Member::Existing(instance) => {
+            GangMember::Existing(instance) => {
                 let blocks = self.stock.shape_of(instance).offer.total_blocks.max(1);
                 self.stock.take(instance, blocks);
                 Seat::Existing { job, instance: self.stock.instances[instance].id, blocks }
             }
-            Member::New(offers) => {
-                Seat::New { job, instance_num: self.stock.fleets[fleet].take_slot(), offers }
+            GangMember::New(offers) => {
+                Seat::New { job, instance_num: self.stock.fleets[fleet].claim_slot(), offers }
             }
         }
     }
 
     /// Keeps the soonest instances free for a job that has waited long enough; one per project.
-    fn reserve(&mut self, waiting: &Waiting, ask: &Ask) -> Vec<InstanceId> {
+    fn reserve_instances(&mut self, waiting: &Waiting, ask: &PlacementQuery) -> Vec<InstanceId> {
         let Some(by) = waiting.job() else { return Vec::new() };
         if self.now.since(waiting.since) < RESERVE_AFTER || self.reserving.contains(&waiting.project) {
             return Vec::new();
         }
-        let chosen = if waiting.nodes.len() > 1 { self.soonest_gang(ask) } else { self.soonest_one(ask) };
+        let chosen = if waiting.nodes.len() > 1 { self.soonest_gang(ask) } else { self.soonest_single(ask) };
         if chosen.is_empty() {
             return Vec::new();
         }
         self.reserving.insert(waiting.project);
         let from = chosen.iter().map(|(_, from)| *from).max().unwrap_or(self.now);
         for (instance, _) in &chosen {
-            self.stock.reserve(*instance, Reserved { by, from });
+            self.stock.reserve(*instance, Reservation { by, from });
         }
         chosen.iter().map(|(instance, _)| self.stock.instances[*instance].id).collect()
     }
 
-    fn soonest_one(&self, ask: &Ask) -> Vec<(usize, Timestamp)> {
+    fn soonest_single(&self, ask: &PlacementQuery) -> Vec<(usize, Timestamp)> {
         let class = ask.classes[0];
         let needs = &self.classes[class].needs;
         let shapes = self.stock.shapes.iter().enumerate();
@@ -266,7 +271,7 @@ impl<'a> Round<'a> {
         let fitting =
             shapes.map(|(at, shape)| (shape, self.fit(class, at).blocks)).filter(|(_, blocks)| *blocks > 0);
         let open = fitting.flat_map(|(shape, blocks)| shape.open.iter().map(move |(_, at)| (*at, blocks)));
-        let named = open.filter(|(instance, _)| self.stock.is_named(*instance, needs));
+        let named = open.filter(|(instance, _)| self.stock.is_eligible(*instance, needs));
         let soonest = named.min_by_key(|&(instance, blocks)| {
             let (from, must_go) = self.stock.frees(instance, blocks, self.now);
             (from, must_go, instance)
@@ -276,9 +281,11 @@ impl<'a> Round<'a> {
         reserved.into_iter().collect()
     }
 
-    fn soonest_gang(&mut self, ask: &Ask) -> Vec<(usize, Timestamp)> {
-        let Some(Gang { members, .. }) = self.best_gang(ask, Pool::Draining) else { return Vec::new() };
-        let existing = members.iter().filter_map(Member::instance);
+    fn soonest_gang(&mut self, ask: &PlacementQuery) -> Vec<(usize, Timestamp)> {
+        let Some(Gang { members, .. }) = self.best_gang(ask, CandidatePool::Draining) else {
+            return Vec::new();
+        };
+        let existing = members.iter().filter_map(GangMember::instance);
         existing
             .map(|instance| {
                 let total = self.stock.shape_of(instance).offer.total_blocks.max(1);
@@ -288,7 +295,7 @@ impl<'a> Round<'a> {
     }
 }
 
-fn equal_but_whole(left: &Needs, right: &Needs) -> bool {
+fn equal_except_whole(left: &Needs, right: &Needs) -> bool {
     // Every field by name: one that is added later cannot be forgotten.
     let Needs {
         resources,
@@ -323,13 +330,13 @@ fn equal_but_whole(left: &Needs, right: &Needs) -> bool {
         && *image == right.image
 }
 
-fn fit(shape: &Shape<'_>, needs: &Needs) -> Fit {
+fn fit(shape: &Shape<'_>, needs: &Needs) -> ShapeFit {
     let total = shape.offer.total_blocks.max(1);
     if shape.offer.host.cpus == 0 {
         // Nobody has looked at it yet: it may turn out to fit, so it is worth waiting for.
-        return Fit { blocks: total, missing: 0 };
+        return ShapeFit { blocks: total, missing: 0 };
     }
     let mut missing = 0_u32;
     let blocks = compare(shape.offer, total, needs, &mut missing);
-    Fit { blocks: if missing == 0 { blocks } else { 0 }, missing }
+    ShapeFit { blocks: if missing == 0 { blocks } else { 0 }, missing }
 }

@@ -5,23 +5,23 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     explain::{Refusal, Shortfall},
     plan::{
-        gang::Pool,
+        gang::CandidatePool,
         offers::{LOCAL, Needs, Offer, compare, shortfalls},
-        place::{Creation, REFUSALS_MAX, Why},
-        queue::{Ask, Fit, Round},
+        place::{InstanceCreation, REFUSALS_MAX, Why},
+        queue::{PlacementQuery, PlacementRound, ShapeFit},
         stock::split,
     },
 };
 
 /// A refusal before it is put into words; most are counted and dropped.
-enum Miss {
-    Ready(Refusal),
+enum Rejection {
+    Refused(Refusal),
     Shape {
         class: usize,
         shape: usize,
     },
     /// It would do if nothing were in the way; `count` are like it.
-    InTheWay {
+    Blocked {
         class: usize,
         instance: usize,
         count: u32,
@@ -35,25 +35,25 @@ enum Miss {
 }
 
 /// Sorts nearest first: those that pass by themselves, then by the number of reasons.
-type Ranked = (bool, u32, Miss);
+type RankedRejection = (bool, u32, Rejection);
 
-impl Round<'_> {
+impl PlacementRound<'_> {
     /// All the reasons, and whether waiting may help.
-    pub(super) fn why(&mut self, ask: &Ask) -> (Arc<Why>, bool) {
+    pub(super) fn why(&mut self, ask: &PlacementQuery) -> (Arc<Why>, bool) {
         let mut misses = Vec::new();
         let several = ask.classes.len() > 1;
         let mut kinds = ask.classes.clone();
         kinds.sort_unstable();
         kinds.dedup();
         if several {
-            self.gang_misses(ask, &mut misses);
+            self.gang_rejections(ask, &mut misses);
         }
         let (together, passes_together) = (misses.len(), misses.iter().any(|(stays, ..)| !stays));
         for &class in &kinds {
-            self.instance_misses(ask, class, &mut misses);
-            self.offer_misses(ask, class, &mut misses);
+            self.instance_rejections(ask, class, &mut misses);
+            self.offer_rejections(ask, class, &mut misses);
         }
-        self.fleet_misses(ask, several, &mut misses);
+        self.fleet_rejections(ask, several, &mut misses);
         // A busy instance is no hope for a gang that would not fit if all were free.
         let passes = if several { passes_together } else { misses.iter().any(|(stays, ..)| !stays) };
         // What all nodes lack together comes first, then each single place.
@@ -61,60 +61,60 @@ impl Round<'_> {
         misses[together..].sort_by_key(|(stays, missing, _)| (*stays, *missing));
         let left_out = misses.len().saturating_sub(REFUSALS_MAX);
         misses.truncate(REFUSALS_MAX);
-        let refusals = without_doubles(misses.into_iter().map(|(_, _, miss)| self.say(miss)));
+        let refusals = deduplicate(misses.into_iter().map(|(_, _, miss)| self.say(miss)));
         let hopeless = |refusal: &Refusal| refusal.shortfalls.iter().any(Shortfall::is_for_good);
         let all_hopeless = !refusals.is_empty() && left_out == 0 && refusals.iter().all(hopeless);
-        let for_good = !several && !passes && all_hopeless && !self.may_grow(ask);
+        let for_good = !several && !passes && all_hopeless && !self.can_create_other(ask);
         (Arc::new(Why { refusals, left_out, for_good }), passes)
     }
 
     /// Whether a fleet of these could make an instance that nobody offers today. This machine is offered once, and is
     /// what it is.
-    fn may_grow(&self, ask: &Ask) -> bool {
+    fn can_create_other(&self, ask: &PlacementQuery) -> bool {
         let is_local = |backends: &Vec<String>| backends.iter().all(|backend| backend == LOCAL);
         let makes_others = |fleet: &usize| {
             let fleet = self.stock.fleets[*fleet].fleet;
             fleet.creates && !fleet.limits.backends.as_ref().is_some_and(is_local)
         };
-        ask.creation != Creation::Reuse && ask.fleets.iter().any(makes_others)
+        ask.creation != InstanceCreation::Reuse && ask.fleets.iter().any(makes_others)
     }
 
-    fn gang_misses(&mut self, ask: &Ask, misses: &mut Vec<Ranked>) {
+    fn gang_rejections(&mut self, ask: &PlacementQuery, misses: &mut Vec<RankedRejection>) {
         let wanted = u32::try_from(ask.classes.len()).unwrap_or(u32::MAX);
         for spot in self.spots(ask) {
-            let fit = self.gang_at(ask, spot, Pool::Free).map_or_else(|fit| fit, |_| wanted);
-            let could = self.gang_at(ask, spot, Pool::Ever).map_or_else(|could| could, |_| wanted);
+            let fit = self.gang_at(ask, spot, CandidatePool::Free).map_or_else(|fit| fit, |_| wanted);
+            let could = self.gang_at(ask, spot, CandidatePool::Any).map_or_else(|could| could, |_| wanted);
             let (fleet, backend, region) = spot;
             let place = format!("fleet {}, {backend} {region}", self.stock.fleets[fleet].fleet.name);
-            misses.push(ranked(place, 1, vec![Shortfall::TooFewNodes { wanted, fit, could }]));
+            misses.push(rank(place, 1, vec![Shortfall::TooFewNodes { wanted, fit, could }]));
         }
     }
 
-    fn instance_misses(&self, ask: &Ask, class: usize, misses: &mut Vec<Ranked>) {
+    fn instance_rejections(&self, ask: &PlacementQuery, class: usize, misses: &mut Vec<RankedRejection>) {
         let needs = &self.classes[class].needs;
         for (at, shape) in self.stock.shapes.iter().enumerate() {
             if !ask.fleets.contains(&shape.fleet) {
                 continue;
             }
-            let Fit { blocks: wanted, missing } = self.fit(class, at);
+            let ShapeFit { blocks: wanted, missing } = self.fit(class, at);
             if wanted == 0 {
-                let stays = missing > 1 || !waits_for_host(needs, shape.offer);
-                misses.push((stays, missing, Miss::Shape { class, shape: at }));
+                let stays = missing > 1 || !is_host_temporarily_unfit(needs, shape.offer);
+                misses.push((stays, missing, Rejection::Shape { class, shape: at }));
                 continue;
             }
             // A free one is short of nothing itself; its gang is.
-            let usable = |at: &usize| self.stock.takes(*at, wanted) && self.stock.is_named(*at, needs);
+            let usable = |at: &usize| self.stock.can_take(*at, wanted) && self.stock.is_eligible(*at, needs);
             // Alike instances in the same trouble are one refusal, with the one nearest to free.
             if let [instance] = shape.members[..] {
                 if !usable(&instance) {
-                    let stays = !self.stock.in_the_way(instance, wanted, needs).passes();
-                    misses.push((stays, 1, Miss::InTheWay { class, instance, count: 1 }));
+                    let stays = !self.stock.blocking_shortfall(instance, wanted, needs).passes();
+                    misses.push((stays, 1, Rejection::Blocked { class, instance, count: 1 }));
                 }
                 continue;
             }
             let mut groups: BTreeMap<&'static str, (usize, u32)> = BTreeMap::new();
             for &instance in shape.members.iter().filter(|at| !usable(at)) {
-                let kind = self.stock.in_the_way(instance, wanted, needs).kind();
+                let kind = self.stock.blocking_shortfall(instance, wanted, needs).kind();
                 let group = groups.entry(kind).or_insert((instance, 0));
                 group.1 += 1;
                 if self.stock.free[instance] > self.stock.free[group.0] {
@@ -122,13 +122,13 @@ impl Round<'_> {
                 }
             }
             for (instance, count) in groups.into_values() {
-                let stays = !self.stock.in_the_way(instance, wanted, needs).passes();
-                misses.push((stays, 1, Miss::InTheWay { class, instance, count }));
+                let stays = !self.stock.blocking_shortfall(instance, wanted, needs).passes();
+                misses.push((stays, 1, Rejection::Blocked { class, instance, count }));
             }
         }
     }
 
-    fn offer_misses(&self, ask: &Ask, class: usize, misses: &mut Vec<Ranked>) {
+    fn offer_rejections(&self, ask: &PlacementQuery, class: usize, misses: &mut Vec<RankedRejection>) {
         let needs = &self.classes[class].needs;
         let wanted = u32::try_from(ask.classes.len()).unwrap_or(u32::MAX);
         for &at in &ask.fleets {
@@ -138,12 +138,12 @@ impl Round<'_> {
             }
             let needs = needs.within(&room.fleet.limits);
             let new = || format!("new instance in fleet {}", room.fleet.name);
-            if ask.creation == Creation::Reuse {
-                misses.push(ranked(new(), 1, vec![Shortfall::ReuseOnly]));
+            if ask.creation == InstanceCreation::Reuse {
+                misses.push(rank(new(), 1, vec![Shortfall::ReuseOnly]));
             } else if needs.instances.is_some() {
-                misses.push(ranked(new(), 1, vec![Shortfall::NotNamed]));
+                misses.push(rank(new(), 1, vec![Shortfall::NotNamed]));
             } else if self.stock.offers.is_empty() {
-                misses.push(ranked(new(), 1, vec![Shortfall::NoOffers]));
+                misses.push(rank(new(), 1, vec![Shortfall::NoOffers]));
             } else {
                 let full = room.slots() < wanted;
                 let stays_full = room.slots_without(room.frees()) < wanted;
@@ -157,17 +157,17 @@ impl Round<'_> {
                     let total = split(room.fleet, offer);
                     compare(offer, *total.as_ref().unwrap_or(&1), &needs, &mut missing);
                     compare(offer, 1, &room.fleet.limits, &mut missing);
-                    missing += u32::from(!offer.availability.worth_trying()) + u32::from(total.is_err());
+                    missing += u32::from(!offer.availability.is_worth_trying()) + u32::from(total.is_err());
                     if missing > 0 || full {
                         let stays = missing > 0 || stays_full;
-                        misses.push((stays, missing, Miss::Offer { class, fleet: at, position }));
+                        misses.push((stays, missing, Rejection::Offer { class, fleet: at, position }));
                     }
                 }
             }
         }
     }
 
-    fn fleet_misses(&self, ask: &Ask, several: bool, misses: &mut Vec<Ranked>) {
+    fn fleet_rejections(&self, ask: &PlacementQuery, several: bool, misses: &mut Vec<RankedRejection>) {
         for (at, room) in self.stock.fleets.iter().enumerate() {
             let place = || format!("fleet {}", room.fleet.name);
             if !ask.fleets.contains(&at) {
@@ -176,20 +176,20 @@ impl Round<'_> {
                 } else {
                     Shortfall::FleetNotNamed
                 };
-                misses.push(ranked(place(), 1, vec![shortfall]));
+                misses.push(rank(place(), 1, vec![shortfall]));
             } else if !room.fleet.creates && !self.stock.shapes.iter().any(|shape| shape.fleet == at) {
-                misses.push(ranked(place(), 1, vec![Shortfall::FleetEmpty]));
+                misses.push(rank(place(), 1, vec![Shortfall::FleetEmpty]));
             }
         }
         if self.stock.fleets.is_empty() {
-            misses.push(ranked("fleets".into(), 1, vec![Shortfall::NoFleets]));
+            misses.push(rank("fleets".into(), 1, vec![Shortfall::NoFleets]));
         }
     }
 
-    fn say(&self, miss: Miss) -> Refusal {
+    fn say(&self, miss: Rejection) -> Refusal {
         match miss {
-            Miss::Ready(refusal) => refusal,
-            Miss::Shape { class, shape } => {
+            Rejection::Refused(refusal) => refusal,
+            Rejection::Shape { class, shape } => {
                 let shape = &self.stock.shapes[shape];
                 Refusal {
                     place: self.stock.instances[shape.members[0]].name.clone(),
@@ -200,23 +200,23 @@ impl Round<'_> {
                     },
                 }
             }
-            Miss::InTheWay { class, instance, count } => {
+            Rejection::Blocked { class, instance, count } => {
                 let wanted = self.fit(class, self.stock.shape_index(instance)).blocks;
-                let shortfall = self.stock.in_the_way(instance, wanted, &self.classes[class].needs);
+                let shortfall = self.stock.blocking_shortfall(instance, wanted, &self.classes[class].needs);
                 Refusal {
                     place: self.stock.instances[instance].name.clone(),
                     count,
                     shortfalls: vec![shortfall],
                 }
             }
-            Miss::Offer { class, fleet, position } => {
+            Rejection::Offer { class, fleet, position } => {
                 let (room, offer) = (&self.stock.fleets[fleet], self.stock.offers[position].1);
                 let needs = self.classes[class].needs.within(&room.fleet.limits);
                 let mut short = Vec::new();
                 let total = split(room.fleet, offer);
                 compare(offer, *total.as_ref().unwrap_or(&1), &needs, &mut short);
                 compare(offer, 1, &room.fleet.limits, &mut short);
-                if !offer.availability.worth_trying() {
+                if !offer.availability.is_worth_trying() {
                     short.push(Shortfall::Unavailable { availability: offer.availability });
                 }
                 short.extend(total.err());
@@ -228,14 +228,14 @@ impl Round<'_> {
                         frees: room.slots_without(room.frees()) > 0,
                     });
                 }
-                Refusal { place: describe(&room.fleet.name, offer), count: 1, shortfalls: short }
+                Refusal { place: describe_offer(&room.fleet.name, offer), count: 1, shortfalls: short }
             }
         }
     }
 }
 
 /// The same place with the same reasons is told once, with how many there are of it: both markets of one type, say.
-fn without_doubles(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
+fn deduplicate(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
     let mut told: Vec<Refusal> = Vec::new();
     for refusal in all {
         let is_same =
@@ -249,16 +249,20 @@ fn without_doubles(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
 }
 
 /// Whether what keeps a job from the machine may pass: its container engine is away, or its agent has not spoken yet.
-fn waits_for_host(needs: &Needs, offer: &Offer) -> bool {
+fn is_host_temporarily_unfit(needs: &Needs, offer: &Offer) -> bool {
     let image = needs.image.as_ref();
     image.and_then(|image| image.on(offer.host.runtimes.as_ref()).err()).is_some_and(|short| short.passes())
 }
 
-fn ranked(place: String, count: u32, shortfalls: Vec<Shortfall>) -> Ranked {
+fn rank(place: String, count: u32, shortfalls: Vec<Shortfall>) -> RankedRejection {
     let refusal = Refusal { place, count, shortfalls };
-    (!refusal.passes(), u32::try_from(refusal.shortfalls.len()).unwrap_or(u32::MAX), Miss::Ready(refusal))
+    (
+        !refusal.passes(),
+        u32::try_from(refusal.shortfalls.len()).unwrap_or(u32::MAX),
+        Rejection::Refused(refusal),
+    )
 }
 
-fn describe(fleet: &str, offer: &Offer) -> String {
+fn describe_offer(fleet: &str, offer: &Offer) -> String {
     format!("{} in fleet {fleet}", offer.place())
 }

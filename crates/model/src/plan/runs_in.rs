@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::{config::job_spec::JobSpec, explain::Shortfall};
 
 /// The `image` of a job that is to be a plain process.
-pub const NO_IMAGE: &str = "none";
+pub const PLAIN_PROCESS_IMAGE: &str = "none";
 /// The `image` of a request that only asks for offers: it is never run.
-pub const OFFERS_ONLY: &str = "scratch";
+pub const OFFERS_ONLY_IMAGE: &str = "scratch";
 
 /// What a machine runs jobs in.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -100,12 +100,12 @@ impl Runtimes {
     }
 
     /// Whether a container of the image can be started there.
-    fn run<'a>(&self, image: &'a str) -> Result<RunsIn<'a>, Shortfall> {
+    fn run_container<'a>(&self, image: &'a str) -> Result<ExecutionMode<'a>, Shortfall> {
         match &self.containers {
-            Containers::Run => Ok(RunsIn::Container { image }),
+            Containers::Run => Ok(ExecutionMode::Container { image }),
             Containers::None => Err(Shortfall::NoContainers { image: image.to_owned() }),
             Containers::Away { why } => {
-                Err(Shortfall::EngineAway { image: image.to_owned(), why: why.clone() })
+                Err(Shortfall::EngineUnavailable { image: image.to_owned(), why: why.clone() })
             }
         }
     }
@@ -127,8 +127,8 @@ impl ImageChoice {
     /// `None` for a specification that only asks for offers.
     pub fn of(spec: &JobSpec) -> Option<Self> {
         match spec.image_name.as_str() {
-            OFFERS_ONLY => None,
-            NO_IMAGE => Some(Self::PlainProcess),
+            OFFERS_ONLY_IMAGE => None,
+            PLAIN_PROCESS_IMAGE => Some(Self::PlainProcess),
             "" => Some(Self::Default { image: spec.default_image.clone() }),
             image => Some(Self::Image(image.to_owned())),
         }
@@ -136,22 +136,22 @@ impl ImageChoice {
 
     /// What the job runs in on a machine with these runtimes, or why it cannot run there. A machine whose runtimes are
     /// not known is taken to have what is asked for; its agent refuses what it cannot do.
-    pub fn on(&self, runtimes: Option<&Runtimes>) -> Result<RunsIn<'_>, Shortfall> {
+    pub fn on(&self, runtimes: Option<&Runtimes>) -> Result<ExecutionMode<'_>, Shortfall> {
         let Some(runtimes) = runtimes else {
             return Ok(match self {
-                Self::Image(image) => RunsIn::Container { image },
-                Self::PlainProcess | Self::Default { .. } => RunsIn::Process(Rights::Unknown),
+                Self::Image(image) => ExecutionMode::Container { image },
+                Self::PlainProcess | Self::Default { .. } => ExecutionMode::Process(ProcessRights::Unknown),
             });
         };
         let default = match self {
-            Self::Image(image) => return runtimes.run(image),
+            Self::Image(image) => return runtimes.run_container(image),
             Self::PlainProcess => None,
             Self::Default { image } => image.as_deref(),
         };
         let short = match &runtimes.processes {
-            Processes::Users => return Ok(RunsIn::Process(Rights::OwnUser)),
-            Processes::Namespaces => return Ok(RunsIn::Process(Rights::AgentUser)),
-            Processes::Own { .. } => return Ok(RunsIn::Process(Rights::Server)),
+            Processes::Users => return Ok(ExecutionMode::Process(ProcessRights::OwnUser)),
+            Processes::Namespaces => return Ok(ExecutionMode::Process(ProcessRights::AgentUser)),
+            Processes::Own { .. } => return Ok(ExecutionMode::Process(ProcessRights::Server)),
             Processes::None if matches!(self, Self::PlainProcess) => Shortfall::NoProcesses,
             Processes::None => Shortfall::NoDefaultImage,
             Processes::Refused => Shortfall::ProcessesRefused,
@@ -159,7 +159,7 @@ impl ImageChoice {
             Processes::Unknown => Shortfall::ProcessesUnknown,
         };
         match default {
-            Some(image) if runtimes.containers != Containers::None => runtimes.run(image),
+            Some(image) if runtimes.containers != Containers::None => runtimes.run_container(image),
             Some(_) | None => Err(short),
         }
     }
@@ -167,14 +167,14 @@ impl ImageChoice {
 
 /// What a job runs in on one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunsIn<'a> {
+pub enum ExecutionMode<'a> {
     Container { image: &'a str },
-    Process(Rights),
+    Process(ProcessRights),
 }
 
 /// Which rights a plain process has on its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rights {
+pub enum ProcessRights {
     /// What its machine gives it; no agent has told that yet.
     Unknown,
     /// Confined, with a user of its own.
@@ -185,28 +185,28 @@ pub enum Rights {
     Server,
 }
 
-impl<'a> RunsIn<'a> {
+impl<'a> ExecutionMode<'a> {
     /// The image that the agent is told.
     pub fn image_name(self) -> &'a str {
         match self {
             Self::Container { image } => image,
-            Self::Process(_) => NO_IMAGE,
+            Self::Process(_) => PLAIN_PROCESS_IMAGE,
         }
     }
 }
 
 /// `a container of image debian:12`, `a plain process, confined (user of its own)`.
-impl Display for RunsIn<'_> {
+impl Display for ExecutionMode<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Container { image } => write!(f, "a container of image {image}"),
-            Self::Process(Rights::Unknown) => f.write_str("a plain process"),
+            Self::Process(ProcessRights::Unknown) => f.write_str("a plain process"),
             Self::Process(rights) => write!(f, "a plain process, {rights}"),
         }
     }
 }
 
-impl Display for Rights {
+impl Display for ProcessRights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unknown => "as its machine isolates them",
@@ -221,8 +221,8 @@ impl Display for Rights {
 impl Display for Processes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Users => Rights::OwnUser.fmt(f),
-            Self::Namespaces => Rights::AgentUser.fmt(f),
+            Self::Users => ProcessRights::OwnUser.fmt(f),
+            Self::Namespaces => ProcessRights::AgentUser.fmt(f),
             Self::Own { otherwise } => {
                 write!(f, "not confined while the server has one user, else {otherwise}")
             }
@@ -246,7 +246,7 @@ mod tests {
     fn a_job_with_an_image_never_runs_outside_of_one() {
         let image = ImageChoice::Image("debian:12".into());
         for runtimes in [None, Some(&BOTH), Some(&CONTAINERS)] {
-            assert_eq!(image.on(runtimes), Ok(RunsIn::Container { image: "debian:12" }));
+            assert_eq!(image.on(runtimes), Ok(ExecutionMode::Container { image: "debian:12" }));
         }
         assert_eq!(image.on(Some(&PROCESSES)), Err(Shortfall::NoContainers { image: "debian:12".into() }));
     }
@@ -255,9 +255,15 @@ mod tests {
     fn a_job_with_an_image_waits_for_an_engine_that_is_away() {
         let away = BOTH.without_engine("no answer");
         let short = ImageChoice::Image("debian:12".into()).on(Some(&away)).unwrap_err();
-        assert_eq!(short, Shortfall::EngineAway { image: "debian:12".into(), why: "no answer".into() });
+        assert_eq!(
+            short,
+            Shortfall::EngineUnavailable { image: "debian:12".into(), why: "no answer".into() }
+        );
         assert!(!short.is_for_good());
-        assert_eq!(ImageChoice::PlainProcess.on(Some(&away)), Ok(RunsIn::Process(Rights::OwnUser)));
+        assert_eq!(
+            ImageChoice::PlainProcess.on(Some(&away)),
+            Ok(ExecutionMode::Process(ProcessRights::OwnUser))
+        );
         let default = ImageChoice::Default { image: Some("base:1".into()) };
         let only = CONTAINERS.without_engine("no answer");
         assert_eq!(default.on(Some(&only)).unwrap_err().kind(), "engine_away");
@@ -272,12 +278,12 @@ mod tests {
         let with = ImageChoice::Default { image: Some("base:1".into()) };
         let without = ImageChoice::Default { image: None };
         for choice in [&with, &without, &ImageChoice::PlainProcess] {
-            assert_eq!(choice.on(None), Ok(RunsIn::Process(Rights::Unknown)));
+            assert_eq!(choice.on(None), Ok(ExecutionMode::Process(ProcessRights::Unknown)));
             for runtimes in [&BOTH, &PROCESSES] {
-                assert_eq!(choice.on(Some(runtimes)), Ok(RunsIn::Process(Rights::OwnUser)));
+                assert_eq!(choice.on(Some(runtimes)), Ok(ExecutionMode::Process(ProcessRights::OwnUser)));
             }
         }
-        assert_eq!(with.on(Some(&CONTAINERS)), Ok(RunsIn::Container { image: "base:1" }));
+        assert_eq!(with.on(Some(&CONTAINERS)), Ok(ExecutionMode::Container { image: "base:1" }));
         assert_eq!(without.on(Some(&CONTAINERS)), Err(Shortfall::NoDefaultImage));
         assert_eq!(ImageChoice::PlainProcess.on(Some(&CONTAINERS)), Err(Shortfall::NoProcesses));
     }
@@ -295,7 +301,7 @@ mod tests {
             assert_eq!(default.on(Some(&only)), Err(short.clone()));
             let both = Runtimes { containers: Containers::Run, processes };
             assert_eq!(ImageChoice::PlainProcess.on(Some(&both)), Err(short));
-            assert_eq!(default.on(Some(&both)), Ok(RunsIn::Container { image: "base:1" }));
+            assert_eq!(default.on(Some(&both)), Ok(ExecutionMode::Container { image: "base:1" }));
         }
     }
 

@@ -11,17 +11,17 @@ use crate::{
     id::SubmissionId,
     plan::{
         blocks::{self, Blocks},
-        offers::{Needs, Offer, compare, names_instance},
+        offers::{Needs, Offer, compare, is_instance_selected},
         place::{Fleet, Instance, Inventory, Readiness},
     },
     time::Timestamp,
 };
 
 /// Later than anything known.
-pub(super) const SOME_DAY: Timestamp = Timestamp(i64::MAX);
+pub(super) const FAR_FUTURE: Timestamp = Timestamp(i64::MAX);
 
 #[derive(Clone, Copy)]
-pub(super) struct Reserved {
+pub(super) struct Reservation {
     pub(super) by: SubmissionId,
     /// When that job will need it.
     pub(super) from: Timestamp,
@@ -36,17 +36,17 @@ pub(super) struct Shape<'a> {
 }
 
 /// A fleet and the slots it has left in this round.
-pub(super) struct Room<'a> {
+pub(super) struct FleetSlots<'a> {
     pub(super) fleet: &'a Fleet,
     /// Of its instances, those that will go by themselves, and those that may if they are idle for long enough.
     going: u32,
     may_go: u32,
     nums: BTreeSet<u32>,
-    /// Offers that its own limits admit, with the number of blocks; by position in `Stock::offers`.
+    /// Offers that its own limits admit, with the number of blocks; by position in `IndexedInventory::offers`.
     pub(super) admits: Vec<Option<u32>>,
 }
 
-impl Room<'_> {
+impl FleetSlots<'_> {
     fn count(&mut self, instance: &Instance) {
         match instance.readiness {
             Readiness::Ready | Readiness::Unhealthy if instance.stays => {}
@@ -78,7 +78,7 @@ impl Room<'_> {
     }
 
     /// The lowest number nobody has, now taken.
-    pub(super) fn take_slot(&mut self) -> u32 {
+    pub(super) fn claim_slot(&mut self) -> u32 {
         let num = (0..).find(|num| !self.nums.contains(num)).unwrap_or_default();
         self.nums.insert(num);
         self.going += 1;
@@ -86,20 +86,20 @@ impl Room<'_> {
     }
 }
 
-pub(super) struct Stock<'a> {
+pub(super) struct IndexedInventory<'a> {
     pub(super) instances: Vec<&'a Instance>,
     pub(super) shapes: Vec<Shape<'a>>,
-    pub(super) fleets: Vec<Room<'a>>,
+    pub(super) fleets: Vec<FleetSlots<'a>>,
     /// Cheapest first, with the caller's index.
     pub(super) offers: Vec<(usize, &'a Offer)>,
     pub(super) free: Vec<u32>,
-    pub(super) reserved: BTreeMap<usize, Reserved>,
+    pub(super) reserved: BTreeMap<usize, Reservation>,
     /// Everything that may take jobs, tightest first.
     pub(super) open: BTreeSet<Tightness>,
     shape_of: Vec<usize>,
 }
 
-impl<'a> Stock<'a> {
+impl<'a> IndexedInventory<'a> {
     pub(super) fn new(inventory: &'a Inventory) -> Self {
         let mut offers: Vec<(usize, &Offer)> = inventory.offers.iter().enumerate().collect();
         offers.sort_by(|(_, left), (_, right)| (left.price, *left).cmp(&(right.price, *right)));
@@ -160,7 +160,7 @@ impl<'a> Stock<'a> {
         }
     }
 
-    pub(super) fn reserve(&mut self, instance: usize, reserved: Reserved) {
+    pub(super) fn reserve(&mut self, instance: usize, reserved: Reservation) {
         self.close(instance);
         self.reserved.insert(instance, reserved);
     }
@@ -172,20 +172,20 @@ impl<'a> Stock<'a> {
     }
 
     /// Whether it is open and has that many blocks free.
-    pub(super) fn takes(&self, instance: usize, blocks: u32) -> bool {
+    pub(super) fn can_take(&self, instance: usize, blocks: u32) -> bool {
         let free = self.free[instance];
         free >= blocks && self.shape_of(instance).open.contains(&(free, instance))
     }
 
     /// Whether it is one that is asked for, and not one to stay away from.
-    pub(super) fn is_named(&self, instance: usize, needs: &Needs) -> bool {
+    pub(super) fn is_eligible(&self, instance: usize, needs: &Needs) -> bool {
         if needs.avoid_instances.contains(&self.instances[instance].id) {
             return false;
         }
         let Some(named) = &needs.instances else { return true };
         let fleet = self.fleets[self.shape_of(instance).fleet].fleet;
         let instance = self.instances[instance];
-        names_instance(
+        is_instance_selected(
             named,
             &instance.name,
             instance.hostname.as_deref(),
@@ -207,7 +207,7 @@ impl<'a> Stock<'a> {
         let must_go = missing;
         let held = &self.instances[instance].held;
         let mut ends: Vec<(Timestamp, u32)> =
-            held.iter().map(|held| (held.until.unwrap_or(SOME_DAY), held.blocks)).collect();
+            held.iter().map(|held| (held.until.unwrap_or(FAR_FUTURE), held.blocks)).collect();
         ends.sort();
         for (until, blocks) in ends {
             if missing == 0 {
@@ -219,15 +219,15 @@ impl<'a> Stock<'a> {
             }
         }
         // Taken in this very round: nobody knows its end yet.
-        (if missing == 0 { now } else { SOME_DAY }, must_go)
+        (if missing == 0 { now } else { FAR_FUTURE }, must_go)
     }
 
     /// Why an instance that would do is not taken now.
-    pub(super) fn in_the_way(&self, instance: usize, wanted: u32, needs: &Needs) -> Shortfall {
+    pub(super) fn blocking_shortfall(&self, instance: usize, wanted: u32, needs: &Needs) -> Shortfall {
         if needs.avoid_instances.contains(&self.instances[instance].id) {
             return Shortfall::Avoided { place: self.instances[instance].name.clone() };
         }
-        if !self.is_named(instance, needs) {
+        if !self.is_eligible(instance, needs) {
             return Shortfall::NotNamed;
         }
         match self.instances[instance].readiness {
@@ -255,18 +255,18 @@ pub(super) type Tightness = (usize, u32, u64, u64, usize);
 pub(super) fn split(fleet: &Fleet, offer: &Offer) -> Result<u32, Shortfall> {
     let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
     blocks::split(fleet.blocks, offer.host.cpus, gpus).map_err(|_| match fleet.blocks {
-        Blocks::Count(blocks) => Shortfall::Uneven { blocks },
-        Blocks::Auto => Shortfall::Uneven { blocks: 1 },
+        Blocks::Count(blocks) => Shortfall::UnevenBlocks { blocks },
+        Blocks::Auto => Shortfall::UnevenBlocks { blocks: 1 },
     })
 }
 
-fn room<'a>(fleet: &'a Fleet, offers: &[(usize, &Offer)]) -> Room<'a> {
+fn room<'a>(fleet: &'a Fleet, offers: &[(usize, &Offer)]) -> FleetSlots<'a> {
     let admits = |(_, offer): &(usize, &Offer)| {
         let mut missing = 0_u32;
         compare(offer, 1, &fleet.limits, &mut missing);
-        let wanted = missing == 0 && offer.availability.worth_trying();
+        let wanted = missing == 0 && offer.availability.is_worth_trying();
         if wanted { split(fleet, offer).ok() } else { None }
     };
     let admits = if fleet.creates { offers.iter().map(admits).collect() } else { Vec::new() };
-    Room { fleet, going: 0, may_go: 0, nums: fleet.instance_nums.clone(), admits }
+    FleetSlots { fleet, going: 0, may_go: 0, nums: fleet.instance_nums.clone(), admits }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Container, Refusal, Who, invalid, overlay, request::first_status};
+use super::{Container, QueueCaller, Refusal, apply_patch, refuse_invalid, request::initial_status};
 use crate::{
     container::{Actor, Event, LOCKS_MAX, Status, may, step},
     machine::Step,
@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Results: they enter a final state only in the write that makes it final.
-const RESULTS: [&str; 8] = [
+const RESULT_ATTRIBUTES: [&str; 8] = [
     "progress",
     "output",
     "output_properties",
@@ -21,11 +21,11 @@ const RESULTS: [&str; 8] = [
     "interactive_session_started",
 ];
 /// What the program inside may say about itself.
-const OWN: [&str; 4] = ["progress", "runtime_status", "output", "output_properties"];
+const PROGRAM_ATTRIBUTES: [&str; 4] = ["progress", "runtime_status", "output", "output_properties"];
 
-fn take(container: &Container, actor: Actor, event: Event) -> Result<Status, Refusal> {
+fn check_transition(container: &Container, actor: Actor, event: Event) -> Result<Status, Refusal> {
     let Step::To(status) = step(container.state, event) else {
-        return invalid(format!(
+        return refuse_invalid(format!(
             "cannot {event} a container that is {} (attempt {})",
             container.state, container.attempt
         ));
@@ -38,20 +38,20 @@ fn take(container: &Container, actor: Actor, event: Event) -> Result<Status, Ref
 }
 
 /// Takes it for the holder of `token`. `auth` names the token of the program inside.
-pub fn lock(container: &Container, who: &Who, auth: &str) -> Result<Container, Refusal> {
-    let Who::Dispatcher { token } = who else {
+pub fn lock(container: &Container, who: &QueueCaller, auth: &str) -> Result<Container, Refusal> {
+    let QueueCaller::Dispatcher { token } = who else {
         return Err(Refusal::Denied("only a dispatcher's token locks containers".to_owned()));
     };
     let holder = container.locked_by_uuid.as_deref().filter(|_| container.is_held());
     let Step::To(state) = step(container.state, Event::Lock) else {
         let by = holder.map(|holder| format!(" by {holder}")).unwrap_or_default();
-        return invalid(format!(
+        return refuse_invalid(format!(
             "cannot lock: the container is {}{by} (attempt {})",
             container.state, container.attempt
         ));
     };
     if container.priority == 0 {
-        return invalid("cannot lock: the container's priority is 0");
+        return refuse_invalid("cannot lock: the container's priority is 0");
     }
     Ok(Container {
         state,
@@ -67,26 +67,27 @@ pub fn lock(container: &Container, who: &Who, auth: &str) -> Result<Container, R
 /// Gives it back. `release`: nothing failed, and the lock does not count.
 pub fn unlock(
     container: &Container,
-    who: &Who,
+    who: &QueueCaller,
     attempt: Option<u64>,
     release: bool,
     now: Timestamp,
 ) -> Result<Container, Refusal> {
     if container.state != Status::Locked {
-        return invalid(format!("cannot unlock a container that is {}", container.state));
+        return refuse_invalid(format!("cannot unlock a container that is {}", container.state));
     }
     let Some(actor @ (Actor::Holder | Actor::Executor)) = who.actor(container) else {
         return Err(Refusal::Denied("the container is locked by somebody else".to_owned()));
     };
-    same_attempt(container, attempt)?;
+    check_attempt(container, attempt)?;
     let is_spent = !release && container.lock_count >= LOCKS_MAX;
-    let state = take(container, actor, if is_spent { Event::UnlockSpent } else { Event::Unlock })?;
+    let state =
+        check_transition(container, actor, if is_spent { Event::UnlockSpent } else { Event::Unlock })?;
     let mut free = Container {
         state,
         lock_count: if release { container.lock_count.saturating_sub(1) } else { container.lock_count },
         locked_by_uuid: None,
         auth_uuid: None,
-        runtime_status: first_status(&container.work),
+        runtime_status: initial_status(&container.work),
         ..container.clone()
     };
     if is_spent {
@@ -101,9 +102,9 @@ fn reason(container: &mut Container, reason: &str, error: &str) {
     container.runtime_status.entry("error").or_insert_with(|| error.into());
 }
 
-fn same_attempt(container: &Container, attempt: Option<u64>) -> Result<(), Refusal> {
+fn check_attempt(container: &Container, attempt: Option<u64>) -> Result<(), Refusal> {
     match attempt {
-        Some(attempt) if attempt != container.attempt => invalid(format!(
+        Some(attempt) if attempt != container.attempt => refuse_invalid(format!(
             "attempt {attempt} is not the current one: the container is {} in attempt {}",
             container.state, container.attempt
         )),
@@ -114,7 +115,7 @@ fn same_attempt(container: &Container, attempt: Option<u64>) -> Result<(), Refus
 /// Writes attributes, `state` among them. `attempt` in the patch is the fence.
 pub fn update(
     container: &Container,
-    who: &Who,
+    who: &QueueCaller,
     patch: &Map<String, Value>,
     now: Timestamp,
 ) -> Result<Container, Refusal> {
@@ -123,20 +124,20 @@ pub fn update(
         None | Some(Value::Null) => None,
         Some(given) => match given.as_u64() {
             Some(given) => Some(given),
-            None => return invalid("attempt must be a number"),
+            None => return refuse_invalid("attempt must be a number"),
         },
     };
-    same_attempt(container, attempt)?;
+    check_attempt(container, attempt)?;
     if let Some(status) = patch.get("runtime_status") {
         check_runtime_status(status)?;
     }
-    if let Who::Inside { container: uuid, attempt } = who {
+    if let QueueCaller::Inside { container: uuid, attempt } = who {
         return if *uuid != container.uuid || *attempt != container.attempt {
             Err(Refusal::Denied("this is another container".to_owned()))
         } else if container.state != Status::Running {
-            invalid(format!("the container is {}", container.state))
+            refuse_invalid(format!("the container is {}", container.state))
         } else {
-            overlay(container, &patch, &OWN)
+            apply_patch(container, &patch, &PROGRAM_ATTRIBUTES)
         };
     }
     let Some(actor) = who.actor(container) else {
@@ -144,27 +145,33 @@ pub fn update(
     };
     let state = patch.remove("state");
     match state {
-        None => plain(container, actor, &patch),
+        None => update_attributes(container, actor, &patch),
         Some(state) => {
             let wanted = state.as_str().and_then(|word| word.parse::<Status>().ok());
-            let Some(wanted) = wanted else { return invalid(format!("{state} is no state of a container")) };
-            move_to(container, actor, wanted, &patch, now)
+            let Some(wanted) = wanted else {
+                return refuse_invalid(format!("{state} is no state of a container"));
+            };
+            change_state(container, actor, wanted, &patch, now)
         }
     }
 }
 
 fn check_runtime_status(status: &Value) -> Result<(), Refusal> {
-    let Some(status) = status.as_object() else { return invalid("runtime_status must be an object") };
+    let Some(status) = status.as_object() else { return refuse_invalid("runtime_status must be an object") };
     let texts =
         ["error", "errorDetail", "warning", "warningDetail", "activity", "preemptionNotice", "reason"];
     match texts.iter().find(|name| status.get(**name).is_some_and(|value| !value.is_string())) {
-        Some(name) => invalid(format!("runtime_status.{name} must be text")),
+        Some(name) => refuse_invalid(format!("runtime_status.{name} must be text")),
         None => Ok(()),
     }
 }
 
 /// A write that leaves the state alone.
-fn plain(container: &Container, actor: Actor, patch: &Map<String, Value>) -> Result<Container, Refusal> {
+fn update_attributes(
+    container: &Container,
+    actor: Actor,
+    patch: &Map<String, Value>,
+) -> Result<Container, Refusal> {
     let mut allowed: Vec<&str> = Vec::new();
     match actor {
         Actor::Admin => match container.state {
@@ -176,7 +183,7 @@ fn plain(container: &Container, actor: Actor, patch: &Map<String, Value>) -> Res
             Status::Locked => allowed.extend(["runtime_status", "log"]),
             Status::Running => {
                 allowed.push("runtime_status");
-                allowed.extend(RESULTS);
+                allowed.extend(RESULT_ATTRIBUTES);
             }
             Status::Queued | Status::Complete | Status::Cancelled => {}
         },
@@ -188,10 +195,10 @@ fn plain(container: &Container, actor: Actor, patch: &Map<String, Value>) -> Res
             container.state
         )));
     }
-    overlay(container, patch, &allowed)
+    apply_patch(container, patch, &allowed)
 }
 
-fn move_to(
+fn change_state(
     container: &Container,
     actor: Actor,
     wanted: Status,
@@ -200,17 +207,17 @@ fn move_to(
 ) -> Result<Container, Refusal> {
     let event = match wanted {
         Status::Queued => Event::Unlock,
-        Status::Locked => return invalid("a container is locked by `lock`"),
+        Status::Locked => return refuse_invalid("a container is locked by `lock`"),
         Status::Running => Event::Start,
         Status::Complete => Event::Complete,
         Status::Cancelled => Event::Cancel,
     };
-    let state = take(container, actor, event)?;
+    let state = check_transition(container, actor, event)?;
     let mut allowed = vec!["runtime_status", "log"];
     if wanted != Status::Queued {
-        allowed.extend(RESULTS);
+        allowed.extend(RESULT_ATTRIBUTES);
     }
-    let mut next = overlay(container, patch, &allowed)?;
+    let mut next = apply_patch(container, patch, &allowed)?;
     next.state = state;
     match state {
         Status::Queued => {
@@ -218,7 +225,7 @@ fn move_to(
             // Why the machine could not run it is what it waits for.
             let why = next.runtime_status.get("error").and_then(Value::as_str).map(str::to_owned);
             let why = why.filter(|_| patch.contains_key("runtime_status"));
-            next.runtime_status = first_status(&container.work);
+            next.runtime_status = initial_status(&container.work);
             next.scheduling_status = why.clone().unwrap_or_default();
             if container.lock_count >= LOCKS_MAX {
                 next.state = Status::Cancelled;
@@ -235,7 +242,7 @@ fn move_to(
             }
         }
         Status::Complete if next.exit_code.is_none() => {
-            return invalid("a container that is Complete has an exit_code");
+            return refuse_invalid("a container that is Complete has an exit_code");
         }
         Status::Complete | Status::Cancelled => {
             next.finished_at = Some(now);
@@ -253,16 +260,16 @@ fn move_to(
 mod tests {
     use serde_json::json;
 
-    use super::{super::Work, *};
+    use super::{super::ContainerSpec, *};
 
     const NOW: Timestamp = Timestamp(7);
 
-    fn dispatcher() -> Who {
-        Who::Dispatcher { token: "d".into() }
+    fn dispatcher() -> QueueCaller {
+        QueueCaller::Dispatcher { token: "d".into() }
     }
 
     fn queued() -> Container {
-        let fresh = Container::new("c".into(), Work::default(), "u", Timestamp(1));
+        let fresh = Container::new("c".into(), ContainerSpec::default(), "u", Timestamp(1));
         Container { priority: 5, ..fresh }
     }
 
@@ -270,7 +277,7 @@ mod tests {
         lock(&queued(), &dispatcher(), "a").unwrap()
     }
 
-    fn write(container: &Container, who: &Who, patch: Value) -> Result<Container, Refusal> {
+    fn write(container: &Container, who: &QueueCaller, patch: Value) -> Result<Container, Refusal> {
         update(container, who, patch.as_object().unwrap(), NOW)
     }
 
@@ -282,9 +289,9 @@ mod tests {
     fn a_lock_counts_fences_and_says_who_holds_it() {
         let held = locked();
         assert_eq!((held.state, held.attempt, held.lock_count), (Status::Locked, 1, 1));
-        let second = lock(&held, &Who::Dispatcher { token: "e".into() }, "b").unwrap_err();
+        let second = lock(&held, &QueueCaller::Dispatcher { token: "e".into() }, "b").unwrap_err();
         assert_eq!(second, Refusal::Invalid("cannot lock: the container is Locked by d (attempt 1)".into()));
-        assert!(matches!(lock(&queued(), &Who::Admin, "b"), Err(Refusal::Denied(_))));
+        assert!(matches!(lock(&queued(), &QueueCaller::Admin, "b"), Err(Refusal::Denied(_))));
     }
 
     #[test]
@@ -329,19 +336,19 @@ mod tests {
 
     #[test]
     fn c1_only_the_holder_and_the_executor_of_this_attempt_change_what_is_held() {
-        let other = Who::Dispatcher { token: "e".into() };
-        let old = Who::Executor { container: "c".into(), attempt: 0 };
-        let own = Who::Executor { container: "c".into(), attempt: 1 };
+        let other = QueueCaller::Dispatcher { token: "e".into() };
+        let old = QueueCaller::Executor { container: "c".into(), attempt: 0 };
+        let own = QueueCaller::Executor { container: "c".into(), attempt: 1 };
         for (who, may) in
-            [(&other, false), (&old, false), (&Who::User, false), (&own, true), (&dispatcher(), true)]
+            [(&other, false), (&old, false), (&QueueCaller::User, false), (&own, true), (&dispatcher(), true)]
         {
             let written = write(&locked(), who, json!({ "state": "Running" }));
             assert_eq!(written.is_ok(), may, "{who:?}");
             assert_eq!(unlock(&locked(), who, None, false, NOW).is_ok(), may, "{who:?}");
         }
-        let cancelled = write(&running(), &Who::Admin, json!({ "state": "Cancelled" })).unwrap();
+        let cancelled = write(&running(), &QueueCaller::Admin, json!({ "state": "Cancelled" })).unwrap();
         assert_eq!(cancelled.state, Status::Cancelled);
-        assert!(write(&running(), &Who::Admin, json!({ "progress": 1.0 })).is_err());
+        assert!(write(&running(), &QueueCaller::Admin, json!({ "progress": 1.0 })).is_err());
     }
 
     #[test]
@@ -364,7 +371,7 @@ mod tests {
 
     #[test]
     fn the_program_inside_speaks_of_itself_and_of_nothing_else() {
-        let inside = Who::Inside { container: "c".into(), attempt: 1 };
+        let inside = QueueCaller::Inside { container: "c".into(), attempt: 1 };
         assert_eq!(write(&running(), &inside, json!({ "progress": 0.5 })).unwrap().progress, 0.5);
         assert!(write(&running(), &inside, json!({ "state": "Complete", "exit_code": 0 })).is_err());
         assert!(write(&locked(), &inside, json!({ "progress": 0.5 })).is_err());

@@ -38,7 +38,7 @@ words! {
 /// What is to be done, the same in a request and in its container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Work {
+pub struct ContainerSpec {
     pub command: Vec<String>,
     pub cwd: String,
     pub environment: BTreeMap<String, String>,
@@ -52,7 +52,7 @@ pub struct Work {
     pub scheduling_parameters: Map<String, Value>,
 }
 
-impl Work {
+impl ContainerSpec {
     pub fn is_preemptible(&self) -> bool {
         self.scheduling_parameters.get("preemptible").and_then(Value::as_bool).unwrap_or(false)
     }
@@ -93,7 +93,7 @@ pub struct Container {
     pub modified_at: Timestamp,
     pub modified_by_user_uuid: Option<String>,
     #[serde(flatten)]
-    pub work: Work,
+    pub work: ContainerSpec,
     #[serde(with = "word")]
     pub state: Status,
     pub priority: u64,
@@ -126,14 +126,14 @@ pub struct Container {
 
 impl Container {
     /// One that waits.
-    pub fn new(uuid: String, work: Work, user: &str, now: Timestamp) -> Self {
+    pub fn new(uuid: String, work: ContainerSpec, user: &str, now: Timestamp) -> Self {
         Self {
             uuid,
             owner_uuid: user.to_owned(),
             created_at: now,
             modified_at: now,
             modified_by_user_uuid: Some(user.to_owned()),
-            runtime_status: request::first_status(&work),
+            runtime_status: request::initial_status(&work),
             work,
             state: Status::Queued,
             priority: 0,
@@ -203,7 +203,7 @@ pub struct Request {
     pub cumulative_cost: f64,
     pub secret_mounts_digest: Option<String>,
     #[serde(flatten)]
-    pub work: Work,
+    pub work: ContainerSpec,
 }
 
 impl Request {
@@ -230,7 +230,7 @@ impl Request {
             log_uuid: None,
             cumulative_cost: 0.0,
             secret_mounts_digest: None,
-            work: Work { cwd: ".".to_owned(), ..Work::default() },
+            work: ContainerSpec { cwd: ".".to_owned(), ..ContainerSpec::default() },
         }
     }
 }
@@ -241,7 +241,7 @@ pub const REFUSED: &str = "refused";
 
 /// Who calls, as far as these rules care.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum QueueCaller {
     Admin,
     /// Somebody with a token of their own.
     User,
@@ -260,7 +260,7 @@ pub enum Who {
     },
 }
 
-impl Who {
+impl QueueCaller {
     /// What the caller is to this container; `None` for those who may only look.
     fn actor(&self, container: &Container) -> Option<Actor> {
         match self {
@@ -288,12 +288,12 @@ pub enum Refusal {
     Invalid(String),
 }
 
-fn invalid<T>(why: impl Into<String>) -> Result<T, Refusal> {
+fn refuse_invalid<T>(why: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal::Invalid(why.into()))
 }
 
 /// The same thing with some attributes changed. Each must be among `allowed` and of the right kind.
-fn overlay<T: Serialize + serde::de::DeserializeOwned>(
+fn apply_patch<T: Serialize + serde::de::DeserializeOwned>(
     thing: &T,
     patch: &Map<String, Value>,
     allowed: &[&str],
@@ -302,7 +302,7 @@ fn overlay<T: Serialize + serde::de::DeserializeOwned>(
     let mut whole = serde_json::to_value(thing).map_err(unreadable)?;
     for (name, value) in patch {
         if !allowed.contains(&name.as_str()) {
-            return invalid(format!("attribute `{name}` cannot be set now"));
+            return refuse_invalid(format!("attribute `{name}` cannot be set now"));
         }
         if let Some(whole) = whole.as_object_mut() {
             whole.insert(name.clone(), value.clone());

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::{PRIORITY_MAX, Refusal, Request, Stage, Work, invalid, overlay};
+use super::{ContainerSpec, PRIORITY_MAX, Refusal, Request, Stage, apply_patch, refuse_invalid};
 
 /// May change while nothing runs for it.
-const OPEN: [&str; 22] = [
+const UNCOMMITTED_ATTRIBUTES: [&str; 22] = [
     "name",
     "description",
     "properties",
@@ -29,64 +29,68 @@ const OPEN: [&str; 22] = [
     "requesting_container_uuid",
     "owner_uuid",
 ];
-const COMMITTED: [&str; 5] = ["name", "description", "properties", "priority", "container_count_max"];
-const FINAL: [&str; 3] = ["name", "description", "properties"];
+const COMMITTED_ATTRIBUTES: [&str; 5] =
+    ["name", "description", "properties", "priority", "container_count_max"];
+const FINAL_ATTRIBUTES: [&str; 3] = ["name", "description", "properties"];
 /// What a field must be. Null means that it was not given.
 #[derive(Clone, Copy)]
-enum Form {
+enum FieldType {
     /// A whole number, at least this.
-    Whole(u64),
-    YesOrNo,
+    Integer(u64),
+    Boolean,
     Text,
     /// One word, or none.
-    Word,
-    Words,
-    Fields(&'static [(&'static str, Form)]),
+    Identifier,
+    Identifiers,
+    Object(&'static [(&'static str, FieldType)]),
 }
 
-const CONSTRAINTS: [(&str, Form); 7] = [
-    ("ram", Form::Whole(1)),
-    ("vcpus", Form::Whole(1)),
-    ("keep_cache_ram", Form::Whole(0)),
-    ("keep_cache_disk", Form::Whole(0)),
-    ("API", Form::YesOrNo),
-    ("gpu", Form::Fields(&GPU)),
-    ("cuda", Form::Fields(&CUDA)),
+const CONSTRAINTS: [(&str, FieldType); 7] = [
+    ("ram", FieldType::Integer(1)),
+    ("vcpus", FieldType::Integer(1)),
+    ("keep_cache_ram", FieldType::Integer(0)),
+    ("keep_cache_disk", FieldType::Integer(0)),
+    ("API", FieldType::Boolean),
+    ("gpu", FieldType::Object(&GPU)),
+    ("cuda", FieldType::Object(&CUDA)),
 ];
-const GPU: [(&str, Form); 5] = [
-    ("stack", Form::Word),
-    ("device_count", Form::Whole(0)),
-    ("driver_version", Form::Text),
-    ("hardware_target", Form::Words),
-    ("vram", Form::Whole(0)),
+const GPU: [(&str, FieldType); 5] = [
+    ("stack", FieldType::Identifier),
+    ("device_count", FieldType::Integer(0)),
+    ("driver_version", FieldType::Text),
+    ("hardware_target", FieldType::Identifiers),
+    ("vram", FieldType::Integer(0)),
 ];
-const CUDA: [(&str, Form); 3] =
-    [("device_count", Form::Whole(0)), ("driver_version", Form::Text), ("hardware_capability", Form::Text)];
-const SCHEDULING: [(&str, Form); 7] = [
-    ("partitions", Form::Words),
-    ("features", Form::Words),
-    ("preemptible", Form::YesOrNo),
-    ("max_run_time", Form::Whole(0)),
-    ("supervisor", Form::YesOrNo),
-    ("dispatcher", Form::Word),
-    ("gpu_type", Form::Word),
+const CUDA: [(&str, FieldType); 3] = [
+    ("device_count", FieldType::Integer(0)),
+    ("driver_version", FieldType::Text),
+    ("hardware_capability", FieldType::Text),
 ];
-const MOUNTS: [&str; 6] = ["collection", "tmp", "keep", "file", "json", "text"];
+const SCHEDULING: [(&str, FieldType); 7] = [
+    ("partitions", FieldType::Identifiers),
+    ("features", FieldType::Identifiers),
+    ("preemptible", FieldType::Boolean),
+    ("max_run_time", FieldType::Integer(0)),
+    ("supervisor", FieldType::Boolean),
+    ("dispatcher", FieldType::Identifier),
+    ("gpu_type", FieldType::Identifier),
+];
+const MOUNT_KINDS: [&str; 6] = ["collection", "tmp", "keep", "file", "json", "text"];
 /// How often one request may be given a new container.
 const CONTAINERS_MAX: u32 = 100;
 
 /// Every field that a client may set, as a path.
 pub fn known_fields() -> Vec<String> {
-    fn below(above: &str, fields: &[(&str, Form)], all: &mut Vec<String>) {
+    fn below(above: &str, fields: &[(&str, FieldType)], all: &mut Vec<String>) {
         for (name, form) in fields {
             let path = format!("{above}.{name}");
-            if let Form::Fields(inner) = form {
+            if let FieldType::Object(inner) = form {
                 below(&path, inner, all);
             }
             all.push(path);
         }
     }
-    let mut all: Vec<String> = OPEN.iter().map(|&name| name.to_owned()).collect();
+    let mut all: Vec<String> = UNCOMMITTED_ATTRIBUTES.iter().map(|&name| name.to_owned()).collect();
     below("runtime_constraints", &CONSTRAINTS, &mut all);
     below("scheduling_parameters", &SCHEDULING, &mut all);
     all
@@ -100,13 +104,13 @@ pub fn update(request: &Request, patch: &Map<String, Value>) -> Result<Request, 
         patch.remove("state");
     }
     let allowed: &[&str] = match request.state {
-        Stage::Uncommitted => &OPEN,
-        Stage::Committed => &COMMITTED,
-        Stage::Final => &FINAL,
+        Stage::Uncommitted => &UNCOMMITTED_ATTRIBUTES,
+        Stage::Committed => &COMMITTED_ATTRIBUTES,
+        Stage::Final => &FINAL_ATTRIBUTES,
     };
     // Absent and null mean the same to clients.
     patch.retain(|name, value| !(value.is_null() && name != "description" && name != "output_name"));
-    let next = overlay(request, &patch, allowed)?;
+    let next = apply_patch(request, &patch, allowed)?;
     if next.owner_uuid != request.owner_uuid {
         return Err(Refusal::Denied("requests belong to who made them".to_owned()));
     }
@@ -114,23 +118,23 @@ pub fn update(request: &Request, patch: &Map<String, Value>) -> Result<Request, 
         return Err(Refusal::Denied("a container makes requests with its own token".to_owned()));
     }
     if next.priority > PRIORITY_MAX {
-        return invalid(format!("priority must be 0 to {PRIORITY_MAX}"));
+        return refuse_invalid(format!("priority must be 0 to {PRIORITY_MAX}"));
     }
     if !(1..=CONTAINERS_MAX).contains(&next.container_count_max) {
-        return invalid(format!("container_count_max must be 1 to {CONTAINERS_MAX}"));
+        return refuse_invalid(format!("container_count_max must be 1 to {CONTAINERS_MAX}"));
     }
     if request.state == Stage::Uncommitted {
         match next.state {
             Stage::Uncommitted => {}
             Stage::Committed => check(&next.work)?,
-            Stage::Final => return invalid("a request becomes Final when its container ends"),
+            Stage::Final => return refuse_invalid("a request becomes Final when its container ends"),
         }
     }
     Ok(next)
 }
 
 /// Everything that is wrong with it, in one sentence.
-pub fn check(work: &Work) -> Result<(), Refusal> {
+pub fn check(work: &ContainerSpec) -> Result<(), Refusal> {
     let mut wrong = Vec::new();
     for name in ["vcpus", "ram"] {
         if work.runtime_constraints.get(name).is_none_or(Value::is_null) {
@@ -162,21 +166,21 @@ pub fn check(work: &Work) -> Result<(), Refusal> {
     }
     for (target, mount) in &work.mounts {
         let kind = mount.get("kind").and_then(Value::as_str).unwrap_or_default();
-        if !MOUNTS.contains(&kind) {
+        if !MOUNT_KINDS.contains(&kind) {
             wrong.push(format!("mount `{target}` has the unknown kind `{kind}`"));
         }
     }
-    if wrong.is_empty() { Ok(()) } else { invalid(wrong.join("; ")) }
+    if wrong.is_empty() { Ok(()) } else { refuse_invalid(wrong.join("; ")) }
 }
 
 /// What a new container says of itself: a warning about everything in it that has no effect here.
-pub(super) fn first_status(work: &Work) -> Map<String, Value> {
-    let told = without_effect(work);
+pub(super) fn initial_status(work: &ContainerSpec) -> Map<String, Value> {
+    let told = ignored_fields(work);
     let warning = (!told.is_empty()).then(|| ("warning".to_owned(), told.join("; ").into()));
     warning.into_iter().collect()
 }
 
-fn without_effect(work: &Work) -> Vec<String> {
+fn ignored_fields(work: &ContainerSpec) -> Vec<String> {
     let constraints = Value::Object(work.runtime_constraints.clone());
     let is_text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
     let is_size = |value: &Value| value.as_u64().is_some_and(|size| size > 0);
@@ -210,18 +214,18 @@ fn is_word(value: &Value) -> bool {
 }
 
 /// Every field that is not known, or not what it must be.
-fn fields(of: &str, given: &Map<String, Value>, known: &[(&str, Form)], wrong: &mut Vec<String>) {
+fn fields(of: &str, given: &Map<String, Value>, known: &[(&str, FieldType)], wrong: &mut Vec<String>) {
     for (name, value) in given {
         let path = format!("{of}.{name}");
         match known.iter().find(|(known, _)| known == name) {
             None => wrong.push(format!("{of} has no `{name}`")),
             Some(_) if value.is_null() => {}
-            Some((_, Form::Fields(inner))) => match value.as_object() {
+            Some((_, FieldType::Object(inner))) => match value.as_object() {
                 Some(map) => fields(&path, map, inner, wrong),
                 None => wrong.push(format!("{path} must hold fields, not {value}")),
             },
             Some((_, form)) => {
-                if let Some(must) = form.refuses(value) {
+                if let Some(must) = form.mismatch(value) {
                     wrong.push(format!("{path} must be {must}, not {value}"));
                 }
             }
@@ -229,19 +233,23 @@ fn fields(of: &str, given: &Map<String, Value>, known: &[(&str, Form)], wrong: &
     }
 }
 
-impl Form {
+impl FieldType {
     /// What it must be, where it is not.
-    fn refuses(self, value: &Value) -> Option<&'static str> {
+    fn mismatch(self, value: &Value) -> Option<&'static str> {
         let (fits, must) = match self {
-            Self::Whole(0) => (value.is_u64(), "a whole number"),
-            Self::Whole(least) => {
+            Self::Integer(0) => (value.is_u64(), "a whole number"),
+            Self::Integer(least) => {
                 (value.as_u64().is_some_and(|number| number >= least), "a whole number above 0")
             }
-            Self::YesOrNo => (value.is_boolean(), "true or false"),
+            Self::Boolean => (value.is_boolean(), "true or false"),
             Self::Text => (value.is_string(), "a text"),
-            Self::Word => (value == "" || is_word(value), "a word of letters, digits, `-`, `_` and `.`"),
-            Self::Words => (value.as_array().is_some_and(|list| list.iter().all(is_word)), "a list of words"),
-            Self::Fields(_) => (value.is_object(), "fields"),
+            Self::Identifier => {
+                (value == "" || is_word(value), "a word of letters, digits, `-`, `_` and `.`")
+            }
+            Self::Identifiers => {
+                (value.as_array().is_some_and(|list| list.iter().all(is_word)), "a list of words")
+            }
+            Self::Object(_) => (value.is_object(), "fields"),
         };
         (!fits).then_some(must)
     }

@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Container, Work};
+use super::{Container, ContainerSpec};
 use crate::container::Status;
 
 /// Two pieces of work with the same identity give the same result.
-pub fn identity(work: &Work, secrets: Option<&str>) -> String {
+pub fn identity(work: &ContainerSpec, secrets: Option<&str>) -> String {
     // Sizes of caches change how fast it is, not what comes out.
     let caches = ["keep_cache_ram", "keep_cache_disk"];
     let constraints = work.runtime_constraints.iter().filter(|(name, _)| !caches.contains(&name.as_str()));
@@ -40,7 +40,7 @@ fn sorted(value: &Value) -> Value {
 }
 
 /// The best of those with the same identity: done well, else on its way.
-pub fn pick<'a>(candidates: &'a [Container], wanted: &Work) -> Option<&'a Container> {
+pub fn pick<'a>(candidates: &'a [Container], wanted: &ContainerSpec) -> Option<&'a Container> {
     candidates
         .iter()
         .filter_map(|one| Some((rank(one, wanted)?, one)))
@@ -49,13 +49,13 @@ pub fn pick<'a>(candidates: &'a [Container], wanted: &Work) -> Option<&'a Contai
 }
 
 /// Lower is better; `None` will not do.
-fn rank(one: &Container, wanted: &Work) -> Option<(u8, i64, i64)> {
+fn rank(one: &Container, wanted: &ContainerSpec) -> Option<(u8, i64, i64)> {
     let age = one.created_at.0;
     let preempts = one.work.is_preemptible() && !wanted.is_preemptible();
     let is_wanted = one.priority > 0 && !preempts && !one.runtime_status.contains_key("error");
     let first = |number: u64| -i64::try_from(number).unwrap_or(i64::MAX);
     match one.state {
-        Status::Complete if one.reusable && one.exit_code == Some(0) && !ignored_its_image(one) => {
+        Status::Complete if one.reusable && one.exit_code == Some(0) && !has_ignored_image(one) => {
             Some((0, age, 0))
         }
         #[expect(clippy::cast_possible_truncation, reason = "progress is a fraction")]
@@ -70,7 +70,7 @@ fn rank(one: &Container, wanted: &Work) -> Option<(u8, i64, i64)> {
 pub const IMAGE_IGNORED: &str = "imageIgnored";
 
 /// What ran outside of its image may have another result than what the request asks for.
-fn ignored_its_image(one: &Container) -> bool {
+fn has_ignored_image(one: &Container) -> bool {
     one.runtime_status.contains_key(IMAGE_IGNORED)
 }
 
@@ -80,12 +80,12 @@ mod tests {
     use crate::time::Timestamp;
 
     fn one(uuid: &str, state: Status) -> Container {
-        let fresh = Container::new(uuid.into(), Work::default(), "u", Timestamp(1));
+        let fresh = Container::new(uuid.into(), ContainerSpec::default(), "u", Timestamp(1));
         Container { state, priority: 5, exit_code: Some(0), ..fresh }
     }
 
     fn picked(candidates: &[Container]) -> Option<&str> {
-        pick(candidates, &Work::default()).map(|one| one.uuid.as_str())
+        pick(candidates, &ContainerSpec::default()).map(|one| one.uuid.as_str())
     }
 
     #[test]
@@ -116,9 +116,9 @@ mod tests {
 
     #[test]
     fn the_order_of_names_and_the_size_of_caches_make_no_difference() {
-        let work = |constraints: Value| Work {
+        let work = |constraints: Value| ContainerSpec {
             runtime_constraints: constraints.as_object().cloned().unwrap_or_default(),
-            ..Work::default()
+            ..ContainerSpec::default()
         };
         let a = identity(&work(json!({ "vcpus": 1, "ram": 2, "keep_cache_ram": 3 })), None);
         assert_eq!(a, identity(&work(json!({ "ram": 2, "vcpus": 1 })), None));

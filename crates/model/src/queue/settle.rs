@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Container, REFUSED, Request, Stage, Work};
+use super::{Container, ContainerSpec, REFUSED, Request, Stage};
 use crate::{container::Status, time::Timestamp};
 
 /// The rows around a change. For each container here all its requests are here, and all requests it made.
@@ -22,8 +22,8 @@ pub fn settle(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> Stri
     for _ in 0..=world.containers.len() + world.requests.len() {
         let before = world.clone();
         end_requests(world, now, fresh);
-        end_children(world);
-        weigh(world);
+        end_child_requests(world);
+        update_priorities(world);
         drop_unwanted(world, now);
         if before.containers == world.containers && before.requests == world.requests {
             break;
@@ -79,12 +79,12 @@ fn end_requests(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> St
         if retried.is_empty() {
             continue;
         }
-        let works: Vec<Work> =
+        let works: Vec<ContainerSpec> =
             retried.iter().filter_map(|uuid| world.requests.get(uuid)).map(|one| one.work.clone()).collect();
         let next = Container {
             runtime_auth_scopes: container.runtime_auth_scopes.clone(),
             secret_mounts_digest: container.secret_mounts_digest.clone(),
-            ..Container::new(fresh(), merged(&works), &container.runtime_user_uuid, now)
+            ..Container::new(fresh(), merge_specs(&works), &container.runtime_user_uuid, now)
         };
         for uuid in retried {
             if let Some(request) = world.requests.get_mut(&uuid) {
@@ -98,18 +98,18 @@ fn end_requests(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> St
 }
 
 /// One container for several requests asks for no more than each of them would bear, and for what any of them needs.
-fn merged(works: &[Work]) -> Work {
-    let Some(first) = works.first() else { return Work::default() };
+fn merge_specs(works: &[ContainerSpec]) -> ContainerSpec {
+    let Some(first) = works.first() else { return ContainerSpec::default() };
     let mut all = first.clone();
     let anywhere = works.iter().any(|work| work.partitions().is_empty());
     let mut partitions: Vec<String> =
-        if anywhere { Vec::new() } else { works.iter().flat_map(Work::partitions).collect() };
+        if anywhere { Vec::new() } else { works.iter().flat_map(ContainerSpec::partitions).collect() };
     partitions.sort();
     partitions.dedup();
-    let mut features: Vec<String> = works.iter().flat_map(Work::features).collect();
+    let mut features: Vec<String> = works.iter().flat_map(ContainerSpec::features).collect();
     features.sort();
     features.dedup();
-    let times: Vec<u64> = works.iter().map(Work::max_run_time).collect();
+    let times: Vec<u64> = works.iter().map(ContainerSpec::max_run_time).collect();
     let longest = if times.contains(&0) { 0 } else { times.into_iter().max().unwrap_or(0) };
     let mut set = |name: &str, value: Value| {
         if all.scheduling_parameters.contains_key(name) || works.len() > 1 {
@@ -120,13 +120,13 @@ fn merged(works: &[Work]) -> Work {
     if !features.is_empty() {
         set("features", features.into());
     }
-    set("preemptible", works.iter().all(Work::is_preemptible).into());
+    set("preemptible", works.iter().all(ContainerSpec::is_preemptible).into());
     set("max_run_time", longest.into());
     all
 }
 
 /// What a container asked for goes with it.
-fn end_children(world: &mut World) {
+fn end_child_requests(world: &mut World) {
     let orphans: Vec<String> = world
         .requests
         .values()
@@ -148,7 +148,7 @@ fn end_children(world: &mut World) {
     }
 }
 
-fn weigh(world: &mut World) {
+fn update_priorities(world: &mut World) {
     let uuids: Vec<String> = world.containers.keys().cloned().collect();
     for uuid in uuids {
         let is_asked_for =
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     fn container(uuid: &str, state: Status) -> Container {
-        Container { state, ..Container::new(uuid.into(), Work::default(), "u", Timestamp(1)) }
+        Container { state, ..Container::new(uuid.into(), ContainerSpec::default(), "u", Timestamp(1)) }
     }
 
     fn request(uuid: &str, container: &str, priority: u64) -> Request {
@@ -299,9 +299,9 @@ mod tests {
     #[test]
     fn one_container_for_several_requests_is_bearable_for_each() {
         let with = |uuid: &str, scheduling: Value| Request {
-            work: Work {
+            work: ContainerSpec {
                 scheduling_parameters: scheduling.as_object().cloned().unwrap_or_default(),
-                ..Work::default()
+                ..ContainerSpec::default()
             },
             ..request(uuid, "k", 5)
         };

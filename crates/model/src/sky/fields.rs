@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Given, Notes, Secret,
+    Given, ParseNotes, Secret,
     recovery::{self, Duration},
-    resources::{self, Resources},
+    resources::{self, TaskResources},
     script::SCRIPT_BYTES_MAX,
     substitute,
 };
@@ -16,12 +16,12 @@ use crate::{
         env::is_env_name,
         error::{Code, Diagnosis, Span},
         mounts::{FileMapping, Mount, VolumeMount},
-        scalar::Meaning,
+        scalar::ScalarValue,
         units::{OneOrMany, parse_duration},
         unsupported,
         yaml::{Entry, Node, Value},
     },
-    managed_job::plan::{Body, Candidate, Deadline, Recovery, Script, Task, WORKDIR, Workdir},
+    managed_job::plan::{Body, Candidate, Deadline, RecoveryPolicy, Script, Task, WORKDIR, Workdir},
 };
 
 pub(super) const KEYS: [&str; 21] = [
@@ -52,10 +52,10 @@ pub(super) const WORKDIR_KEYS: [&str; 2] = ["url", "ref"];
 pub(super) const DEADLINE_KEYS: [&str; 3] = ["within", "work", "changeover"];
 
 /// Fields of a managed job that may stand in a task of `windlass apply`.
-const OURS: [&str; 3] = ["depends_on", "deadline", "job_recovery"];
+const MANAGED_JOB_KEYS: [&str; 3] = ["depends_on", "deadline", "job_recovery"];
 
 /// Fields of task files that no configuration of `windlass apply` has.
-const TASK_FILES_ONLY: [&str; 16] = [
+const TASK_FILE_KEYS: [&str; 16] = [
     "run",
     "setup",
     "num_nodes",
@@ -77,20 +77,20 @@ const TASK_FILES_ONLY: [&str; 16] = [
 /// Most nodes of one task.
 const NODES_MAX: i64 = 10_000;
 /// Seconds that a new node costs, unless the deadline says otherwise.
-pub(super) const CHANGEOVER: i64 = 300;
+pub(super) const DEFAULT_CHANGEOVER: i64 = 300;
 
 /// What a document is about.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum DocumentRole {
     Task,
     Service,
     Pool,
 }
 
 /// A document that is right.
-pub(super) struct Document {
+pub(super) struct TaskDocument {
     pub(super) task: Task,
-    pub(super) role: Role,
+    pub(super) role: DocumentRole,
     pub(super) priority: Option<i32>,
     pub(super) depends_on: Vec<(String, Span)>,
     pub(super) secrets: BTreeMap<String, Secret>,
@@ -101,26 +101,32 @@ pub(super) fn is_task(node: &Node) -> bool {
     let Value::Map(entries) = &node.value else { return false };
     let mut keys = entries.iter().map(|entry| entry.key.as_str());
     if let Some(kind) = node.field("type") {
-        return scalar(kind).is_some_and(|word| word.text == "task") && keys.any(|key| OURS.contains(&key));
+        return scalar(kind).is_some_and(|word| word.text == "task")
+            && keys.any(|key| MANAGED_JOB_KEYS.contains(&key));
     }
-    keys.clone().any(|key| TASK_FILES_ONLY.contains(&key)) || keys.all(|key| KEYS.contains(&key))
+    keys.clone().any(|key| TASK_FILE_KEYS.contains(&key)) || keys.all(|key| KEYS.contains(&key))
 }
 
-pub(super) fn decode(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) -> Option<Document> {
+pub(super) fn decode(
+    node: &Node,
+    given: &Given,
+    cx: &mut Ctx,
+    notes: &mut ParseNotes,
+) -> Option<TaskDocument> {
     expect_map(node, cx)?;
     let kind = node.field("type").and_then(scalar).map(|word| word.text.as_str());
     if kind.is_some_and(|kind| config::KINDS.contains(&kind)) {
         return configuration(node, given, cx, notes);
     }
     check_keys(node, &KEYS, cx);
-    notice(node, notes);
+    report_ignored_fields(node, notes);
     let (envs, secrets) = (envs(node, given, cx), secrets(node, given, cx, notes));
     let name: Option<Option<String>> = optional_field(node, "name", cx, || None);
     let setup: Option<Option<String>> = optional_field(node, "setup", cx, || None);
     let run: Option<Option<String>> = optional_field(node, "run", cx, || None);
     let nodes: Option<Option<Int<1, NODES_MAX>>> = optional_field(node, "num_nodes", cx, || None);
     let resources = match node.field("resources") {
-        None => Some(Resources { candidates: vec![Candidate::default()], ..Resources::default() }),
+        None => Some(TaskResources { candidates: vec![Candidate::default()], ..TaskResources::default() }),
         Some(value) => cx.under("resources", |cx| resources::decode(value, cx, notes)),
     };
     let vars = envs.clone().unwrap_or_default();
@@ -143,9 +149,9 @@ pub(super) fn decode(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes
     };
     bound(&script, node, notes);
     let role = match (node.field("service").is_some(), node.field("pool").is_some()) {
-        (true, _) => Role::Service,
-        (false, true) => Role::Pool,
-        (false, false) => Role::Task,
+        (true, _) => DocumentRole::Service,
+        (false, true) => DocumentRole::Pool,
+        (false, false) => DocumentRole::Task,
     };
     let task = Task {
         name: name?,
@@ -158,7 +164,7 @@ pub(super) fn decode(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes
         deadline: deadline?,
         max_duration,
     };
-    Some(Document {
+    Some(TaskDocument {
         task,
         role,
         priority: resources.priority,
@@ -168,7 +174,7 @@ pub(super) fn decode(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes
 }
 
 /// Tells which fields have no effect, and which cannot be had.
-fn notice(node: &Node, notes: &mut Notes) {
+fn report_ignored_fields(node: &Node, notes: &mut ParseNotes) {
     let tolerated = [
         ("inputs", "data is not weighed when nodes are chosen"),
         ("outputs", "data is not weighed when nodes are chosen"),
@@ -190,7 +196,7 @@ fn notice(node: &Node, notes: &mut Notes) {
     }
 }
 
-fn bound(script: &Script, node: &Node, notes: &mut Notes) {
+fn bound(script: &Script, node: &Node, notes: &mut ParseNotes) {
     let parts = [("setup", &script.setup), ("run", &script.run)];
     for (key, text) in parts {
         if text.as_ref().is_some_and(|text| text.len() > SCRIPT_BYTES_MAX) {
@@ -223,9 +229,11 @@ fn variable(entry: &Entry, key: &'static str, cx: &mut Ctx) -> Option<Option<Str
         Value::Null => Some(None),
         Value::Scalar(word) => Some(Some(match word.meaning() {
             // The reader that these files were written for prints booleans so.
-            Meaning::Bool(true) => "True".to_owned(),
-            Meaning::Bool(false) => "False".to_owned(),
-            Meaning::Null | Meaning::Int(_) | Meaning::Float(_) | Meaning::Str => word.text.clone(),
+            ScalarValue::Bool(true) => "True".to_owned(),
+            ScalarValue::Bool(false) => "False".to_owned(),
+            ScalarValue::Null | ScalarValue::Int(_) | ScalarValue::Float(_) | ScalarValue::Str => {
+                word.text.clone()
+            }
         })),
         Value::Seq(_) | Value::Map(_) => {
             cx.under(key, |cx| cx.under(entry.key.clone(), |cx| cx.wrong_type(&entry.value, "text")))
@@ -260,13 +268,13 @@ fn envs(node: &Node, given: &Given, cx: &mut Ctx) -> Option<BTreeMap<String, Str
     valid.then_some(envs)
 }
 
-struct Secrets {
+struct DeclaredSecrets {
     names: Vec<String>,
     values: BTreeMap<String, Secret>,
 }
 
 /// Secrets of the file and of the command line. One without a value parses, and cannot be launched.
-fn secrets(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) -> Option<Secrets> {
+fn secrets(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<DeclaredSecrets> {
     let mut values = given.secrets.clone();
     let mut names: Vec<String> = values.keys().cloned().collect();
     for entry in variables(node, "secrets", cx)? {
@@ -286,7 +294,7 @@ fn secrets(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) -> Optio
         }
     }
     names.sort();
-    Some(Secrets { names, values })
+    Some(DeclaredSecrets { names, values })
 }
 
 fn workdir(node: &Node, vars: &BTreeMap<String, String>, cx: &mut Ctx) -> Option<Option<Workdir>> {
@@ -313,7 +321,7 @@ fn files(
     node: &Node,
     vars: &BTreeMap<String, String>,
     cx: &mut Ctx,
-    notes: &mut Notes,
+    notes: &mut ParseNotes,
 ) -> Option<Vec<FileMapping>> {
     let Some(value) = node.field("file_mounts") else { return Some(vec![]) };
     let value = substitute::tree(value, vars);
@@ -340,13 +348,13 @@ fn files(
             ));
             continue;
         }
-        files.push(FileMapping { local_path: source.to_owned(), path: mounted(&entry.key) });
+        files.push(FileMapping { local_path: source.to_owned(), path: mount_path(&entry.key) });
     }
     Some(files)
 }
 
 /// Where a file goes: what is relative is in the directory that the task begins in.
-fn mounted(path: &str) -> String {
+fn mount_path(path: &str) -> String {
     if path.starts_with(['/', '~']) {
         return path.to_owned();
     }
@@ -365,7 +373,7 @@ fn volumes(
     node: &Node,
     vars: &BTreeMap<String, String>,
     cx: &mut Ctx,
-    notes: &mut Notes,
+    notes: &mut ParseNotes,
 ) -> Option<Vec<Mount>> {
     let Some(value) = node.field("volumes") else { return Some(vec![]) };
     let value = substitute::tree(value, vars);
@@ -406,7 +414,7 @@ fn deadline(
     node: &Node,
     max_duration: Option<i64>,
     cx: &mut Ctx,
-    notes: &mut Notes,
+    notes: &mut ParseNotes,
 ) -> Option<Option<Deadline>> {
     let Some(value) = node.field("deadline") else { return Some(None) };
     let found = cx.under("deadline", |cx| {
@@ -434,7 +442,7 @@ fn deadline(
         if within <= 0 || work <= 0 {
             return cx.invalid(value, "`within` and `work` are longer than nothing");
         }
-        Some(Deadline { within, work, changeover: changeover.unwrap_or(CHANGEOVER) })
+        Some(Deadline { within, work, changeover: changeover.unwrap_or(DEFAULT_CHANGEOVER) })
     })?;
     if found.work > found.within {
         let message =
@@ -445,7 +453,7 @@ fn deadline(
 }
 
 /// A task as `windlass apply` takes it, with what managed jobs add.
-fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) -> Option<Document> {
+fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<TaskDocument> {
     let kind = node.field("type").and_then(scalar).map(|word| word.text.as_str()).unwrap_or_default();
     if kind != "task" {
         let message = format!("`type: {kind}` cannot be part of a managed job");
@@ -454,10 +462,11 @@ fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) ->
         return cx.fail(Diagnosis::new(Code::Unsupported, span, message).at("type").hint(hint));
     }
     let Value::Map(entries) = &node.value else { return None };
-    let own = entries.iter().filter(|entry| !OURS.contains(&entry.key.as_str())).cloned().collect();
+    let own =
+        entries.iter().filter(|entry| !MANAGED_JOB_KEYS.contains(&entry.key.as_str())).cloned().collect();
     let task = config::task::Task::decode(&Node { value: Value::Map(own), span: node.span }, cx);
     let recovery = match node.field("job_recovery") {
-        None => Some(Recovery::default()),
+        None => Some(RecoveryPolicy::default()),
         Some(value) => cx.under("job_recovery", |cx| recovery::decode(value, cx, notes)),
     };
     let depends_on = depends_on(node, cx);
@@ -490,5 +499,5 @@ fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut Notes) ->
         max_duration: None,
     };
     let secrets = given.secrets.clone();
-    Some(Document { task, role: Role::Task, priority, depends_on: depends_on?, secrets })
+    Some(TaskDocument { task, role: DocumentRole::Task, priority, depends_on: depends_on?, secrets })
 }

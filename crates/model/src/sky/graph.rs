@@ -8,34 +8,34 @@ use std::collections::BTreeMap;
 /// thousand tasks in a row is no reason to run out of stack.
 pub(super) fn cycle(after: &[Vec<usize>]) -> Option<Vec<usize>> {
     #[derive(Clone, Copy, PartialEq)]
-    enum Mark {
-        New,
-        Open,
-        Closed,
+    enum VisitState {
+        Unvisited,
+        InProgress,
+        Visited,
     }
-    let mut marks = vec![Mark::New; after.len()];
+    let mut marks = vec![VisitState::Unvisited; after.len()];
     for start in 0..after.len() {
-        if marks[start] != Mark::New {
+        if marks[start] != VisitState::Unvisited {
             continue;
         }
-        marks[start] = Mark::Open;
+        marks[start] = VisitState::InProgress;
         let mut path = vec![(start, 0)];
         while let Some((node, next)) = path.last_mut() {
             let Some(&to) = after[*node].get(*next) else {
-                marks[*node] = Mark::Closed;
+                marks[*node] = VisitState::Visited;
                 path.pop();
                 continue;
             };
             *next += 1;
             match marks[to] {
-                Mark::Closed => {}
-                Mark::Open => {
+                VisitState::Visited => {}
+                VisitState::InProgress => {
                     let nodes: Vec<usize> = path.iter().map(|(node, _)| *node).collect();
                     let from = nodes.iter().position(|node| *node == to)?;
                     return Some(nodes[from..].to_vec());
                 }
-                Mark::New => {
-                    marks[to] = Mark::Open;
+                VisitState::Unvisited => {
+                    marks[to] = VisitState::InProgress;
                     path.push((to, 0));
                 }
             }
@@ -45,7 +45,7 @@ pub(super) fn cycle(after: &[Vec<usize>]) -> Option<Vec<usize>> {
 }
 
 /// Which position a name stands for; `None` where two tasks have it.
-pub(super) fn positions<'a>(
+pub(super) fn name_positions<'a>(
     names: impl Iterator<Item = Option<&'a str>>,
 ) -> BTreeMap<&'a str, Option<usize>> {
     let mut found = BTreeMap::new();

@@ -1,6 +1,6 @@
 //! The header of a file with several documents, and the rules of groups.
 
-use super::{Notes, fields::Document};
+use super::{ParseNotes, fields::TaskDocument};
 use crate::{
     config::{
         decode::{Ctx, closest, excerpt, scalar, text},
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// What the first document says about the others.
-pub(super) struct Header {
+pub(super) struct FileHeader {
     pub(super) name: Option<String>,
     /// The header itself, when it makes the tasks a group.
     pub(super) group: Option<Node>,
@@ -22,17 +22,17 @@ pub(super) const GROUP_KEYS: [&str; 5] =
     ["name", "execution", "primary_tasks", "termination_delay", "inter_connection"];
 
 /// Letters, digits, dashes and underscores: these names become host names.
-fn is_group_word(name: &str) -> bool {
+fn is_group_identifier(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
 }
 
-impl Header {
+impl FileHeader {
     /// The header, if the first document is one.
     pub(super) fn of(first: &Node, more: bool, cx: &mut Ctx) -> Option<Option<Self>> {
         let Value::Map(entries) = &first.value else { return Some(None) };
         let only = |keys: &[&str]| entries.iter().all(|entry| keys.contains(&entry.key.as_str()));
         let name = || match first.field("name") {
-            Some(value) => cx_name(value),
+            Some(value) => scalar_text(value),
             None => None,
         };
         let Some(execution) = first.field("execution") else {
@@ -59,7 +59,7 @@ impl Header {
     }
 }
 
-fn cx_name(node: &Node) -> Option<String> {
+fn scalar_text(node: &Node) -> Option<String> {
     scalar(node).map(|word| word.text.clone())
 }
 
@@ -69,7 +69,7 @@ fn group_name(first: &Node, cx: &mut Ctx) -> Option<String> {
         return None;
     };
     let name = cx.under("name", |cx| text(node, cx))?;
-    if is_group_word(name) {
+    if is_group_identifier(name) {
         return Some(name.to_owned());
     }
     let message = format!("`{}` cannot be the `name` of a job group", excerpt(name));
@@ -81,9 +81,9 @@ fn group_name(first: &Node, cx: &mut Ctx) -> Option<String> {
 pub(super) fn group(
     header: &Node,
     bodies: &[Node],
-    tasks: &[Document],
+    tasks: &[TaskDocument],
     cx: &mut Ctx,
-    notes: &mut Notes,
+    notes: &mut ParseNotes,
 ) -> Option<Group> {
     if let Value::Map(entries) = &header.value {
         for entry in entries.iter().filter(|entry| !GROUP_KEYS.contains(&entry.key.as_str())) {
@@ -96,7 +96,7 @@ pub(super) fn group(
     }
     let names = names(bodies, tasks, cx)?;
     let primary = primary(header, &names, cx);
-    let termination_delay = delays(header, &names, cx);
+    let termination_delay = termination_delays(header, &names, cx);
     let inter_connection = match header.field("inter_connection") {
         None => Some(None),
         Some(node) => cx
@@ -118,7 +118,7 @@ pub(super) fn group(
 }
 
 /// Names of tasks in a group are there, different, and fit for host names.
-fn names<'a>(bodies: &[Node], tasks: &'a [Document], cx: &mut Ctx) -> Option<Vec<&'a str>> {
+fn names<'a>(bodies: &[Node], tasks: &'a [TaskDocument], cx: &mut Ctx) -> Option<Vec<&'a str>> {
     let mut names: Vec<&str> = Vec::new();
     let mut valid = true;
     for (task, body) in tasks.iter().zip(bodies) {
@@ -128,7 +128,7 @@ fn names<'a>(bodies: &[Node], tasks: &'a [Document], cx: &mut Ctx) -> Option<Vec
             Some(name) if names.contains(&name) => {
                 Some((Code::Conflict, format!("two tasks have the `name` `{}`", excerpt(name))))
             }
-            Some(name) if !is_group_word(name) => Some((
+            Some(name) if !is_group_identifier(name) => Some((
                 Code::InvalidValue,
                 format!("`{}` cannot be the `name` of a task of a group", excerpt(name)),
             )),
@@ -162,13 +162,13 @@ fn primary(header: &Node, names: &[&str], cx: &mut Ctx) -> Option<Vec<u32>> {
         match position(names, name) {
             Some(task) if primary.contains(&task) => {}
             Some(task) => primary.push(task),
-            None => return cx.fail(unknown("primary_tasks", name, item, names)),
+            None => return cx.fail(unknown_task("primary_tasks", name, item, names)),
         }
     }
     Some(if primary.is_empty() { all() } else { primary })
 }
 
-fn unknown(key: &str, name: &str, at: &Node, names: &[&str]) -> Diagnosis {
+fn unknown_task(key: &str, name: &str, at: &Node, names: &[&str]) -> Diagnosis {
     let message = format!("`{key}` names `{}`, and no task is called so", excerpt(name));
     let hint = match closest(name, names.iter().copied()) {
         Some(name) => format!("did you mean `{name}`?"),
@@ -178,16 +178,16 @@ fn unknown(key: &str, name: &str, at: &Node, names: &[&str]) -> Diagnosis {
 }
 
 /// One delay for each task.
-fn delays(header: &Node, names: &[&str], cx: &mut Ctx) -> Option<Vec<i64>> {
+fn termination_delays(header: &Node, names: &[&str], cx: &mut Ctx) -> Option<Vec<i64>> {
     const KEY: &str = "termination_delay";
     let Some(node) = header.field(KEY) else { return Some(vec![0; names.len()]) };
     let Value::Map(entries) = &node.value else {
-        return Some(vec![delay(node, cx)?; names.len()]);
+        return Some(vec![decode_delay(node, cx)?; names.len()]);
     };
     let mut default = 0;
     let mut own: Vec<Option<i64>> = vec![None; names.len()];
     for entry in entries {
-        let seconds = delay(&entry.value, cx)?;
+        let seconds = decode_delay(&entry.value, cx)?;
         if entry.key == "default" {
             default = seconds;
             continue;
@@ -196,14 +196,14 @@ fn delays(header: &Node, names: &[&str], cx: &mut Ctx) -> Option<Vec<i64>> {
             Some(task) => own[task] = Some(seconds),
             None => {
                 let at = Node { value: Value::Null, span: entry.key_span };
-                return cx.fail(unknown(KEY, &entry.key, &at, names));
+                return cx.fail(unknown_task(KEY, &entry.key, &at, names));
             }
         }
     }
     Some(own.into_iter().map(|seconds| seconds.unwrap_or(default)).collect())
 }
 
-fn delay(node: &Node, cx: &mut Ctx) -> Option<i64> {
+fn decode_delay(node: &Node, cx: &mut Ctx) -> Option<i64> {
     cx.under("termination_delay", |cx| match parse_duration(text(node, cx)?) {
         Ok(seconds) => Some(seconds),
         Err(reason) => cx.invalid(node, reason),

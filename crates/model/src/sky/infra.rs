@@ -6,7 +6,7 @@
 use super::Site;
 
 /// Kinds of machines that somebody owns; a fleet of them is named behind it, as in `ssh/lab`.
-const OWN: [&str; 4] = ["ssh", "slurm", "k8s", "kubernetes"];
+const OWNED_KINDS: [&str; 4] = ["ssh", "slurm", "k8s", "kubernetes"];
 
 /// What an `infra` comes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum Infra {
     /// Everywhere: nothing in particular is named.
     Anywhere,
     /// Everywhere, because the server rents nothing.
-    OwnMachines,
+    OwnInstances,
     Fleet(String),
     Place {
         backend: String,
@@ -33,7 +33,9 @@ impl Site {
         let (first, second, third) = (next(), next(), next());
         let Some(first) = first else { return Infra::Anywhere };
         let is_fleet = |name: &&String| self.fleets.iter().any(|fleet| fleet == *name);
-        if let Some(fleet) = second.as_ref().filter(is_fleet).filter(|_| OWN.contains(&first.as_str())) {
+        if let Some(fleet) =
+            second.as_ref().filter(is_fleet).filter(|_| OWNED_KINDS.contains(&first.as_str()))
+        {
             return Infra::Fleet(fleet.clone());
         }
         if let Some(fleet) = Some(&first).filter(is_fleet) {
@@ -43,7 +45,7 @@ impl Site {
         if let Some(backend) = self.backends.iter().find(|backend| backend.eq_ignore_ascii_case(name)) {
             return Infra::Place { backend: backend.clone(), region: second, zone: third };
         }
-        if self.backends.is_empty() { Infra::OwnMachines } else { Infra::Unknown }
+        if self.backends.is_empty() { Infra::OwnInstances } else { Infra::Unknown }
     }
 }
 
@@ -78,6 +80,6 @@ mod tests {
         ] {
             assert_eq!(rents.infra(text), want, "{text}");
         }
-        assert_eq!(site(&["local"], &[]).infra("aws/us-east-1"), Infra::OwnMachines);
+        assert_eq!(site(&["local"], &[]).infra("aws/us-east-1"), Infra::OwnInstances);
     }
 }

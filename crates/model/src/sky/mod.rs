@@ -21,8 +21,8 @@ use std::{collections::BTreeMap, fmt};
 use serde::{Deserialize, Serialize};
 
 use self::{
-    fields::{Document, Role},
-    header::Header,
+    fields::{DocumentRole, TaskDocument},
+    header::FileHeader,
 };
 pub use self::{
     infra::Infra,
@@ -99,7 +99,7 @@ pub struct Parsed {
 
 /// A job that can be launched here.
 #[derive(Clone, Debug)]
-pub struct Launchable {
+pub struct LaunchableJob {
     pub plan: Plan,
     /// Of each task in turn.
     pub secrets: Vec<TaskSecrets>,
@@ -108,20 +108,20 @@ pub struct Launchable {
 
 impl Parsed {
     /// The job, unless something in the file cannot be had here.
-    pub fn launchable(self) -> Result<Launchable, Vec<Diagnosis>> {
+    pub fn into_launchable(self) -> Result<LaunchableJob, Vec<Diagnosis>> {
         let Self { kind: _, plan, secrets, warnings, refusals } = self;
-        if refusals.is_empty() { Ok(Launchable { plan, secrets, warnings }) } else { Err(refusals) }
+        if refusals.is_empty() { Ok(LaunchableJob { plan, secrets, warnings }) } else { Err(refusals) }
     }
 }
 
 /// What is told about a file that is right.
 #[derive(Default)]
-struct Notes {
+struct ParseNotes {
     warnings: Vec<Diagnosis>,
     refusals: Vec<Diagnosis>,
 }
 
-impl Notes {
+impl ParseNotes {
     fn warn(&mut self, span: Span, path: impl Into<String>, message: impl Into<String>) {
         push(&mut self.warnings, Diagnosis::new(Code::Unsupported, span, message).at(path));
     }
@@ -155,7 +155,7 @@ pub fn parse(text: &str, given: &Given) -> Result<Parsed, Vec<Diagnosis>> {
         return Err(vec![Diagnosis::new(Code::TooLarge, documents[TASKS_MAX].span, message)]);
     }
     let mut cx = Ctx::new(Mode::Strict);
-    let mut notes = Notes::default();
+    let mut notes = ParseNotes::default();
     let parsed = read(&documents, given, &mut cx, &mut notes);
     let problems = cx.into_problems();
     match parsed {
@@ -192,25 +192,25 @@ pub fn known_fields() -> Vec<String> {
     parts.iter().flat_map(|(above, keys)| keys.iter().map(move |key| format!("{above}{key}"))).collect()
 }
 
-type Read = (Kind, Plan, Vec<TaskSecrets>);
+type DecodedJob = (Kind, Plan, Vec<TaskSecrets>);
 
-fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut Notes) -> Option<Read> {
+fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<DecodedJob> {
     let Some(first) = documents.first() else {
         let message = "the file is empty; a task has at least `run`";
         return cx.fail(Diagnosis::new(Code::MissingField, Span::NONE, message).at("run"));
     };
-    let header = Header::of(first, documents.len() > 1, cx)?;
+    let header = FileHeader::of(first, documents.len() > 1, cx)?;
     let bodies = if header.is_some() && documents.len() > 1 { &documents[1..] } else { documents };
     let parallel = header.as_ref().is_some_and(|header| header.group.is_some());
     if parallel && documents.len() == 1 {
         return cx.fail(Diagnosis::new(Code::MissingField, first.span, "a job group has at least one task"));
     }
-    let tasks: Vec<Option<Document>> =
+    let tasks: Vec<Option<TaskDocument>> =
         bodies.iter().map(|node| fields::decode(node, given, cx, notes)).collect();
-    let tasks: Vec<Document> = tasks.into_iter().collect::<Option<_>>()?;
+    let tasks: Vec<TaskDocument> = tasks.into_iter().collect::<Option<_>>()?;
     let (kind, shape, after) = shape(header.as_ref(), bodies, &tasks, cx, notes)?;
     if kind == Kind::Service || kind == Kind::Pool {
-        refuse_role(kind, bodies, notes);
+        refuse_kind(kind, bodies, notes);
     }
     let name = header.and_then(|header| header.name).or_else(|| match tasks.as_slice() {
         [only] => only.task.name.clone(),
@@ -227,7 +227,7 @@ fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut Notes) -> O
     Some((kind, Plan { name, shape, priority, tasks: plan }, secrets))
 }
 
-fn refuse_role(kind: Kind, bodies: &[Node], notes: &mut Notes) {
+fn refuse_kind(kind: Kind, bodies: &[Node], notes: &mut ParseNotes) {
     let (key, message, hint) = if kind == Kind::Pool {
         ("pool", "`pool` is not a job", "pools of workers are fleets: `windlass apply -f FLEET.yml`")
     } else {
@@ -238,26 +238,26 @@ fn refuse_role(kind: Kind, bodies: &[Node], notes: &mut Notes) {
     }
 }
 
-type Shaped = (Kind, Shape, Vec<Vec<usize>>);
+type ShapedJob = (Kind, Shape, Vec<Vec<usize>>);
 
 /// What the file is, and which tasks come before which.
 fn shape(
-    header: Option<&Header>,
+    header: Option<&FileHeader>,
     bodies: &[Node],
-    tasks: &[Document],
+    tasks: &[TaskDocument],
     cx: &mut Ctx,
-    notes: &mut Notes,
-) -> Option<Shaped> {
+    notes: &mut ParseNotes,
+) -> Option<ShapedJob> {
     let alone = vec![vec![]; tasks.len()];
     if let Some(group) = header.and_then(|header| header.group.as_ref()) {
         let (group, name) = (header::group(group, bodies, tasks, cx, notes)?, header?.name.clone());
         let name = name.unwrap_or_default();
         return Some((Kind::JobGroup, Shape::Group(Group { name, ..group }), alone));
     }
-    if tasks.iter().any(|task| task.role == Role::Service) {
+    if tasks.iter().any(|task| task.role == DocumentRole::Service) {
         return Some((Kind::Service, Shape::Single, alone));
     }
-    if tasks.iter().any(|task| task.role == Role::Pool) {
+    if tasks.iter().any(|task| task.role == DocumentRole::Pool) {
         return Some((Kind::Pool, Shape::Single, alone));
     }
     if tasks.iter().any(|task| !task.depends_on.is_empty()) {
@@ -271,8 +271,8 @@ fn shape(
 }
 
 /// `depends_on` as positions. A name that nobody has, or that leads back to itself, is a problem.
-fn dependencies(tasks: &[Document], cx: &mut Ctx) -> Option<Vec<Vec<usize>>> {
-    let known = graph::positions(tasks.iter().map(|task| task.task.name.as_deref()));
+fn dependencies(tasks: &[TaskDocument], cx: &mut Ctx) -> Option<Vec<Vec<usize>>> {
+    let known = graph::name_positions(tasks.iter().map(|task| task.task.name.as_deref()));
     let mut valid = true;
     let mut after = Vec::with_capacity(tasks.len());
     for task in tasks {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Given, fields::CHANGEOVER, parse};
+use super::{Given, fields::DEFAULT_CHANGEOVER, parse};
 use crate::{
     config::{
         error::{Code, Diagnosis, Span},
@@ -33,7 +33,7 @@ impl Overrides {
         }
         if plan.tasks.iter().any(|task| matches!(task.body, Body::Configuration(_))) {
             let message = "a task of `windlass apply` takes no resources from the command line";
-            return Err(vec![wrong("resources", message).hint("write them into the file")]);
+            return Err(vec![invalid_option("resources", message).hint("write them into the file")]);
         }
         let said = self.read()?;
         let mut changed = plan.tasks.clone();
@@ -77,7 +77,7 @@ impl Overrides {
             problems.into_iter().map(|one| Diagnosis { span: Span::NONE, ..one }).collect::<Vec<_>>()
         };
         let mut plan = parsed.map_err(nowhere)?.plan;
-        plan.tasks.pop().ok_or_else(|| vec![wrong("resources", "nothing is left of the options")])
+        plan.tasks.pop().ok_or_else(|| vec![invalid_option("resources", "nothing is left of the options")])
     }
 
     /// Each of the file's, with what was said; several GPUs that would do make several of each.
@@ -116,18 +116,18 @@ fn deadline(text: &str, task: &Task, said: Option<Deadline>) -> Result<Deadline,
     if let Some(said) = said {
         return Ok(said);
     }
-    let within = parse_duration(text).map_err(|reason| vec![wrong("deadline", &reason)])?;
+    let within = parse_duration(text).map_err(|reason| vec![invalid_option("deadline", &reason)])?;
     if within <= 0 {
-        return Err(vec![wrong("deadline", "`deadline` is longer than nothing")]);
+        return Err(vec![invalid_option("deadline", "`deadline` is longer than nothing")]);
     }
     let own = task.deadline.map(|own| Deadline { within, ..own });
-    let of_bound = || task.max_duration.map(|work| Deadline { within, work, changeover: CHANGEOVER });
+    let of_bound = || task.max_duration.map(|work| Deadline { within, work, changeover: DEFAULT_CHANGEOVER });
     own.or_else(of_bound).ok_or_else(|| {
         let message = "`deadline` needs `work`: how long the task runs when nothing disturbs it";
-        vec![wrong("deadline", message).hint("--deadline '{within: 48h, work: 30h}'")]
+        vec![invalid_option("deadline", message).hint("--deadline '{within: 48h, work: 30h}'")]
     })
 }
 
-fn wrong(path: &str, message: &str) -> Diagnosis {
+fn invalid_option(path: &str, message: &str) -> Diagnosis {
     Diagnosis::new(Code::InvalidValue, Span::NONE, message).at(path)
 }

@@ -1,6 +1,6 @@
 //! `job_recovery`: a name, or a mapping.
 
-use super::Notes;
+use super::ParseNotes;
 use crate::{
     config::{
         decode::{Ctx, Decode, Int, check_keys, closest, excerpt, is_map, optional_field, text},
@@ -8,39 +8,42 @@ use crate::{
         units::parse_duration,
         yaml::{Node, Value},
     },
-    managed_job::plan::{Recovery, Strategy},
+    managed_job::plan::{RecoveryPolicy, RecoveryStrategy},
 };
 
 /// The exit code of nodes that were killed because a sibling failed.
-const SIBLING_KILLED: u8 = 137;
+const SIBLING_KILLED_CODE: u8 = 137;
 
 pub(super) const KEYS: [&str; 5] =
     ["strategy", "max_restarts_on_errors", "recover_on_exit_codes", "max_launch_tries", "max_launch_wait"];
 
 /// What is said about recovery; `None`: nothing.
-pub(super) type Known = Option<Recovery>;
+pub(super) type OptionalRecovery = Option<RecoveryPolicy>;
 
 /// Reads `job_recovery`, or `spot_recovery` as it was once called.
-pub(super) fn field(node: &Node, cx: &mut Ctx, notes: &mut Notes) -> Option<Known> {
+pub(super) fn field(node: &Node, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<OptionalRecovery> {
     let key = if node.field("job_recovery").is_some() { "job_recovery" } else { "spot_recovery" };
     let Some(value) = node.field(key) else { return Some(None) };
     cx.under(key, |cx| decode(value, cx, notes)).map(Some)
 }
 
-pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut Notes) -> Option<Recovery> {
+pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<RecoveryPolicy> {
     if !is_map(node) {
-        return Some(Recovery { strategy: Strategy::decode(node, cx)?, ..Recovery::default() });
+        return Some(RecoveryPolicy {
+            strategy: RecoveryStrategy::decode(node, cx)?,
+            ..RecoveryPolicy::default()
+        });
     }
     check_keys(node, &KEYS, cx);
-    let strategy: Option<Option<Strategy>> = optional_field(node, "strategy", cx, || None);
+    let strategy: Option<Option<RecoveryStrategy>> = optional_field(node, "strategy", cx, || None);
     let restarts: Option<Option<u32>> = optional_field(node, "max_restarts_on_errors", cx, || None);
-    let codes: Option<Option<Codes>> = optional_field(node, "recover_on_exit_codes", cx, || None);
+    let codes: Option<Option<ExitCodes>> = optional_field(node, "recover_on_exit_codes", cx, || None);
     let tries: Option<Option<Int<1, { u32::MAX as i64 }>>> =
         optional_field(node, "max_launch_tries", cx, || None);
     let wait: Option<Option<Duration>> = optional_field(node, "max_launch_wait", cx, || None);
     let mut codes = codes?.map(|codes| codes.0).unwrap_or_default();
-    if codes.contains(&SIBLING_KILLED) {
-        codes.retain(|code| *code != SIBLING_KILLED);
+    if codes.contains(&SIBLING_KILLED_CODE) {
+        codes.retain(|code| *code != SIBLING_KILLED_CODE);
         let message =
             "137 is ignored in `recover_on_exit_codes`: it marks nodes killed because a sibling failed";
         notes.warn(
@@ -49,8 +52,8 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut Notes) -> Option<Rec
             message,
         );
     }
-    Some(Recovery {
-        strategy: strategy?.unwrap_or(Strategy::EagerNextRegion),
+    Some(RecoveryPolicy {
+        strategy: strategy?.unwrap_or(RecoveryStrategy::EagerNextRegion),
         max_restarts_on_errors: restarts?.unwrap_or(0),
         recover_on_exit_codes: codes,
         max_launch_tries: tries?.and_then(|n| u32::try_from(n.get()).ok()),
@@ -58,7 +61,7 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut Notes) -> Option<Rec
     })
 }
 
-impl Decode for Strategy {
+impl Decode for RecoveryStrategy {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let word = text(node, cx)?;
         if let Ok(strategy) = word.to_ascii_uppercase().parse() {
@@ -74,9 +77,9 @@ impl Decode for Strategy {
     }
 }
 
-struct Codes(Vec<u8>);
+struct ExitCodes(Vec<u8>);
 
-impl Decode for Codes {
+impl Decode for ExitCodes {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let items = match &node.value {
             Value::Seq(items) => items.iter().collect(),

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Notes,
-    recovery::{self, Known},
+    ParseNotes,
+    recovery::{self, OptionalRecovery},
     run_spec::is_tag,
 };
 use crate::{
@@ -16,11 +16,11 @@ use crate::{
         error::{Code, Diagnosis},
         yaml::{Entry, Node, Value},
     },
-    managed_job::plan::{Accelerator, Amount, Candidate, Recovery},
+    managed_job::plan::{Accelerator, Amount, Candidate, RecoveryPolicy},
 };
 
 /// Fields that are read and have no effect, each with the reason that is told.
-const TOLERATED: [(&str, &str); 12] = [
+const IGNORED_FIELDS: [(&str, &str); 12] = [
     ("disk_size", "a node has the disk it has"),
     ("disk_tier", "a node has the disk it has"),
     ("network_tier", "a node has the network it has"),
@@ -72,25 +72,25 @@ const CANDIDATES_MAX: usize = 1_000;
 
 /// What `resources` says.
 #[derive(Default)]
-pub(super) struct Resources {
+pub(super) struct TaskResources {
     pub(super) candidates: Vec<Candidate>,
     /// The file gives alternatives without an order.
     pub(super) cheapest_first: bool,
-    pub(super) recovery: Recovery,
+    pub(super) recovery: RecoveryPolicy,
     pub(super) priority: Option<i32>,
 }
 
 /// One mapping of fields, alternatives by accelerator included.
-struct One {
+struct ResourceMapping {
     candidates: Vec<Candidate>,
-    recovery: Known,
+    recovery: OptionalRecovery,
     priority: Option<i32>,
 }
 
-pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut Notes) -> Option<Resources> {
+pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<TaskResources> {
     expect_map(node, cx)?;
     check_keys(node, &KEYS, cx);
-    notice(node, "resources", notes);
+    report_ignored_fields(node, "resources", notes);
     let outer = one(node, "resources", cx, notes);
     let lists: Vec<&'static str> =
         ["any_of", "ordered"].into_iter().filter(|key| node.field(key).is_some()).collect();
@@ -102,7 +102,7 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut Notes) -> Option<Res
             let gpus = node.field("accelerators").or_else(|| node.field("gpus"));
             let cheapest_first = gpus.is_some_and(is_map) && outer.candidates.len() > 1;
             let (candidates, priority) = (outer.candidates, outer.priority);
-            return Some(Resources { candidates, cheapest_first, recovery, priority });
+            return Some(TaskResources { candidates, cheapest_first, recovery, priority });
         }
         [key] => (outer?, *key),
         [_, second, ..] => {
@@ -117,17 +117,17 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut Notes) -> Option<Res
 fn alternatives(
     node: &Node,
     key: &'static str,
-    outer: &One,
+    outer: &ResourceMapping,
     cx: &mut Ctx,
-    notes: &mut Notes,
-) -> Option<Resources> {
+    notes: &mut ParseNotes,
+) -> Option<TaskResources> {
     let list = node.field(key)?;
     let Value::Seq(items) = &list.value else {
         return cx.under(key, |cx| cx.wrong_type(list, "a list of mappings"));
     };
     let inner: Vec<&'static str> =
         KEYS.into_iter().filter(|key| !matches!(*key, "any_of" | "ordered")).collect();
-    let mut found: Vec<One> = Vec::new();
+    let mut found: Vec<ResourceMapping> = Vec::new();
     let mut valid = true;
     for (index, item) in items.iter().enumerate() {
         let path = format!("resources.{key}[{index}]");
@@ -135,8 +135,8 @@ fn alternatives(
             cx.at_index(index, |cx| {
                 expect_map(item, cx)?;
                 check_keys(item, &inner, cx);
-                notice(item, &path, notes);
-                one(&merged(node, item), &path, cx, notes)
+                report_ignored_fields(item, &path, notes);
+                one(&merge_mappings(node, item), &path, cx, notes)
             })
         });
         valid &= each.is_some();
@@ -162,11 +162,11 @@ fn alternatives(
         return cx.fail(Diagnosis::new(Code::TooLarge, list.span, message).at(key));
     }
     let cheapest_first = key == "any_of";
-    Some(Resources { candidates, cheapest_first, recovery: recovery.unwrap_or_default(), priority })
+    Some(TaskResources { candidates, cheapest_first, recovery: recovery.unwrap_or_default(), priority })
 }
 
 /// The entries of `inner`, and those of `outer` that it does not have.
-fn merged(outer: &Node, inner: &Node) -> Node {
+fn merge_mappings(outer: &Node, inner: &Node) -> Node {
     let (Value::Map(outer_entries), Value::Map(inner_entries)) = (&outer.value, &inner.value) else {
         return inner.clone();
     };
@@ -183,8 +183,8 @@ fn merged(outer: &Node, inner: &Node) -> Node {
 }
 
 /// Tells what has no effect and what cannot be had.
-fn notice(node: &Node, path: &str, notes: &mut Notes) {
-    for (key, why) in TOLERATED {
+fn report_ignored_fields(node: &Node, path: &str, notes: &mut ParseNotes) {
+    for (key, why) in IGNORED_FIELDS {
         if node.field(key).is_some() {
             notes.warn(node.key_span(key), format!("{path}.{key}"), format!("`{key}` has no effect: {why}"));
         }
@@ -195,12 +195,12 @@ fn notice(node: &Node, path: &str, notes: &mut Notes) {
     }
 }
 
-fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<One> {
-    let cpus: Option<Option<Cpus>> = optional_field(node, "cpus", cx, || None);
-    let memory: Option<Option<Memory>> = optional_field(node, "memory", cx, || None);
+fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<ResourceMapping> {
+    let cpus: Option<Option<CpuCount>> = optional_field(node, "cpus", cx, || None);
+    let memory: Option<Option<MemoryRequest>> = optional_field(node, "memory", cx, || None);
     let accelerators = accelerators(node, path, cx, notes);
     let spot: Option<Option<bool>> = optional_field(node, "use_spot", cx, || None);
-    let ports: Option<Option<Ports>> = optional_field(node, "ports", cx, || None);
+    let ports: Option<Option<PortList>> = optional_field(node, "ports", cx, || None);
     let labels: Option<Option<BTreeMap<String, String>>> = optional_field(node, "labels", cx, || None);
     let priority: Option<Option<Int<-1000, 1000>>> = optional_field(node, "priority", cx, || None);
     let infra: Option<Option<String>> = optional_field(node, "infra", cx, || None);
@@ -227,7 +227,7 @@ fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<One> 
             .map(|accelerator| Candidate { accelerator: Some(accelerator), ..base.clone() })
             .collect()
     };
-    Some(One {
+    Some(ResourceMapping {
         candidates,
         recovery: recovery?,
         priority: priority?.and_then(|n| i32::try_from(n.get()).ok()),
@@ -235,7 +235,7 @@ fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<One> 
 }
 
 /// Labels become tags, which have fewer letters.
-fn warn_labels(node: &Node, path: &str, labels: Option<&BTreeMap<String, String>>, notes: &mut Notes) {
+fn warn_labels(node: &Node, path: &str, labels: Option<&BTreeMap<String, String>>, notes: &mut ParseNotes) {
     let left_out = |(key, value): &(&String, &String)| !is_tag(key, value);
     for (key, value) in labels.into_iter().flatten().filter(left_out) {
         let message = format!(
@@ -248,7 +248,7 @@ fn warn_labels(node: &Node, path: &str, labels: Option<&BTreeMap<String, String>
 }
 
 /// `docker:IMAGE`; anything else is an image of a machine, which parses and cannot be launched.
-fn image(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<Option<String>> {
+fn image(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<Option<String>> {
     let Some(value) = node.field("image_id") else { return Some(None) };
     let word = if is_map(value) { None } else { Some(cx.under("image_id", |cx| text(value, cx))?) };
     if let Some(image) = word.and_then(|word| word.strip_prefix("docker:")) {
@@ -271,9 +271,9 @@ fn number(text: &str) -> Option<(f64, &str)> {
     (of.is_finite() && of > 0.0).then_some((of, text[end..].trim()))
 }
 
-struct Cpus(Amount);
+struct CpuCount(Amount);
 
-impl Decode for Cpus {
+impl Decode for CpuCount {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let word = text(node, cx)?;
         match number(word) {
@@ -286,13 +286,13 @@ impl Decode for Cpus {
     }
 }
 
-enum Memory {
+enum MemoryRequest {
     Gb(Amount),
     /// `4x`: so much for each CPU.
     PerCpu(f64),
 }
 
-impl Memory {
+impl MemoryRequest {
     fn resolve(self, cpus: Option<Amount>) -> Option<Amount> {
         match self {
             Self::Gb(amount) => Some(amount),
@@ -301,7 +301,7 @@ impl Memory {
     }
 }
 
-impl Decode for Memory {
+impl Decode for MemoryRequest {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let word = text(node, cx)?;
         let bad = |cx: &mut Ctx| {
@@ -325,9 +325,9 @@ impl Decode for Memory {
     }
 }
 
-struct Ports(Vec<u16>);
+struct PortList(Vec<u16>);
 
-impl Decode for Ports {
+impl Decode for PortList {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let items: Vec<&Node> = match &node.value {
             Value::Seq(items) => items.iter().collect(),
@@ -356,7 +356,7 @@ impl Decode for Ports {
 }
 
 /// All accelerators of `accelerators` or `gpus`; none is an empty list.
-fn accelerators(node: &Node, path: &str, cx: &mut Ctx, notes: &mut Notes) -> Option<Vec<Accelerator>> {
+fn accelerators(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<Vec<Accelerator>> {
     let key = match (node.field("accelerators"), node.field("gpus")) {
         (None, None) => return Some(vec![]),
         (Some(_), None) => "accelerators",

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Seconds that the commands of a task have to end when it is cancelled. Its dialect has no word for it.
-const STOP_SECS: i64 = 30;
+const STOP_GRACE_SECS: i64 = 30;
 
 /// Why a task cannot become a run.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +95,7 @@ impl RunSpec {
                 }
                 own.run.name = None;
                 if let Some(spot) = spot {
-                    own.profile.provisioning.spot_policy = Some(policy(spot, site));
+                    own.profile.provisioning.spot_policy = Some(spot_policy(spot, site));
                 }
                 Ok(Self { configuration: Configuration::Task(own), secrets: vec![] })
             }
@@ -104,8 +104,8 @@ impl RunSpec {
                 let index = usize::try_from(candidate).unwrap_or(0) % candidates.len().max(1);
                 let one = candidates.get(index).cloned().unwrap_or_default();
                 let spot = spot.or(one.spot).unwrap_or(false);
-                let mut json = configuration(found, script, &one, variables, policy(spot, site), site);
-                put_at(&mut json, one.infra.as_deref(), site);
+                let mut json = configuration(found, script, &one, variables, spot_policy(spot, site), site);
+                bind_to_infra(&mut json, one.infra.as_deref(), site);
                 let configuration = Configuration::from_json(&json)
                     .map_err(|problems| Error::Configuration { task, problems })?;
                 Ok(Self { configuration, secrets: script.secrets.clone() })
@@ -114,7 +114,7 @@ impl RunSpec {
     }
 }
 
-fn policy(spot: bool, site: &Site) -> SpotPolicy {
+fn spot_policy(spot: bool, site: &Site) -> SpotPolicy {
     match (spot, site.no_spot) {
         (true, false) => SpotPolicy::Spot,
         (true, true) => SpotPolicy::Auto,
@@ -123,10 +123,10 @@ fn policy(spot: bool, site: &Site) -> SpotPolicy {
 }
 
 /// Binds a configuration to what its `infra` comes to.
-fn put_at(json: &mut serde_json::Value, infra: Option<&str>, site: &Site) {
+fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &Site) {
     let Some(text) = infra else { return };
     match site.infra(text) {
-        Infra::Anywhere | Infra::OwnMachines => {}
+        Infra::Anywhere | Infra::OwnInstances => {}
         Infra::Fleet(fleet) => json["fleets"] = json!([fleet]),
         Infra::Place { backend, region, zone } => {
             json["backends"] = json!([backend]);
@@ -210,7 +210,7 @@ fn configuration(
         "volumes": script.volumes,
         "spot_policy": spot,
         "max_duration": task.max_duration,
-        "stop_duration": STOP_SECS,
+        "stop_duration": STOP_GRACE_SECS,
         "tags": tags(&one.labels),
         "retry": false,
     })

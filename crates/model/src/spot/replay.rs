@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
-use super::{Market, Standing, Terms, choose};
+use super::{DeadlineTerms, Market, Standing, choose};
 
 /// Recorded capacity.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,12 +28,12 @@ pub enum TraceError {
 
 #[derive(Deserialize)]
 struct File {
-    metadata: Metadata,
+    metadata: TraceMetadata,
     data: Vec<u32>,
 }
 
 #[derive(Deserialize)]
-struct Metadata {
+struct TraceMetadata {
     gap_seconds: f64,
 }
 
@@ -50,7 +50,7 @@ impl Trace {
     }
 
     /// So many starts, evenly over the trace, each with room for the whole deadline.
-    pub fn starts(&self, terms: Terms, count: usize) -> Vec<usize> {
+    pub fn starts(&self, terms: DeadlineTerms, count: usize) -> Vec<usize> {
         let room = (terms.within / self.gap) as usize + 2;
         let last = self.full.len().saturating_sub(room);
         (0..count).map(|start| start * last / count.max(1)).collect()
@@ -80,13 +80,13 @@ pub struct Outcome {
 
 impl Outcome {
     /// In units of what the bare work costs on demand; `ratio` is the price of spot over that of on-demand.
-    pub fn cost(&self, terms: Terms, ratio: f64) -> f64 {
+    pub fn cost(&self, terms: DeadlineTerms, ratio: f64) -> f64 {
         (self.on_demand + self.spot * ratio) / terms.work
     }
 }
 
 /// Replays one policy from one start.
-pub fn replay(trace: &Trace, start: usize, terms: Terms, policy: Policy) -> Outcome {
+pub fn replay(trace: &Trace, start: usize, terms: DeadlineTerms, policy: Policy) -> Outcome {
     let mut out = Outcome::default();
     let (mut done, mut holding, mut warming) = (0.0, None, 0.0);
     for (tick, &spot) in trace.full.iter().skip(start).enumerate() {
@@ -122,7 +122,7 @@ pub fn replay(trace: &Trace, start: usize, terms: Terms, policy: Policy) -> Outc
     out
 }
 
-fn decide(policy: Policy, terms: Terms, at: Standing) -> Option<Market> {
+fn decide(policy: Policy, terms: DeadlineTerms, at: Standing) -> Option<Market> {
     match policy {
         Policy::OnDemand => Some(Market::OnDemand),
         Policy::Uniform => choose(terms, at).0,
@@ -141,7 +141,7 @@ fn decide(policy: Policy, terms: Terms, at: Standing) -> Option<Market> {
 /// What nobody without foresight can beat, in the same units as [`Outcome::cost`]: the cheapest way through the
 /// trace, in steps of one changeover. A step has spot capacity when any tick of it has, so this errs downwards.
 /// `None`: not even on-demand nodes are in time.
-pub fn optimum(trace: &Trace, start: usize, terms: Terms, ratio: f64) -> Option<f64> {
+pub fn optimum(trace: &Trace, start: usize, terms: DeadlineTerms, ratio: f64) -> Option<f64> {
     let ticks = ((terms.changeover / trace.gap).round() as usize).max(1);
     let step = trace.gap * ticks as f64;
     let steps = (terms.within / step) as usize;
@@ -193,7 +193,7 @@ pub struct Row {
 }
 
 /// Replays everything from `starts` starts, and finds the optimum for `optima` of them.
-pub fn row(name: &str, trace: &Trace, terms: Terms, ratio: f64, starts: usize, optima: usize) -> Row {
+pub fn row(name: &str, trace: &Trace, terms: DeadlineTerms, ratio: f64, starts: usize, optima: usize) -> Row {
     let policies = [Policy::OnDemand, Policy::Greedy, Policy::Uniform];
     let (mut costs, mut missed) = ([0.0; 3], [0; 3]);
     let at = trace.starts(terms, starts);

@@ -30,7 +30,7 @@ fn service() -> Value {
 #[track_caller]
 fn check_run(base: Value, changes: Value, expect: &str) {
     let new = with(base.clone(), changes);
-    assert_eq!(words(diff::run_configuration(&base, &new)), expect);
+    assert_eq!(words(diff::diff_run_configuration(&base, &new)), expect);
 }
 
 #[test]
@@ -55,13 +55,13 @@ fn the_first_field_that_forbids_is_named() {
     check_run(service(), json!({"type": "task"}), "no: type");
     let open = with(service(), json!({"auth": false}));
     let gone = with(service(), json!({"auth": null}));
-    assert_eq!(words(diff::run_configuration(&open, &gone)), "no: auth");
+    assert_eq!(words(diff::diff_run_configuration(&open, &gone)), "no: auth");
 }
 
 #[test]
 fn a_default_that_is_spelt_out_changes_nothing() {
     let short = json!({"type": "service", "port": 8000, "commands": ["serve"], "replicas": "1..1"});
-    assert_eq!(words(diff::run_configuration(&service(), &short)), "");
+    assert_eq!(words(diff::diff_run_configuration(&service(), &short)), "");
     let spec = |profile: Value| json!({"configuration": short, "profile": profile});
     let unlike = |old: Value, new: Value| words(diff::run_spec(&spec(old), &spec(new)));
     assert_eq!(unlike(json!({"name": "default", "backends": null}), Value::Null), "");

@@ -141,7 +141,7 @@ fn a_young_machine_that_its_backend_does_not_know_may_still_come() {
 fn the_first_looks_at_a_starting_one_follow_fast() {
     let again = |micros| {
         let now = Timestamp(NOW.0 + micros);
-        instances::starting_again(NOW, now).since(now).0
+        instances::next_starting_poll(NOW, now).since(now).0
     };
     assert_eq!(again(0), 100_000);
     assert_eq!(again(4_000_000), 1_000_000);
@@ -157,7 +157,7 @@ fn a_pending_instance_is_created_or_deployed() {
     check(&ssh, &instances::Seen::NotAsked, "Deploy, again in 0 s");
     check(&ssh, &instances::Seen::Deployed { healthy: true }, "ready-idle, again in 0 s");
     check(&ssh, &instances::Seen::Deployed { healthy: false }, "created, again in 0 s");
-    let failed = |fatal| instances::Seen::NotDeployed { fatal, said: "refused".into() };
+    let failed = |fatal| instances::Seen::DeployFailed { fatal, said: "refused".into() };
     check(&ssh, &failed(false), "refused, again in 5 s");
     check(&ssh, &failed(true), "gave-up: error, again in 0 s");
     let late = Instance { created_at: ago(600), ..ssh };
@@ -404,7 +404,7 @@ proptest! {
             instances::Seen::Gone { said: String::new() }, instances::Seen::Untrusted { said: String::new() },
             instances::Seen::Starting, instances::Seen::Unknown,
             instances::Seen::NoOffers { said: String::new() }, instances::Seen::Deployed { healthy: true },
-            instances::Seen::Deployed { healthy: false }, instances::Seen::NotDeployed { fatal: true, said: String::new() },
+            instances::Seen::Deployed { healthy: false }, instances::Seen::DeployFailed { fatal: true, said: String::new() },
             instances::Seen::Answers { health: Health::Failure }, instances::Seen::NotDeleted { said: String::new() },
         ]),
         secs in 0_i64..5_000,
@@ -454,11 +454,11 @@ fn a_volume_is_made_or_found_and_given_up_in_time() {
         &volumes::Seen::NotAsked,
         "Register, again in 0 s",
     );
-    check_volume(&new, &volumes::Seen::Making, "created, again in 5 s");
+    check_volume(&new, &volumes::Seen::Creating, "created, again in 5 s");
     check_volume(&new, &volumes::Seen::Ready, "ready, again in 0 s");
     check_volume(&new, &volumes::Seen::Broken { said: "no".into() }, "broken, again in 0 s");
     let late = Volume { created_at: ago(600), ..stored(volume::Status::Provisioning) };
-    check_volume(&late, &volumes::Seen::Making, "broken, again in 0 s");
+    check_volume(&late, &volumes::Seen::Creating, "broken, again in 0 s");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use windlass_model::{
     config::{
         self, Configuration, env,
-        interpolate::{self, Answer, Dollars},
+        interpolate::{self, Answer, DollarEscape},
         mounts::{FileMapping, Mount, RepoSpec},
         name::UnixUser,
         ports::PortMapping,
@@ -18,7 +18,7 @@ use windlass_model::{
         yaml,
     },
     plan::diff,
-    schedule::Crons,
+    schedule::CronSchedule,
     time::Timestamp,
 };
 
@@ -286,7 +286,7 @@ fn fuzz_of_documents() {
 #[test]
 fn fuzz_of_differences() {
     target((document(4), document(4)), |(old, new)| {
-        for compare in [diff::run_configuration, diff::run_spec, diff::fleet] {
+        for compare in [diff::diff_run_configuration, diff::run_spec, diff::fleet] {
             let _ = compare(old, new);
             assert_eq!(compare(new, new).map(|changes| changes.len()).ok(), Some(0), "the same is no change");
         }
@@ -315,12 +315,13 @@ fn fuzz_of_interpolation() {
     ];
     target((text(WORDS), text(WORDS)), |(text, value)| {
         let _ = (interpolate::pieces(text), interpolate::references(text));
-        for dollars in [Dollars::Keep, Dollars::Unescape] {
+        for dollars in [DollarEscape::Keep, DollarEscape::Unescape] {
             let _ = interpolate::substitute(text, dollars, |_| Ok(Answer::Keep));
             let _ = interpolate::substitute(text, dollars, |_| Ok(Answer::Value(value.clone())));
         }
-        let once =
-            interpolate::substitute("${{ a.b }}", Dollars::Unescape, |_| Ok(Answer::Value(value.clone())));
+        let once = interpolate::substitute("${{ a.b }}", DollarEscape::Unescape, |_| {
+            Ok(Answer::Value(value.clone()))
+        });
         assert_eq!(once.unwrap(), *value, "what is put in is not read again");
     });
 }
@@ -421,7 +422,7 @@ fn fuzz_of_cron() {
     ];
     target((text(WORDS), any::<i64>()), |(text, moment)| {
         let _ = config::profile::parse_cron(text);
-        if let Ok(crons) = Crons::parse(&[text]) {
+        if let Ok(crons) = CronSchedule::parse(&[text]) {
             let next = crons.next_after(Timestamp(*moment));
             assert!(next.is_none_or(|next| next.0 > *moment));
         }

@@ -1,6 +1,6 @@
 //! What drivers, labels, Slurm and people call a GPU comes to one name.
 
-use windlass_model::gpu::{MODELS, device, is_meant, vendor_of};
+use windlass_model::gpu::{MODELS, device, matches_request, vendor_of};
 use windlass_model::resources::GpuVendor;
 
 /// What a driver says, its MiB (0 = it does not say), and what we call that.
@@ -118,7 +118,7 @@ fn every_way_to_say_a_device_comes_to_one_name() {
         );
         let again = device(&found.name, found.memory_mib);
         assert_eq!((again.name, again.memory_mib), (found.name, found.memory_mib), "{said}, a second time");
-        assert!(is_meant(said, name, found.memory_mib.unwrap_or(0)), "{said} is {name}");
+        assert!(matches_request(said, name, found.memory_mib.unwrap_or(0)), "{said} is {name}");
     }
 }
 
@@ -158,7 +158,11 @@ fn a_wish_finds_what_its_writer_means_and_nothing_else() {
         ("Z9000", "NVIDIA Z9000 Ultra", 63_900, false),
     ] {
         let has = device(driver, Some(mib));
-        assert_eq!(is_meant(wanted, &has.name, has.memory_mib.unwrap()), meant, "{wanted} on {driver}");
+        assert_eq!(
+            matches_request(wanted, &has.name, has.memory_mib.unwrap()),
+            meant,
+            "{wanted} on {driver}"
+        );
     }
 }
 
@@ -172,7 +176,7 @@ fn the_catalogue_finds_each_of_its_own_names_and_no_other() {
         assert_eq!(model.compute_capability.is_some(), is_nvidia, "{}", model.name);
         for other in MODELS {
             let same = std::ptr::eq(model, other);
-            assert_eq!(is_meant(model.name, other.name, 0), same, "{} and {}", model.name, other.name);
+            assert_eq!(matches_request(model.name, other.name, 0), same, "{} and {}", model.name, other.name);
         }
     }
 }

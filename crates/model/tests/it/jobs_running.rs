@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use windlass_model::{
     decide::jobs_running::{
-        Action, Ended, Gate, Host, How, Job, POLL_RUNNING, POLL_SIBLINGS, POLL_TOLD, PULLING_MAX, Plan,
-        Pulled, Runner, SIBLINGS_MAX, Seen, Shim, Siblings, StartupOrder, Task, UNREACHABLE_GRACE, asks,
+        Action, Ended, Gate, Host, How, Job, POLL_RUNNING, POLL_SIBLINGS, POLL_TOLD, PULLING_TIMEOUT, Plan,
+        Pulled, Runner, SIBLINGS_TIMEOUT, Seen, Shim, Siblings, StartupOrder, Task, UNREACHABLE_GRACE, asks,
         decide, goes_on, has_ended, provisioning_max,
     },
     job::{self, Detail, Status, TerminationReason},
@@ -135,7 +135,7 @@ fn nodes_wait_for_each_other_by_startup_order() {
     check(&node(true, StartupOrder::MasterFirst), &none, "SubmitTask, task-taken, again in 0 s");
     check(&node(true, StartupOrder::WorkersFirst), &none, "waits for the workers to run, again in 2 s");
     check(&node(false, StartupOrder::WorkersFirst), &none, "SubmitTask, task-taken, again in 0 s");
-    let late = Job { provisioning_since: NOW - SIBLINGS_MAX, ..node(false, StartupOrder::MasterFirst) };
+    let late = Job { provisioning_since: NOW - SIBLINGS_TIMEOUT, ..node(false, StartupOrder::MasterFirst) };
     check(&late, &none, "lost: waiting_runner_limit_exceeded, again in 0 s");
 }
 
@@ -197,7 +197,7 @@ fn no_runner_gets_its_job_before_all_nodes_have_addresses() {
 
 #[test]
 fn r24_a_pull_that_never_ends_is_ended() {
-    let late = job(Status::Pulling, PULLING_MAX.as_secs());
+    let late = job(Status::Pulling, PULLING_TIMEOUT.as_secs());
     let expect = "lost: waiting_runner_limit_exceeded, again in 0 s";
     check(&late, &shim(Shim::Task(Task::Pulling)), expect);
     check(&late, &runner(Runner::Silent), expect);
@@ -281,10 +281,10 @@ fn an_instance_that_is_gone_ends_its_job_at_once() {
     check(&job(Status::Running, 5), &gone, "lost: instance_unreachable, again in 0 s");
     let spot = Job { spot: true, ..job(Status::Pulling, 5) };
     check(&spot, &gone, "lost: interrupted_by_no_capacity, again in 0 s");
-    let never = Seen { host: Host::NeverCame, ..alive() };
+    let never = Seen { host: Host::CreateFailed, ..alive() };
     let no_capacity = "lost: failed_to_start_due_to_no_capacity, again in 0 s";
     check(&job(Status::Provisioning, 5), &never, no_capacity);
-    let late = Seen { host: Host::TooLate, ..alive() };
+    let late = Seen { host: Host::ProvisionTimeout, ..alive() };
     check(&job(Status::Provisioning, 5), &late, "lost: waiting_instance_limit_exceeded, again in 0 s");
     let revoked = Seen { host: Host::AccessRevoked, ..alive() };
     check(&job(Status::Provisioning, 5), &revoked, "lost: instance_access_revoked, again in 0 s");
@@ -366,8 +366,8 @@ fn any_seen() -> impl Strategy<Value = Seen> {
         Host::Fine,
         Host::Fine,
         Host::Gone,
-        Host::NeverCame,
-        Host::TooLate,
+        Host::CreateFailed,
+        Host::ProvisionTimeout,
         Host::AccessRevoked,
     ]);
     (host, shim, runner, any::<bool>(), any::<bool>())
@@ -430,7 +430,7 @@ proptest! {
     fn r24_a_job_that_never_gets_anywhere_ends_by_the_bound(start in any_job(), seen in any_seen()) {
         let status = if start.status == Status::Running { Status::Pulling } else { start.status };
         let mut job = Job { status, disconnected_at: None, provisioning_since: NOW, pulling_since: Some(NOW), ..start };
-        let bound = NOW + SIBLINGS_MAX.max(PULLING_MAX).max(job.provisioning_max);
+        let bound = NOW + SIBLINGS_TIMEOUT.max(PULLING_TIMEOUT).max(job.provisioning_max);
         let mut now = NOW;
         loop {
             let plan = decide(&job, &seen, now);

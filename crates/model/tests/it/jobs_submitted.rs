@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 use windlass_model::{
-    decide::jobs_submitted::{ATTACH_MAX, CREATE_MAX, Job, Plan, Seen, Stage, decide},
+    decide::jobs_submitted::{ATTACH_TIMEOUT, CREATE_TIMEOUT, Job, Plan, Seen, Stage, decide},
     explain::Shortfall,
     id::{FleetId, InstanceId, SubmissionId},
     job::Detail,
@@ -44,7 +44,7 @@ fn words(plan: &Plan) -> String {
         }
         Plan::Attach { due } => format!("attach, {}", again(due)),
         Plan::Wait { message, due, .. } => format!("waits: {message}, {}", again(due)),
-        Plan::Again { due } => again(due),
+        Plan::Recheck { due } => again(due),
         Plan::End { ending, change } => {
             assert_eq!(change.reason, ending.reason().as_str());
             let no_fleets = if ending.detail() == Some(Detail::NoFleets) { " (no fleets)" } else { "" };
@@ -102,7 +102,7 @@ fn volumes_are_attached_or_the_job_ends() {
     check(&assigned(3), Seen::Attaching, "again in 4 s");
     check(&assigned(3), Seen::Attached, "placed, again in 0 s");
     check(&assigned(3), Seen::AttachFailed { said: "in use".into() }, "not-placed: volume_error: in use");
-    let late = assigned(ATTACH_MAX.as_secs());
+    let late = assigned(ATTACH_TIMEOUT.as_secs());
     check(&late, Seen::Attaching, "not-placed: volume_error: not attached within 300 s");
 }
 
@@ -113,7 +113,7 @@ fn a_placeholder_waits_for_its_backend_and_a_refusal_is_want_of_capacity() {
     check(&placeholder(5), Seen::Created, "placed, again in 0 s");
     let refused = Seen::Refused { said: "no quota".into() };
     check(&placeholder(5), refused, "not-placed: failed_to_start_due_to_no_capacity: no quota");
-    check(&placeholder(CREATE_MAX.as_secs() - 1), Seen::Creating, "again in 1 s");
+    check(&placeholder(CREATE_TIMEOUT.as_secs() - 1), Seen::Creating, "again in 1 s");
     let expect = "not-placed: failed_to_start_due_to_no_capacity: no instance was granted within 600 s";
-    check(&placeholder(CREATE_MAX.as_secs()), Seen::Creating, expect);
+    check(&placeholder(CREATE_TIMEOUT.as_secs()), Seen::Creating, expect);
 }

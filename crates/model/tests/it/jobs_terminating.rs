@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 use windlass_model::{
     decide::jobs_terminating::{
-        DRAIN_GRACE, GIVE_UP_AFTER, Instance, Job, LOGS_GRACE, Logs, Place, Plan, Seen, Step, Task, Volume,
+        DRAIN_GRACE, GIVE_UP_TIMEOUT, Instance, Job, LOGS_GRACE, Logs, Place, Plan, Seen, Step, Task, Volume,
         decide,
     },
     id::VolumeId,
@@ -33,7 +33,7 @@ fn job(reason: TerminationReason) -> Job {
         stop_grace: Span::mins(2),
         volumes: Vec::new(),
         place: Some(Place { has_shim: true, status: instance::Status::Busy, other_jobs: 0 }),
-        give_up_after: GIVE_UP_AFTER,
+        give_up_after: GIVE_UP_TIMEOUT,
     }
 }
 
@@ -137,7 +137,7 @@ fn a_job_that_never_had_an_instance_ends_at_once() {
 fn a_silent_host_keeps_the_job_until_it_is_given_up() {
     let lost = Job { deadline: Some(ago(1)), ..job(TerminationReason::InstanceUnreachable) };
     check(&lost, Logs::Silent, Task::Silent, "wait, for the host to answer, again in 2 s");
-    let late = Job { terminating_since: NOW - GIVE_UP_AFTER, ..lost.clone() };
+    let late = Job { terminating_since: NOW - GIVE_UP_TIMEOUT, ..lost.clone() };
     let expect = "released-failed (instance_unreachable), instance Freed, host given up";
     check(&late, Logs::Silent, Task::Silent, expect);
     let place = Place { has_shim: true, status: instance::Status::Terminated, other_jobs: 0 };
@@ -189,14 +189,14 @@ fn the_instance_stays_goes_or_is_freed() {
     };
     assert_eq!(on(true, instance::Status::Busy, 0), Instance::Freed);
     assert_eq!(on(true, instance::Status::Busy, 2), Instance::StaysBusy);
-    assert_eq!(on(false, instance::Status::Busy, 0), Instance::Ends);
-    assert_eq!(on(true, instance::Status::Provisioning, 0), Instance::Ends);
-    assert_eq!(on(true, instance::Status::Terminating, 0), Instance::Untouched);
+    assert_eq!(on(false, instance::Status::Busy, 0), Instance::Ended);
+    assert_eq!(on(true, instance::Status::Provisioning, 0), Instance::Ended);
+    assert_eq!(on(true, instance::Status::Terminating, 0), Instance::Unchanged);
 }
 
 /// A little world that the hands act on: everything may be slow, nothing lies.
 #[derive(Clone, Debug)]
-struct World {
+struct ReleaseFixture {
     log_polls: u32,
     remove_polls: u32,
     detach_polls: u32,
@@ -204,7 +204,7 @@ struct World {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Did {
+enum ReleaseEvent {
     Unregistered,
     Stopped,
     Quiet,
@@ -213,23 +213,23 @@ enum Did {
     Ended,
 }
 
-fn live(mut job: Job, mut world: World) -> (Vec<Did>, Timestamp, Plan) {
+fn run_to_end(mut job: Job, mut world: ReleaseFixture) -> (Vec<ReleaseEvent>, Timestamp, Plan) {
     let (mut now, mut seen, mut did) = (NOW, Seen::NOTHING, Vec::new());
     job.terminating_since = NOW;
     for _ in 0..10_000 {
         let plan = decide(&job, seen, now);
         let Plan::Step { step, due, .. } = &plan else {
-            did.push(Did::Ended);
+            did.push(ReleaseEvent::Ended);
             return (did, now, plan);
         };
         match step {
             Step::Unregister => {
                 job.registered = false;
-                did.push(Did::Unregistered);
+                did.push(ReleaseEvent::Unregistered);
             }
             Step::Stop { deadline, .. } => {
                 job.deadline = Some(*deadline);
-                did.push(Did::Stopped);
+                did.push(ReleaseEvent::Stopped);
             }
             Step::DrainLogs => {
                 world.log_polls = world.log_polls.saturating_sub(1);
@@ -238,7 +238,7 @@ fn live(mut job: Job, mut world: World) -> (Vec<Did>, Timestamp, Plan) {
                     (false, 0) => Logs::Drained,
                     (false, _) => Logs::More,
                 };
-                did.push(Did::Quiet);
+                did.push(ReleaseEvent::Quiet);
             }
             Step::RemoveTask => {
                 world.remove_polls = world.remove_polls.saturating_sub(1);
@@ -247,17 +247,17 @@ fn live(mut job: Job, mut world: World) -> (Vec<Did>, Timestamp, Plan) {
                     (false, 0) => Task::Gone,
                     (false, _) => Task::There,
                 };
-                did.push(Did::Removed);
+                did.push(ReleaseEvent::Removed);
             }
             Step::Detach { .. } => {
                 for volume in &mut job.volumes {
                     volume.asked_at = volume.asked_at.or(Some(now));
                 }
-                did.push(Did::Detached);
+                did.push(ReleaseEvent::Detached);
             }
             Step::Wait => {}
         }
-        if did.contains(&Did::Detached) {
+        if did.contains(&ReleaseEvent::Detached) {
             world.detach_polls = world.detach_polls.saturating_sub(1);
             if world.detach_polls == 0 {
                 job.volumes.iter_mut().for_each(|volume| volume.attached = false);
@@ -297,20 +297,20 @@ proptest! {
     fn r22_the_steps_come_in_order_and_the_end_comes(
         job in any_job(), polls in (1_u32..20, 1_u32..5, 1_u32..9), silent in any::<bool>(),
     ) {
-        let world = World { log_polls: polls.0, remove_polls: polls.1, detach_polls: polls.2, silent };
-        let (did, at, plan) = live(job.clone(), world);
+        let world = ReleaseFixture { log_polls: polls.0, remove_polls: polls.1, detach_polls: polls.2, silent };
+        let (did, at, plan) = run_to_end(job.clone(), world);
         prop_assert!(did.is_sorted(), "{:?}", did);
         let Plan::End(end) = plan else { return Err(TestCaseError::fail(format!("never ended: {did:?}"))) };
         let fate = job::step(Status::Terminating, end.change().event);
         prop_assert_eq!(fate, machine::Step::To(job.ending.reason().final_status().status()));
-        prop_assert!(at <= NOW + GIVE_UP_AFTER + LOGS_GRACE + Span::secs(60), "took {:?}", at.since(NOW));
+        prop_assert!(at <= NOW + GIVE_UP_TIMEOUT + LOGS_GRACE + Span::secs(60), "took {:?}", at.since(NOW));
         let on_shim = job.place.is_some_and(|place| place.has_shim && place.status != instance::Status::Terminated);
         prop_assert_eq!(end.gave_up_host(), silent && on_shim, "given up without cause, or kept in spite of it");
         if on_shim && !silent {
-            prop_assert!(did.contains(&Did::Removed));
+            prop_assert!(did.contains(&ReleaseEvent::Removed));
         }
-        prop_assert_eq!(job.registered, did.contains(&Did::Unregistered));
-        prop_assert_eq!(!job.volumes.is_empty(), did.contains(&Did::Detached));
+        prop_assert_eq!(job.registered, did.contains(&ReleaseEvent::Unregistered));
+        prop_assert_eq!(!job.volumes.is_empty(), did.contains(&ReleaseEvent::Detached));
         if let (Some(event), Some(place)) = (end.instance().event(), job.place) {
             prop_assert!(!matches!(instance::step(place.status, event), machine::Step::Refuse));
             prop_assert!(place.other_jobs == 0, "r8: others are still on it");

@@ -43,13 +43,13 @@ proptest! {
                         }
                     }
                     Err(AcquireError::NotEnough { free, .. }) => prop_assert!(free < want),
-                    Err(AcquireError::HoldsAnother { holds, .. }) => prop_assert_eq!(model[&owner].len(), holds),
+                    Err(AcquireError::HoldsOtherCount { holds, .. }) => prop_assert_eq!(model[&owner].len(), holds),
                 },
                 Call::Release(owner) => {
                     prop_assert_eq!(ledger.release(&owner), model.remove(&owner).unwrap_or_default());
                 }
                 Call::Restart => {
-                    ledger = Ledger::rebuilt(0..DEVICES, model.clone()).unwrap();
+                    ledger = Ledger::rebuild(0..DEVICES, model.clone()).unwrap();
                 }
             }
             let held: usize = model.values().map(Vec::len).sum();
@@ -79,11 +79,11 @@ fn all_of_nothing_is_nothing() {
 
 #[test]
 fn g2_a_rebuild_holds_what_live_owners_hold_and_refuses_a_double_claim() {
-    let ledger = Ledger::rebuilt(0..3, [("a", vec![1])]).unwrap();
+    let ledger = Ledger::rebuild(0..3, [("a", vec![1])]).unwrap();
     assert_eq!((ledger.free(), ledger.holder(&1)), (2, Some(&"a")));
-    let twice = Ledger::rebuilt(0..3, [("a", vec![1]), ("b", vec![1])]);
-    assert_eq!(twice, Err(RebuildError::Twice { device: 1, first: "a", second: "b" }));
-    let unknown = Ledger::rebuilt(0..3, [("a", vec![7])]);
+    let twice = Ledger::rebuild(0..3, [("a", vec![1]), ("b", vec![1])]);
+    assert_eq!(twice, Err(RebuildError::ClaimedTwice { device: 1, first: "a", second: "b" }));
+    let unknown = Ledger::rebuild(0..3, [("a", vec![7])]);
     assert_eq!(unknown, Err(RebuildError::Unknown { device: 7, owner: "a" }));
 }
 
@@ -95,7 +95,7 @@ fn the_planted_bug_frees_the_devices_of_another() {
     ledger.acquire(&"old", Want::All).unwrap();
     ledger.release(&"old");
     ledger.acquire(&"new", Want::All).unwrap();
-    plant(Some(Bug::ReleaseFreesAnother));
+    plant(Some(Bug::ReleaseFreesFormerDevices));
     ledger.release(&"old");
     plant(None);
     assert_eq!(ledger.held_by(&"new"), [0_u32; 0]);

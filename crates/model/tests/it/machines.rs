@@ -19,7 +19,7 @@ macro_rules! every_machine {
         $check::<gateway::Gateway>();
         $check::<gateway::Replica>();
         $check::<managed_job::Task>();
-        $check::<managed_job::Scheduling>();
+        $check::<managed_job::ScheduleLifecycle>();
         $check::<container::Container>();
         $check::<task::Task>();
     };
@@ -172,7 +172,7 @@ fn a_managed_job_has_the_22_listed_transitions_and_no_others() {
 
 #[test]
 fn a_managed_jobs_schedule_has_the_listed_edges_and_no_others() {
-    check::<managed_job::Scheduling>(
+    check::<managed_job::ScheduleLifecycle>(
         "
         INACTIVE -> WAITING
         WAITING -> LAUNCHING
@@ -213,7 +213,7 @@ fn a_task_of_a_shim_has_the_listed_edges_and_no_others() {
 #[test]
 fn g8_a_task_is_removed_only_after_its_end() {
     for &status in task::Status::ALL {
-        let answer = task::step(status, task::Event::RemoveAsked);
+        let answer = task::step(status, task::Event::RemoveRequested);
         assert_eq!(answer == Step::Refuse, status.is_active(), "{status}");
     }
 }

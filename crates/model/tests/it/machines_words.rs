@@ -7,18 +7,18 @@ use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 use windlass_model::{
     container,
-    event::{self, Actor, Because, Event, Kind, Pipeline},
+    event::{self, Actor, Event, EventCause, Kind, Pipeline},
     fleet, gateway, instance,
     job::{self, Detail, Ending},
-    machine::{Step, UnknownWord, Word},
-    managed_job::{self, Episode, PendingKind, RecoverySource, Schedule, ScheduleEvent, is_legal},
+    machine::{Step, UnknownValue, Word},
+    managed_job::{self, PendingKind, RecoveryEpisode, RecoverySource, Schedule, ScheduleEvent, is_legal},
     retry, run, volume,
 };
 
 #[track_caller]
 fn check_words<W>(words: &str)
 where
-    W: Word + FromStr<Err = UnknownWord> + Serialize + DeserializeOwned + Debug,
+    W: Word + FromStr<Err = UnknownValue> + Serialize + DeserializeOwned + Debug,
 {
     let found: Vec<_> = W::ALL.iter().map(|word| word.as_str()).collect();
     assert_eq!(found.join(" "), words);
@@ -160,7 +160,7 @@ fn our_own_causes_travel_beside_a_reason_that_every_client_knows() {
 
 #[test]
 fn an_ending_is_stored_and_read_back_whole() {
-    let ending = Ending::oom_killed().saying("killed at 8 GB");
+    let ending = Ending::oom_killed().with_message("killed at 8 GB");
     let json = serde_json::to_string(&ending).unwrap();
     assert_eq!(
         json,
@@ -192,7 +192,7 @@ fn a_jobs_message_says_what_its_status_comes_to() {
 
 #[test]
 fn a_runs_message_tells_of_pulling_and_retrying() {
-    let glance = |status: &str, last_ended| run::Glance { status: status.parse().unwrap(), last_ended };
+    let glance = |status: &str, last_ended| run::JobSummary { status: status.parse().unwrap(), last_ended };
     let lacked = Some(job::TerminationReason::FailedToStartDueToNoCapacity);
     let all = retry::Policy::always();
     let errors = retry::Policy { on_events: vec![retry::Event::Error], ..retry::Policy::always() };
@@ -213,8 +213,8 @@ fn a_runs_message_tells_of_pulling_and_retrying() {
 
 // Events.
 
-fn because(pipeline: Pipeline) -> Because {
-    Because {
+fn because(pipeline: Pipeline) -> EventCause {
+    EventCause {
         actor: Actor::Pipeline { name: pipeline, epoch: 7 },
         reason: "done_by_runner".to_owned(),
         message: "the program ended well".to_owned(),
@@ -264,8 +264,11 @@ fn r5_a_refused_transition_is_an_error_and_a_record() {
 
 #[test]
 fn a_schedule_state_that_ends_is_not_a_final_status() {
-    let done =
-        Event::created::<managed_job::Scheduling>(Uuid::nil(), Schedule::Done, because(Pipeline::ManagedJob));
+    let done = Event::created::<managed_job::ScheduleLifecycle>(
+        Uuid::nil(),
+        Schedule::Done,
+        because(Pipeline::ManagedJob),
+    );
     assert_eq!((done.kind, done.is_final), (Kind::Schedule, false));
 }
 
@@ -305,7 +308,7 @@ fn m7_only_success_lets_a_task_succeed() {
 fn m7_a_task_that_was_cancelled_before_its_start_never_starts() {
     use managed_job::{Event as E, Status as S};
     // Later tasks of a failed pipeline go this way.
-    assert_eq!(managed_job::step(S::Pending, E::CancelAsked), Step::To(S::Cancelling));
+    assert_eq!(managed_job::step(S::Pending, E::CancelRequested), Step::To(S::Cancelling));
     for &status in &[S::Cancelling, S::Cancelled] {
         for &event in &[E::SlotGranted, E::Rescheduled, E::EmptyRun, E::Started, E::Recovered] {
             assert_eq!(managed_job::step(status, event), Step::Refuse);
@@ -316,12 +319,12 @@ fn m7_a_task_that_was_cancelled_before_its_start_never_starts() {
 #[test]
 fn r17_an_episode_counts_iff_a_genuine_failure_took_part() {
     use RecoverySource::*;
-    assert_eq!(Episode::open(Failure).counts(), 1);
-    assert_eq!(Episode::open(Failure).joined_by(Restart).joined_by(Emergency).counts(), 1);
-    assert_eq!(Episode::open(Restart).joined_by(Emergency).counts(), 0);
-    assert_eq!(Episode::open(Restart).joined_by(Failure).joined_by(Failure).counts(), 1);
-    let stored = Episode::open(Failure).has_credit();
-    assert_eq!(Episode::from_stored(stored).counts(), 1);
+    assert_eq!(RecoveryEpisode::open(Failure).counts(), 1);
+    assert_eq!(RecoveryEpisode::open(Failure).merge(Restart).merge(Emergency).counts(), 1);
+    assert_eq!(RecoveryEpisode::open(Restart).merge(Emergency).counts(), 0);
+    assert_eq!(RecoveryEpisode::open(Restart).merge(Failure).merge(Failure).counts(), 1);
+    let stored = RecoveryEpisode::open(Failure).has_credit();
+    assert_eq!(RecoveryEpisode::from_stored(stored).counts(), 1);
 }
 
 #[test]

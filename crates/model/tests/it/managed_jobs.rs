@@ -2,7 +2,7 @@
 
 use windlass_model::{
     decide::managed_jobs::{
-        Act, Seen, emergency,
+        AttemptAction, Seen, emergency,
         judge::{NodeEnd, Verdict, is_lost, judge},
         slots::{InUse, Limits, Waiting, backoff, grant, shown},
     },
@@ -13,13 +13,15 @@ use windlass_model::{
     time::Span,
 };
 
-use crate::managed_jobs_world::{World, check_log, ended, failure, loss, no_capacity, over, place, success};
+use crate::managed_jobs_world::{
+    ManagedJobFixture, check_log, ended, failure, loss, no_capacity, over, place, success,
+};
 
 pub(crate) const ONE: &str = "name: one\nrun: work\n";
 
-pub(crate) fn started(text: &str) -> World {
-    let mut world = World::new(text);
-    world.settle();
+pub(crate) fn started(text: &str) -> ManagedJobFixture {
+    let mut world = ManagedJobFixture::new(text);
+    world.run_until_stable();
     world
 }
 
@@ -32,7 +34,7 @@ fn a_task_goes_from_pending_to_succeeded() {
     assert_eq!(world.records[0].submitted_at, Some(world.now));
     world.wait(20).running(0, "east");
     let began = world.now;
-    world.wait(100).see(0, success());
+    world.wait(100).observe(0, success());
     let record = &world.records[0];
     assert_eq!(world.path(0), "PENDING STARTING RUNNING SUCCEEDED");
     assert_eq!((record.start_at, record.end_at), (Some(began), Some(world.now)));
@@ -46,18 +48,18 @@ fn a_task_goes_from_pending_to_succeeded() {
 fn an_empty_task_succeeds_without_nodes_even_if_it_has_a_setup() {
     let mut world = started("setup: exit 1\n");
     assert_eq!(world.path(0), "PENDING RUNNING SUCCEEDED");
-    assert!(world.acts.is_empty() && world.settle().records[0].end_at.is_some());
+    assert!(world.acts.is_empty() && world.run_until_stable().records[0].end_at.is_some());
 }
 
 #[test]
 fn a_failed_setup_is_told_apart_from_a_failed_program() {
     let mut world = started(ONE);
     let end = NodeEnd { phase: Some(Phase::Setup), ..ended(Reason::ContainerExitedWithError, Some(3)) };
-    world.running(0, "east").see(0, over(end));
+    world.running(0, "east").observe(0, over(end));
     assert_eq!(world.statuses(), ["FAILED_SETUP"]);
     assert!(world.records[0].failure_reason.as_ref().unwrap().contains("exit code 3"));
     let mut world = started(ONE);
-    world.running(0, "east").see(0, failure(3));
+    world.running(0, "east").observe(0, failure(3));
     assert_eq!(world.statuses(), ["FAILED"]);
 }
 
@@ -66,13 +68,13 @@ fn a_failed_setup_is_told_apart_from_a_failed_program() {
 #[test]
 fn a_refused_launch_gives_its_slot_back_and_comes_again() {
     let mut world = started(ONE);
-    world.see(0, no_capacity());
+    world.observe(0, no_capacity());
     assert_eq!((world.records[0].schedule, world.in_use().launching), (Schedule::AliveBackoff, 0));
     assert_eq!(world.records[0].next_retry_at, Some(world.now + Span::secs(60)));
     assert_eq!(world.in_use().alive, 1);
-    world.wait(59).settle();
+    world.wait(59).run_until_stable();
     assert_eq!(world.statuses(), ["PENDING"]);
-    world.wait(1).settle();
+    world.wait(1).run_until_stable();
     assert_eq!((world.statuses(), world.last_submit().attempt), (vec!["STARTING"], 2));
     assert_eq!(world.path(0), "PENDING STARTING PENDING STARTING");
     assert!(
@@ -85,9 +87,9 @@ fn a_refused_launch_gives_its_slot_back_and_comes_again() {
 #[test]
 fn a_launch_that_only_queues_gives_its_slot_back_too() {
     let mut world = started(ONE);
-    world.wait(61).settle();
+    world.wait(61).run_until_stable();
     assert_eq!((world.statuses(), world.records[0].schedule), (vec!["PENDING"], Schedule::AliveBackoff));
-    assert!(matches!(world.acts.last(), Some((0, Act::Stop(stop))) if stop.attempt == 1));
+    assert!(matches!(world.acts.last(), Some((0, AttemptAction::Stop(stop))) if stop.attempt == 1));
 }
 
 #[test]
@@ -95,10 +97,10 @@ fn every_candidate_is_tried_before_the_wait() {
     let mut world = started("run: a\nresources:\n  ordered: [{cpus: 1}, {cpus: 2}, {cpus: 4}]\n");
     for candidate in 0..3 {
         assert_eq!((world.last_submit().candidate, world.statuses()), (candidate, vec!["STARTING"]));
-        world.see(0, no_capacity());
+        world.observe(0, no_capacity());
     }
     assert_eq!(world.statuses(), ["PENDING"]);
-    world.wait(60).settle();
+    world.wait(60).run_until_stable();
     assert_eq!(world.last_submit().candidate, 0);
 }
 
@@ -106,17 +108,17 @@ fn every_candidate_is_tried_before_the_wait() {
 fn a_bound_on_tries_or_time_ends_the_wait_from_starting_and_from_recovering() {
     let tries = "run: a\nresources: {job_recovery: {max_launch_tries: 2}}\n";
     let mut world = started(tries);
-    world.see(0, no_capacity()).wait(60).settle();
-    world.see(0, no_capacity());
+    world.observe(0, no_capacity()).wait(60).run_until_stable();
+    world.observe(0, no_capacity());
     assert_eq!(world.path(0), "PENDING STARTING PENDING STARTING FAILED_NO_RESOURCE");
     let time = "run: a\nresources: {job_recovery: {max_launch_wait: 90s, strategy: FAILOVER}}\n";
     let mut world = started(time);
-    world.running(0, "east").see(0, loss());
+    world.running(0, "east").observe(0, loss());
     for _ in 0..3 {
-        world.see(0, no_capacity());
+        world.observe(0, no_capacity());
     }
-    world.see(0, no_capacity());
-    world.wait(200).settle();
+    world.observe(0, no_capacity());
+    world.wait(200).run_until_stable();
     assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING PENDING RECOVERING FAILED_NO_RESOURCE");
     assert_eq!(world.records[0].recovery_count, 0, "an aborted episode does not count");
     assert_eq!(world.records[0].schedule, Schedule::Done);
@@ -127,13 +129,13 @@ fn what_can_never_fit_ends_at_once_also_during_a_recovery() {
     let never =
         NodeEnd { detail: Some(Detail::NoFleets), ..ended(Reason::FailedToStartDueToNoCapacity, None) };
     let mut world = started(ONE);
-    world.see(0, over(never.clone()));
+    world.observe(0, over(never.clone()));
     assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
     let mut world = started(ONE);
     // Once it may be the place that it stays away from.
-    world.running(0, "east").see(0, loss()).see(0, over(never.clone()));
+    world.running(0, "east").observe(0, loss()).observe(0, over(never.clone()));
     assert_eq!((world.statuses(), world.last_submit().avoid.len()), (vec!["RECOVERING"], 0));
-    world.see(0, over(never));
+    world.observe(0, over(never));
     assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING FAILED_PRECHECKS");
 }
 
@@ -141,7 +143,7 @@ fn what_can_never_fit_ends_at_once_also_during_a_recovery() {
 fn a_container_that_cannot_be_made_three_times_is_the_tasks_own_fault() {
     let mut world = started(ONE);
     for _ in 0..3 {
-        world.see(0, over(ended(Reason::CreatingContainerError, None))).wait(400).settle();
+        world.observe(0, over(ended(Reason::CreatingContainerError, None))).wait(400).run_until_stable();
     }
     assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
 }
@@ -159,11 +161,11 @@ fn m5_waits_grow_to_five_minutes_with_jitter() {
 #[test]
 fn r17_eager_next_region_stays_away_from_the_lost_place_until_nothing_else_fits() {
     let mut world = started(ONE);
-    world.wait(10).running(0, "east").wait(50).see(0, loss());
+    world.wait(10).running(0, "east").wait(50).observe(0, loss());
     assert_eq!(world.statuses(), ["RECOVERING"]);
     assert_eq!(world.last_submit().avoid, [place("east").unwrap()]);
     assert!(world.log.iter().any(|(_, moved, _)| moved.message.contains("stays away from east")));
-    world.see(0, no_capacity());
+    world.observe(0, no_capacity());
     assert_eq!(
         (world.statuses(), world.last_submit().avoid.len()),
         (vec!["RECOVERING"], 0),
@@ -171,7 +173,7 @@ fn r17_eager_next_region_stays_away_from_the_lost_place_until_nothing_else_fits(
     );
     world.wait(30).running(0, "east");
     assert_eq!((world.records[0].recovery_count, world.records[0].attempt), (1, 3));
-    world.wait(50).see(0, success());
+    world.wait(50).observe(0, success());
     assert_eq!(world.records[0].job_duration(world.now), Span::secs(100));
     assert_eq!(world.running_by_log(0), Span::secs(100));
 }
@@ -191,12 +193,12 @@ fn half_lost(first: &str, second: &str) -> (Seen, Placement, Placement) {
 fn a_machine_is_sought_beside_those_that_are_left_before_the_lost_place_is_left() {
     let mut world = started("run: a\nnum_nodes: 2\n");
     let (seen, left, gone) = half_lost("east", "east");
-    world.running(0, "east").see(0, seen);
+    world.running(0, "east").observe(0, seen);
     let asked = world.last_submit();
     assert_eq!((asked.prefer, asked.avoid), (Some(left), vec![gone.clone()]));
     let told = |text: &str| world.log.iter().any(|(_, moved, _)| moved.message.contains(text));
     assert!(told("seeks a machine beside those that are left in east"), "{:?}", world.log);
-    world.see(0, no_capacity());
+    world.observe(0, no_capacity());
     let asked = world.last_submit();
     assert_eq!((asked.prefer, asked.avoid), (None, vec![gone]), "nothing is free beside it");
 }
@@ -205,25 +207,25 @@ fn a_machine_is_sought_beside_those_that_are_left_before_the_lost_place_is_left(
 fn of_several_places_only_the_lost_one_is_avoided() {
     let (seen, _, gone) = half_lost("host-1", "host-2");
     let mut world = started("run: a\nnum_nodes: 2\n");
-    world.running(0, "host-1").see(0, seen);
+    world.running(0, "host-1").observe(0, seen);
     let asked = world.last_submit();
     assert_eq!((asked.prefer, asked.avoid), (None, vec![gone]));
     let (seen, left, _) = half_lost("east/a", "east/b");
     let mut world = started("run: a\nnum_nodes: 2\nresources: {job_recovery: FAILOVER}\n");
-    world.running(0, "east/a").see(0, seen);
+    world.running(0, "east/a").observe(0, seen);
     assert_eq!((world.last_submit().prefer, world.last_submit().avoid.len()), (Some(left), 0));
 }
 
 #[test]
 fn failover_seeks_the_same_place_three_times() {
     let mut world = started("run: a\nresources: {job_recovery: FAILOVER}\n");
-    world.running(0, "east").see(0, loss());
+    world.running(0, "east").observe(0, loss());
     for _ in 0..3 {
         assert_eq!((world.last_submit().prefer, world.last_submit().avoid.len()), (place("east"), 0));
-        world.see(0, no_capacity());
+        world.observe(0, no_capacity());
     }
     assert_eq!((world.last_submit().prefer, world.statuses()), (None, vec!["RECOVERING"]));
-    world.see(0, no_capacity());
+    world.observe(0, no_capacity());
     assert_eq!(world.statuses(), ["PENDING"]);
 }
 
@@ -231,22 +233,22 @@ fn failover_seeks_the_same_place_three_times() {
 fn the_strategy_none_never_launches_again() {
     let text = "run: a\nresources: {job_recovery: NONE}\n";
     let mut world = started(text);
-    world.running(0, "east").see(0, loss());
+    world.running(0, "east").observe(0, loss());
     assert_eq!(world.statuses(), ["FAILED"]);
     assert!(world.records[0].failure_reason.as_ref().unwrap().starts_with("nodes lost"));
     let mut world = started(text);
     world.running(0, "east");
     world.internal_error(0);
-    world.wait(100).see(0, loss());
+    world.wait(100).observe(0, loss());
     assert_eq!((world.statuses(), world.records[0].attempt), (vec!["FAILED"], 1));
 }
 
 #[test]
 fn restarts_after_errors_are_counted_and_reuse_the_nodes() {
     let mut world = started("run: a\nresources: {job_recovery: {max_restarts_on_errors: 1}}\n");
-    world.running(0, "east").see(0, failure(1));
+    world.running(0, "east").observe(0, failure(1));
     assert_eq!((world.statuses(), world.last_submit().prefer), (vec!["RECOVERING"], place("east")));
-    world.running(0, "east").see(0, failure(1));
+    world.running(0, "east").observe(0, failure(1));
     assert_eq!(world.statuses(), ["FAILED"]);
     let record = &world.records[0];
     assert_eq!((record.restarts_on_errors, record.recovery_count, record.attempt), (1, 1, 2));
@@ -256,21 +258,21 @@ fn restarts_after_errors_are_counted_and_reuse_the_nodes() {
 fn listed_exit_codes_are_always_tried_again_and_not_counted() {
     let mut world = started("run: a\nresources: {job_recovery: {recover_on_exit_codes: [33]}}\n");
     for _ in 0..5 {
-        world.running(0, "east").see(0, failure(33));
+        world.running(0, "east").observe(0, failure(33));
     }
     assert_eq!((world.statuses(), world.records[0].restarts_on_errors), (vec!["RECOVERING"], 0));
-    world.running(0, "east").see(0, failure(34));
+    world.running(0, "east").observe(0, failure(34));
     assert_eq!((world.statuses(), world.records[0].recovery_count), (vec!["FAILED"], 5));
 }
 
 #[test]
 fn r17_a_back_off_in_a_recovery_keeps_the_episode_open() {
     let mut world = started(ONE);
-    world.running(0, "east").see(0, loss()).see(0, no_capacity()).see(0, no_capacity());
+    world.running(0, "east").observe(0, loss()).observe(0, no_capacity()).observe(0, no_capacity());
     let record = &world.records[0];
     assert_eq!((record.status, record.pending.unwrap().as_str()), (Status::Pending, "recovery_backoff"));
     let (submitted, start) = (record.submitted_at, record.start_at);
-    world.wait(100).settle();
+    world.wait(100).run_until_stable();
     assert_eq!(world.statuses(), ["RECOVERING"], "not STARTING");
     world.running(0, "west");
     let record = &world.records[0];
@@ -281,7 +283,7 @@ fn r17_a_back_off_in_a_recovery_keeps_the_episode_open() {
 #[test]
 fn a_loss_while_still_starting_does_not_count() {
     let mut world = started(ONE);
-    world.see(0, loss());
+    world.observe(0, loss());
     assert_eq!((world.statuses(), world.last_submit().attempt), (vec!["STARTING"], 2));
     world.running(0, "east");
     assert_eq!(world.records[0].recovery_count, 0);
@@ -290,10 +292,10 @@ fn a_loss_while_still_starting_does_not_count() {
 #[test]
 fn m3_every_recovery_names_its_source() {
     let mut world = started(ONE);
-    world.running(0, "east").see(0, loss()).running(0, "west");
+    world.running(0, "east").observe(0, loss()).running(0, "west");
     world.internal_error(0);
-    world.wait(100).settle();
-    world.see(0, Seen::Nothing);
+    world.wait(100).run_until_stable();
+    world.observe(0, Seen::Nothing);
     for (_, moved, _) in
         world.log.iter().filter(|(_, moved, _)| matches!(moved.event, Event::Lost | Event::Interrupted))
     {
@@ -311,7 +313,7 @@ fn a_preemption_is_told_apart_from_a_failure() {
     let is = |verdict: Verdict| match verdict {
         Verdict::Success => "success",
         Verdict::UserFailure { .. } => "failure",
-        Verdict::Loss { .. } => "loss",
+        Verdict::NodesLost { .. } => "loss",
         Verdict::NoCapacity { .. } => "no capacity",
         Verdict::NotStarted { .. } => "not started",
         Verdict::NeverFits { .. } => "never",
@@ -350,7 +352,7 @@ fn m4_one_bad_probe_never_restarts_a_healthy_job() {
     assert!(!is_lost(Span::secs(59), 100));
     assert!(is_lost(Span::secs(60), 5));
     let mut world = started(ONE);
-    world.running(0, "east").see(0, Seen::Unclear).wait(86_400).settle();
+    world.running(0, "east").observe(0, Seen::Unclear).wait(86_400).run_until_stable();
     assert_eq!((world.statuses(), world.records[0].attempt), (vec!["RUNNING"], 1));
 }
 
@@ -368,7 +370,7 @@ fn m4_a_running_task_is_taken_over_without_a_trace() {
 
 #[test]
 fn m6_a_launch_that_was_made_and_not_written_is_found_again() {
-    let mut world = World::new(ONE);
+    let mut world = ManagedJobFixture::new(ONE);
     world.pass();
     assert_eq!((world.statuses(), world.records[0].attempt), (vec!["STARTING"], 0));
     world.pass();
@@ -377,10 +379,10 @@ fn m6_a_launch_that_was_made_and_not_written_is_found_again() {
     world.carry_out(&decision, false);
     world.carry_out(&decision, false);
     assert_eq!(world.runs.len(), 1, "one run, however often it is made");
-    world.settle();
+    world.run_until_stable();
     assert_eq!((world.statuses(), world.records[0].attempt, world.runs.len()), (vec!["STARTING"], 1, 1));
     // A cancel finds what was made and not written.
-    let mut world = World::new(ONE);
+    let mut world = ManagedJobFixture::new(ONE);
     world.settle_twice();
     let decision = world.decide();
     world.carry_out(&decision, false);
@@ -392,18 +394,18 @@ fn m6_a_launch_that_was_made_and_not_written_is_found_again() {
 fn m6_the_old_attempt_is_gone_before_the_next_is_made() {
     let mut world = started("run: a\ndeadline: {within: 10h, work: 1h, changeover: 1m}\n");
     // Nothing to wait for but its line, which has just begun: it starts on demand when behind.
-    world.wait(100).settle();
+    world.wait(100).run_until_stable();
     assert_eq!(world.last_submit().market, Some(Market::OnDemand));
     world.running(0, "east").wait(2000);
     world.spot_capacity = true;
     let decision = world.pass();
     assert!(decision.tasks[0].act.is_none(), "first it is written that the end is ours");
     let decision = world.pass();
-    assert!(matches!(decision.tasks[0].act, Some(Act::Stop(_))));
+    assert!(matches!(decision.tasks[0].act, Some(AttemptAction::Stop(_))));
     world.pass();
     assert_eq!(world.runs[&(0, 1)], Seen::Ending);
     assert_eq!(world.last_submit().attempt, 1, "the old one is not gone yet");
-    world.settle();
+    world.run_until_stable();
     assert_eq!((world.last_submit().attempt, world.last_submit().market), (2, Some(Market::Spot)));
     world.running(0, "west");
     assert_eq!(world.records[0].recovery_count, 0, "a move is not a failure");
@@ -424,9 +426,9 @@ fn m1_internal_errors_are_forgiven_ten_times_with_growing_patience() {
     world.internal_error(0);
     assert_eq!(world.statuses(), ["FAILED_CONTROLLER"]);
     assert!(world.records[0].failure_reason.as_ref().unwrap().contains("(was RECOVERING)"));
-    world.settle();
+    world.run_until_stable();
     assert_eq!(world.records[0].schedule, Schedule::Done);
-    assert!(matches!(world.acts.last(), Some((0, Act::Stop(_)))), "with full clean-up");
+    assert!(matches!(world.acts.last(), Some((0, AttemptAction::Stop(_)))), "with full clean-up");
 }
 
 #[test]
@@ -436,7 +438,7 @@ fn m1_the_budget_is_new_after_six_quiet_hours_and_an_error_finds_live_work_again
     for _ in 0..9 {
         world.internal_error(0);
     }
-    world.wait(6 * 3600).settle();
+    world.wait(6 * 3600).run_until_stable();
     assert_eq!(
         (world.statuses(), world.records[0].attempt),
         (vec!["RUNNING"], 1),
@@ -450,23 +452,23 @@ fn m1_the_budget_is_new_after_six_quiet_hours_and_an_error_finds_live_work_again
 #[test]
 fn r17_an_internal_error_does_not_take_the_credit_of_a_loss() {
     let mut world = started(ONE);
-    world.running(0, "east").see(0, loss());
+    world.running(0, "east").observe(0, loss());
     world.internal_error(0);
-    world.wait(200).settle();
+    world.wait(200).run_until_stable();
     world.running(0, "west");
     assert_eq!(world.records[0].recovery_count, 1);
     world.internal_error(0);
     world.wait(200);
-    world.see(0, loss()).running(0, "north");
+    world.observe(0, loss()).running(0, "north");
     assert_eq!(world.records[0].recovery_count, 2, "the loss was found while nobody looked");
 }
 
 #[test]
 fn a_state_that_does_not_exist_is_our_failure_and_keeps_the_former_status() {
     let mut world = started(ONE);
-    world.running(0, "east").see(0, success());
+    world.running(0, "east").observe(0, success());
     let ended_at = world.records[0].end_at;
-    world.wait(10).see(0, Seen::Impossible { what: "half done".to_owned() });
+    world.wait(10).observe(0, Seen::Impossible { what: "half done".to_owned() });
     assert_eq!((world.statuses(), world.records[0].end_at), (vec!["FAILED_CONTROLLER"], ended_at));
     assert!(world.records[0].failure_reason.as_ref().unwrap().contains("(was SUCCEEDED)"));
 }
@@ -480,9 +482,9 @@ fn m7_a_pipeline_goes_on_after_success_and_stops_after_failure() {
     assert_eq!(world.statuses(), ["STARTING", "PENDING", "PENDING"]);
     world.running(0, "east");
     assert_eq!(world.records[1].attempt, 0);
-    world.see(0, success());
+    world.observe(0, success());
     assert_eq!(world.statuses(), ["SUCCEEDED", "STARTING", "PENDING"]);
-    world.running(1, "east").see(1, failure(1));
+    world.running(1, "east").observe(1, failure(1));
     assert_eq!(world.statuses(), ["SUCCEEDED", "FAILED", "CANCELLED"]);
     assert_eq!(world.path(2), "PENDING CANCELLING CANCELLED");
     assert_eq!((world.records[2].attempt, world.status()), (0, Status::Failed));
@@ -504,11 +506,11 @@ fn m7_a_pipeline_goes_on_after_success_and_stops_after_failure() {
 fn m7_a_graph_runs_what_is_ready_and_cancels_what_cannot_be() {
     let text = "name: a\nrun: a\n---\nname: b\ndepends_on: a\nrun: b\n---\nname: c\ndepends_on: a\nrun: c\n---\nname: d\ndepends_on: [b, c]\nrun: d\n";
     let mut world = started(text);
-    world.running(0, "x").see(0, success());
+    world.running(0, "x").observe(0, success());
     assert_eq!(world.statuses(), ["SUCCEEDED", "STARTING", "STARTING", "PENDING"]);
-    world.running(1, "x").running(2, "x").see(1, failure(1));
+    world.running(1, "x").running(2, "x").observe(1, failure(1));
     assert_eq!(world.statuses(), ["SUCCEEDED", "FAILED", "RUNNING", "CANCELLED"]);
-    world.see(2, success());
+    world.observe(2, success());
     assert_eq!((world.status(), world.decide().schedule), (Status::Failed, Schedule::Done));
 }
 
@@ -521,12 +523,12 @@ fn a_group_starts_at_once_and_ends_with_its_primaries() {
     for task in 0..3 {
         world.running(task, "x");
     }
-    world.see(0, success());
+    world.observe(0, success());
     assert_eq!(world.statuses(), ["SUCCEEDED", "RUNNING", "RUNNING"]);
-    world.wait(100).see(1, success());
+    world.wait(100).observe(1, success());
     assert_eq!(world.statuses()[2], "RUNNING", "the auxiliary has 30 seconds");
     assert!(world.decide().due_at.unwrap() <= world.now + Span::secs(30));
-    world.wait(30).settle();
+    world.wait(30).run_until_stable();
     assert_eq!((world.statuses()[2], world.status()), ("CANCELLED", Status::Succeeded));
 }
 
@@ -536,9 +538,9 @@ fn a_failing_primary_stops_no_other_primary_and_leaves_auxiliaries_no_time() {
     for task in 0..3 {
         world.running(task, "x");
     }
-    world.see(0, failure(1));
+    world.observe(0, failure(1));
     assert_eq!(world.statuses(), ["FAILED", "RUNNING", "RUNNING"]);
-    world.see(1, success());
+    world.observe(1, success());
     assert_eq!(
         (world.statuses(), world.status()),
         (vec!["FAILED", "SUCCEEDED", "CANCELLED"], Status::Failed)
@@ -551,19 +553,19 @@ fn a_first_launch_that_fails_undoes_the_group() {
     world.running(0, "x");
     let never =
         NodeEnd { detail: Some(Detail::NoFleets), ..ended(Reason::FailedToStartDueToNoCapacity, None) };
-    world.see(2, over(never));
+    world.observe(2, over(never));
     assert_eq!(world.statuses(), ["CANCELLED", "CANCELLED", "FAILED_PRECHECKS"]);
 }
 
 #[test]
 fn m5_a_group_takes_a_slot_for_each_launch() {
-    let mut world = World::new(GROUP);
+    let mut world = ManagedJobFixture::new(GROUP);
     world.limits = Limits { max_launching: 2, max_alive: 1 };
-    world.settle_some();
+    world.run_passes();
     assert_eq!(world.in_use(), InUse { launching: 2, alive: 1 });
     assert_eq!(world.statuses(), ["STARTING", "STARTING", "PENDING"]);
     world.runs.insert((0, 1), Seen::Running { placement: None });
-    world.settle_some();
+    world.run_passes();
     assert_eq!((world.in_use().launching, world.statuses()), (2, vec!["RUNNING", "STARTING", "STARTING"]));
 }
 
@@ -588,9 +590,9 @@ fn m5_slots_go_by_priority_then_age_and_a_blocked_head_blocks_nobody() {
 
 #[test]
 fn limits_follow_the_machine() {
-    assert_eq!(Limits::of_machine(2, 4096), Limits { max_launching: 32, max_alive: 16_384 });
-    assert_eq!(Limits::of_machine(0, 0), Limits { max_launching: 8, max_alive: 2_000 });
-    assert_eq!(Limits::of_machine(1000, u64::MAX), Limits { max_launching: 512, max_alive: 100_000 });
+    assert_eq!(Limits::for_host(2, 4096), Limits { max_launching: 32, max_alive: 16_384 });
+    assert_eq!(Limits::for_host(0, 0), Limits { max_launching: 8, max_alive: 2_000 });
+    assert_eq!(Limits::for_host(1000, u64::MAX), Limits { max_launching: 512, max_alive: 100_000 });
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Managed jobs that are cancelled: from every state, and as they end by themselves.
 
 use windlass_model::{
-    decide::managed_jobs::{Act, Cancel, Seen, judge::NodeEnd},
+    decide::managed_jobs::{AttemptAction, Cancel, Seen, judge::NodeEnd},
     job::{Detail, TerminationReason as Reason},
     managed_job::Schedule,
     time::Span,
@@ -9,29 +9,29 @@ use windlass_model::{
 
 use crate::{
     managed_jobs::{ONE, started},
-    managed_jobs_world::{World, check_log, ended, failure, loss, no_capacity, over, success},
+    managed_jobs_world::{ManagedJobFixture, check_log, ended, failure, loss, no_capacity, over, success},
 };
 
 #[test]
 fn m2_a_cancel_works_from_every_state() {
-    type Prepare = fn(&mut World);
+    type Prepare = fn(&mut ManagedJobFixture);
     let cancelled: [(&str, Prepare); 5] = [
         ("PENDING CANCELLED", |_| {}),
         ("PENDING STARTING CANCELLING CANCELLED", |world| {
-            world.settle();
+            world.run_until_stable();
         }),
         ("PENDING STARTING RUNNING CANCELLING CANCELLED", |world| {
-            world.settle().running(0, "east");
+            world.run_until_stable().running(0, "east");
         }),
         ("PENDING STARTING PENDING CANCELLING CANCELLED", |world| {
-            world.settle().see(0, no_capacity());
+            world.run_until_stable().observe(0, no_capacity());
         }),
         ("PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED", |world| {
-            world.settle().running(0, "east").see(0, loss());
+            world.run_until_stable().running(0, "east").observe(0, loss());
         }),
     ];
     for (path, prepare) in cancelled {
-        let mut world = World::new(ONE);
+        let mut world = ManagedJobFixture::new(ONE);
         prepare(&mut world);
         world.wait(5).cancel();
         assert_eq!(world.path(0), path);
@@ -52,11 +52,11 @@ fn m2_a_job_that_ends_before_the_cancel_keeps_its_status() {
         let mut world = started(ONE);
         world.running(0, "east");
         world.cancel = Some(Cancel { graceful: Some(Span::secs(30)) });
-        world.see(0, seen);
+        world.observe(0, seen);
         assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"));
     }
     let mut world = started(ONE);
-    world.running(0, "east").see(0, success()).cancel();
+    world.running(0, "east").observe(0, success()).cancel();
     assert_eq!(world.statuses(), ["SUCCEEDED"]);
 }
 
@@ -74,7 +74,7 @@ fn m2_a_failure_that_a_restart_would_follow_is_no_end_before_the_cancel() {
         let mut world = started(text);
         world.running(0, "east");
         world.cancel = Some(Cancel { graceful: None });
-        world.see(0, failure(code));
+        world.observe(0, failure(code));
         assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"), "{text}");
         // A restart that does not come is not counted.
         assert_eq!(world.records[0].restarts_on_errors, 0);
@@ -82,9 +82,9 @@ fn m2_a_failure_that_a_restart_would_follow_is_no_end_before_the_cancel() {
     }
     // The last restart is used up: the failure is the end of the task.
     let mut world = started(restarts);
-    world.running(0, "east").see(0, failure(2)).running(0, "east");
+    world.running(0, "east").observe(0, failure(2)).running(0, "east");
     world.cancel = Some(Cancel { graceful: None });
-    world.see(0, failure(2));
+    world.observe(0, failure(2));
     assert_eq!(world.statuses(), ["FAILED"]);
     assert_eq!(world.records[0].restarts_on_errors, 1);
 }
@@ -96,14 +96,14 @@ fn m2_a_place_that_never_fits_is_no_end_before_the_cancel() {
     };
     // It stays away from the lost place, and may fit there.
     let mut world = started(ONE);
-    world.running(0, "east").see(0, loss());
+    world.running(0, "east").observe(0, loss());
     world.cancel = Some(Cancel { graceful: None });
-    world.see(0, never());
+    world.observe(0, never());
     assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED");
     // It may go anywhere.
     let mut world = started(ONE);
     world.cancel = Some(Cancel { graceful: None });
-    world.see(0, never());
+    world.observe(0, never());
     assert_eq!(world.path(0), "PENDING STARTING CANCELLING FAILED_PRECHECKS");
 }
 
@@ -113,13 +113,13 @@ fn a_graceful_cancel_tells_the_run_how_long_it_has() {
     world.running(0, "east");
     world.cancel = Some(Cancel { graceful: Some(Span::secs(45)) });
     let decision = world.decide();
-    let Some(Act::Stop(stop)) = decision.tasks[0].act.clone() else { panic!("no stop") };
+    let Some(AttemptAction::Stop(stop)) = decision.tasks[0].act.clone() else { panic!("no stop") };
     assert_eq!(stop.graceful, Some(Span::secs(45)));
 }
 
 #[test]
 fn a_run_that_somebody_stopped_is_a_cancel() {
     let mut world = started(ONE);
-    world.running(0, "east").see(0, over(ended(Reason::TerminatedByUser, None)));
+    world.running(0, "east").observe(0, over(ended(Reason::TerminatedByUser, None)));
     assert_eq!(world.path(0), "PENDING STARTING RUNNING CANCELLING CANCELLED");
 }

@@ -5,17 +5,17 @@ use windlass_model::{
     job::{Detail, TerminationReason as Reason},
     managed_job::{
         Schedule,
-        reason::{Circumstances, reason},
+        reason::{TaskContext, reason},
     },
     money::Price,
 };
 
-use crate::managed_jobs_world::{World, ended, no_capacity, over};
+use crate::managed_jobs_world::{ManagedJobFixture, ended, no_capacity, over};
 
-fn started(text: &str, prices: &[Option<f64>]) -> World {
-    let mut world = World::new(text);
+fn started(text: &str, prices: &[Option<f64>]) -> ManagedJobFixture {
+    let mut world = ManagedJobFixture::new(text);
     world.prices = prices.iter().map(|price| price.map(Price::dollars)).collect();
-    world.settle();
+    world.run_until_stable();
     world
 }
 
@@ -25,11 +25,11 @@ fn never_fits(said: &str) -> Seen {
 }
 
 /// The candidates that are asked for when none of them finds nodes, until the task waits.
-fn tried(mut world: World) -> Vec<u32> {
+fn tried(mut world: ManagedJobFixture) -> Vec<u32> {
     let mut order = Vec::new();
     while world.statuses() == ["STARTING"] {
         order.push(world.last_submit().candidate);
-        world.see(0, no_capacity());
+        world.observe(0, no_capacity());
     }
     order
 }
@@ -53,21 +53,21 @@ fn any_of_is_tried_by_price_and_what_nothing_fits_comes_last() {
 fn prices_are_looked_at_anew_after_each_wait() {
     let mut world = started(ANY, &[Some(3.0), Some(1.0), Some(2.0)]);
     for _ in 0..3 {
-        world.see(0, no_capacity());
+        world.observe(0, no_capacity());
     }
     assert_eq!(world.statuses(), ["PENDING"]);
     world.prices = vec![Some(Price::dollars(0.5)), Some(Price::dollars(1.0)), None];
-    world.wait(100).settle();
+    world.wait(100).run_until_stable();
     assert_eq!(world.last_submit().candidate, 0);
 }
 
 #[test]
 fn a_task_that_nothing_could_ever_take_ends_with_the_reason() {
     let mut world = started("run: a\nresources: {cpus: 64+}\n", &[]);
-    world.see(0, never_fits("local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)"));
+    world.observe(0, never_fits("local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)"));
     assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
     assert_eq!(
-        reason(&world.records[0], &Circumstances::default()).unwrap(),
+        reason(&world.records[0], &TaskContext::default()).unwrap(),
         "nothing could ever take it: local-0: needs at least 64 CPUs, has 2 (lower cpu to 2)"
     );
 }
@@ -76,12 +76,12 @@ fn a_task_that_nothing_could_ever_take_ends_with_the_reason() {
 fn a_candidate_that_nothing_could_ever_take_leaves_the_others_their_chance() {
     let text = "run: a\nresources:\n  ordered: [{cpus: 64}, {cpus: 2}]\n";
     let mut world = started(text, &[]);
-    world.see(0, never_fits("needs 64 CPUs"));
+    world.observe(0, never_fits("needs 64 CPUs"));
     assert_eq!((world.statuses(), world.last_submit().candidate), (vec!["STARTING"], 1));
-    world.see(0, no_capacity());
+    world.observe(0, no_capacity());
     assert_eq!(world.statuses(), ["PENDING"], "the other may fit another time");
-    world.wait(100).settle();
-    world.see(0, never_fits("needs 64 CPUs")).see(0, never_fits("needs 2 CPUs"));
+    world.wait(100).run_until_stable();
+    world.observe(0, never_fits("needs 64 CPUs")).observe(0, never_fits("needs 2 CPUs"));
     assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
 }
 
@@ -89,11 +89,11 @@ fn a_candidate_that_nothing_could_ever_take_leaves_the_others_their_chance() {
 fn a_wait_for_capacity_remembers_where_the_attempt_did_not_fit() {
     let mut world = started("run: a\n", &[]);
     let (since, said) = (world.now, Some("host-0: is busy (wait until jobs on it end)".to_owned()));
-    world.see(0, Seen::Queued { since, said });
-    world.wait(61).settle();
+    world.observe(0, Seen::Queued { since, said });
+    world.wait(61).run_until_stable();
     let record = &world.records[0];
     assert_eq!(record.schedule, Schedule::AliveBackoff);
-    let told = reason(record, &Circumstances::default()).unwrap();
+    let told = reason(record, &TaskContext::default()).unwrap();
     assert!(
         told.starts_with(
             "attempt 1: no nodes in time: host-0: is busy (wait until jobs on it end); the next try is at "

@@ -9,7 +9,7 @@ use windlass_model::{
 };
 
 use crate::managed_jobs_world::{
-    World, at, check_log, ended, failure, loss, no_capacity, over, place, success,
+    ManagedJobFixture, at, check_log, ended, failure, loss, no_capacity, over, place, success,
 };
 
 const SHAPES: [&str; 4] = [
@@ -21,35 +21,35 @@ const SHAPES: [&str; 4] = [
 
 /// What the weather does next.
 #[derive(Clone, Debug)]
-enum Weather {
+enum Disturbance {
     /// A pass of a server that lives.
     Pass,
     /// A server that dies after it acted and before it wrote.
     Crash,
     Wait(i64),
     /// A run of the newest attempt comes along, to this end.
-    Come(u32, u8),
+    RunProgress(u32, u8),
     Unclear(u32),
     InternalError(u32),
     Spot(bool),
     Cancel,
 }
 
-fn weather() -> impl Strategy<Value = Weather> {
+fn weather() -> impl Strategy<Value = Disturbance> {
     prop_oneof![
-        8 => Just(Weather::Pass),
-        2 => Just(Weather::Crash),
-        3 => (1_i64..200).prop_map(Weather::Wait),
-        8 => (0_u32..4, 0_u8..8).prop_map(|(task, how)| Weather::Come(task, how)),
-        1 => (0_u32..4).prop_map(Weather::Unclear),
-        1 => (0_u32..4).prop_map(Weather::InternalError),
-        1 => any::<bool>().prop_map(Weather::Spot),
-        1 => Just(Weather::Cancel),
+        8 => Just(Disturbance::Pass),
+        2 => Just(Disturbance::Crash),
+        3 => (1_i64..200).prop_map(Disturbance::Wait),
+        8 => (0_u32..4, 0_u8..8).prop_map(|(task, how)| Disturbance::RunProgress(task, how)),
+        1 => (0_u32..4).prop_map(Disturbance::Unclear),
+        1 => (0_u32..4).prop_map(Disturbance::InternalError),
+        1 => any::<bool>().prop_map(Disturbance::Spot),
+        1 => Just(Disturbance::Cancel),
     ]
 }
 
 /// A run moves on by itself: it never comes back from its end.
-fn come_along(world: &mut World, task: u32, how: u8) {
+fn advance_run(world: &mut ManagedJobFixture, task: u32, how: u8) {
     let Some(record) = world.records.get(task as usize) else { return };
     let key = (task, record.attempt);
     let next = match (world.runs.get(&key), how) {
@@ -67,38 +67,38 @@ fn come_along(world: &mut World, task: u32, how: u8) {
     world.runs.insert(key, next);
 }
 
-fn blow(world: &mut World, weather: &Weather) {
+fn apply_disturbance(world: &mut ManagedJobFixture, weather: &Disturbance) {
     match weather {
-        Weather::Pass => {
+        Disturbance::Pass => {
             world.pass();
         }
-        Weather::Crash => {
+        Disturbance::Crash => {
             let decision = world.decide();
             world.carry_out(&decision, false);
         }
-        Weather::Wait(secs) => {
+        Disturbance::Wait(secs) => {
             world.wait(*secs);
         }
-        Weather::Come(task, how) => come_along(world, *task, *how),
-        Weather::Unclear(task) => {
+        Disturbance::RunProgress(task, how) => advance_run(world, *task, *how),
+        Disturbance::Unclear(task) => {
             let Some(record) = world.records.get(*task as usize) else { return };
             if let Some(seen @ Seen::Running { .. }) = world.runs.get_mut(&(*task, record.attempt)) {
                 *seen = Seen::Unclear;
             }
         }
-        Weather::InternalError(task) => {
+        Disturbance::InternalError(task) => {
             if world.records.get(*task as usize).is_some_and(|record| !record.status.is_final()) {
                 world.internal_error(*task);
             }
         }
-        Weather::Spot(there) => world.spot_capacity = *there,
-        Weather::Cancel => {
+        Disturbance::Spot(there) => world.spot_capacity = *there,
+        Disturbance::Cancel => {
             world.cancel = Some(windlass_model::decide::managed_jobs::Cancel { graceful: None })
         }
     }
 }
 
-fn check(world: &World) {
+fn check(world: &ManagedJobFixture) {
     check_log(world);
     for (task, record) in world.records.iter().enumerate() {
         assert!(record.is_legal(), "{} beside {}", record.schedule, record.status);
@@ -127,7 +127,7 @@ fn check(world: &World) {
 }
 
 /// Episodes that ended in RUNNING and had a failure in them.
-fn recoveries_by_log(world: &World, task: u32) -> u32 {
+fn recoveries_by_log(world: &ManagedJobFixture, task: u32) -> u32 {
     let (mut count, mut credit) = (0, false);
     for (_, moved, _) in world.log.iter().filter(|(of, ..)| *of == task) {
         credit |= moved.source == Some(RecoverySource::Failure);
@@ -191,7 +191,7 @@ fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
         (dice >> 33) % sides
     };
     for round in 0..2_000 {
-        let mut world = World::new(shapes[round % shapes.len()]);
+        let mut world = ManagedJobFixture::new(shapes[round % shapes.len()]);
         for _ in 0..30 {
             let task = roll(world.records.len() as u64) as u32;
             let key = (task, world.records[task as usize].attempt);
@@ -216,9 +216,9 @@ fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
                 7 | 8 if live => {
                     world.runs.insert(key, Seen::Running { placement: place("east") });
                 }
-                9 if roll(3) == 0 => blow(&mut world, &Weather::Cancel),
-                10 if roll(3) == 0 => blow(&mut world, &Weather::InternalError(task)),
-                _ => blow(&mut world, &Weather::Wait(50)),
+                9 if roll(3) == 0 => apply_disturbance(&mut world, &Disturbance::Cancel),
+                10 if roll(3) == 0 => apply_disturbance(&mut world, &Disturbance::InternalError(task)),
+                _ => apply_disturbance(&mut world, &Disturbance::Wait(50)),
             }
         }
         check_log(&world);
@@ -255,10 +255,10 @@ proptest! {
         storm in prop::collection::vec(weather(), 0..120),
         launching in 1_u32..4,
     ) {
-        let mut world = World::new(SHAPES[shape]);
+        let mut world = ManagedJobFixture::new(SHAPES[shape]);
         world.limits.max_launching = launching;
         for weather in &storm {
-            blow(&mut world, weather);
+            apply_disturbance(&mut world, weather);
             check(&world);
         }
         // Fair weather: runs succeed, spot is there, time passes.
@@ -267,7 +267,7 @@ proptest! {
             world.spot_capacity = true;
             world.pass();
             for task in 0..world.records.len() as u32 {
-                come_along(&mut world, task, 3);
+                advance_run(&mut world, task, 3);
             }
             if world.records.iter().all(|record| record.schedule == windlass_model::managed_job::Schedule::Done) {
                 break;

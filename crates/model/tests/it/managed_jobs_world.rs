@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use windlass_model::{
     decide::managed_jobs::{
-        Act, Cancel, Decision, JobView, Moved, Seen, TaskView, decide, emergency,
+        AttemptAction, Cancel, Decision, ManagedJobView, Moved, Seen, TaskView, decide, emergency,
         judge::NodeEnd,
         slots::{InUse, Limits, Waiting, grant, granted},
     },
@@ -65,7 +65,7 @@ pub(crate) fn no_capacity() -> Seen {
 }
 
 /// One job in its world.
-pub(crate) struct World {
+pub(crate) struct ManagedJobFixture {
     pub(crate) plan: Plan,
     pub(crate) records: Vec<Record>,
     /// The runs of all attempts.
@@ -73,7 +73,7 @@ pub(crate) struct World {
     pub(crate) cancel: Option<Cancel>,
     pub(crate) now: Timestamp,
     pub(crate) log: Vec<(u32, Moved, Timestamp)>,
-    pub(crate) acts: Vec<(u32, Act)>,
+    pub(crate) acts: Vec<(u32, AttemptAction)>,
     pub(crate) spot_capacity: bool,
     pub(crate) limits: Limits,
     /// Of each candidate, for all tasks alike.
@@ -81,7 +81,7 @@ pub(crate) struct World {
     pub(crate) schedules: Vec<Schedule>,
 }
 
-impl World {
+impl ManagedJobFixture {
     /// A job that was submitted.
     pub(crate) fn new(text: &str) -> Self {
         let plan = plan(text);
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    fn view(&self) -> JobView<'_> {
+    fn view(&self) -> ManagedJobView<'_> {
         let tasks = self.records.iter().enumerate().map(|(task, record)| TaskView {
             record: record.clone(),
             seen: self.runs.get(&(task as u32, record.attempt)).cloned().unwrap_or(Seen::Nothing),
@@ -114,7 +114,7 @@ impl World {
             releasing_since: None,
             prices: self.prices.clone(),
         });
-        JobView { plan: &self.plan, cancel: self.cancel, tasks: tasks.collect(), dice: 0.5 }
+        ManagedJobView { plan: &self.plan, cancel: self.cancel, tasks: tasks.collect(), dice: 0.5 }
     }
 
     pub(crate) fn decide(&self) -> Decision {
@@ -142,10 +142,10 @@ impl World {
         }
     }
 
-    fn act(&mut self, task: u32, act: &Act) {
+    fn act(&mut self, task: u32, act: &AttemptAction) {
         self.acts.push((task, act.clone()));
         match act {
-            Act::Submit(submit) => {
+            AttemptAction::Submit(submit) => {
                 for ((other, attempt), seen) in &self.runs {
                     let live = !matches!(seen, Seen::Over { .. } | Seen::Nothing);
                     assert!(
@@ -158,7 +158,7 @@ impl World {
                     .entry((task, submit.attempt))
                     .or_insert(Seen::Queued { since: self.now, said: None });
             }
-            Act::Stop(stop) => {
+            AttemptAction::Stop(stop) => {
                 let run = self.runs.entry((task, stop.attempt)).or_insert(Seen::Nothing);
                 if !matches!(run, Seen::Over { .. } | Seen::Nothing) {
                     *run = Seen::Ending;
@@ -177,7 +177,7 @@ impl World {
 
     pub(crate) fn in_use(&self) -> InUse {
         let launching = self.records.iter().filter(|record| record.schedule.holds_launch_slot()).count();
-        let alive = windlass_model::decide::managed_jobs::is_claimed(&self.records)
+        let alive = windlass_model::decide::managed_jobs::has_launched(&self.records)
             && !self.records.iter().all(|record| record.schedule == Schedule::Done);
         InUse { launching: launching as u32, alive: u32::from(alive) }
     }
@@ -216,14 +216,14 @@ impl World {
     }
 
     /// Sets what is seen of the newest attempt, and passes until nothing changes.
-    pub(crate) fn see(&mut self, task: u32, seen: Seen) -> &mut Self {
+    pub(crate) fn observe(&mut self, task: u32, seen: Seen) -> &mut Self {
         let attempt = self.records[task as usize].attempt;
         self.runs.insert((task, attempt), seen);
-        self.settle()
+        self.run_until_stable()
     }
 
     /// Passes until nothing changes; stopped runs end.
-    pub(crate) fn settle(&mut self) -> &mut Self {
+    pub(crate) fn run_until_stable(&mut self) -> &mut Self {
         for _ in 0..20 {
             let decision = self.pass();
             let ending: Vec<_> =
@@ -239,7 +239,7 @@ impl World {
     }
 
     /// A few passes, while slots may be scarce.
-    pub(crate) fn settle_some(&mut self) {
+    pub(crate) fn run_passes(&mut self) {
         for _ in 0..6 {
             self.pass();
         }
@@ -251,7 +251,7 @@ impl World {
     }
 
     pub(crate) fn running(&mut self, task: u32, at_place: &str) -> &mut Self {
-        self.see(task, Seen::Running { placement: place(at_place) })
+        self.observe(task, Seen::Running { placement: place(at_place) })
     }
 
     pub(crate) fn statuses(&self) -> Vec<&'static str> {
@@ -264,14 +264,14 @@ impl World {
 
     pub(crate) fn cancel(&mut self) -> &mut Self {
         self.cancel = Some(Cancel { graceful: None });
-        self.settle()
+        self.run_until_stable()
     }
 
     /// The last thing that was asked for.
     pub(crate) fn last_submit(&self) -> windlass_model::decide::managed_jobs::Submit {
         let submits = self.acts.iter().rev().find_map(|(_, act)| match act {
-            Act::Submit(submit) => Some(submit.clone()),
-            Act::Stop(_) => None,
+            AttemptAction::Submit(submit) => Some(submit.clone()),
+            AttemptAction::Stop(_) => None,
         });
         submits.unwrap()
     }
@@ -303,7 +303,7 @@ impl World {
 }
 
 /// Every move of the log is one that the machine knows.
-pub(crate) fn check_log(world: &World) {
+pub(crate) fn check_log(world: &ManagedJobFixture) {
     for (task, moved, _) in &world.log {
         let after = managed_job::step(moved.from, moved.event).after(moved.from);
         assert_eq!(after, Some(moved.to), "task {task}: {moved:?}");

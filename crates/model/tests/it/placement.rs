@@ -11,8 +11,8 @@ use windlass_model::{
         blocks::Blocks,
         offers::{Availability, Gpu, Host, Needs, Offer},
         place::{
-            Creation, Fleet, FleetChoice, Held, Instance, Inventory, Node, Outcome, Placement, RESERVE_AFTER,
-            Readiness, Seat, Waiting, place,
+            Fleet, FleetChoice, Held, Instance, InstanceCreation, Inventory, Node, Outcome, Placement,
+            RESERVE_AFTER, Readiness, Seat, Waiting, place,
         },
     },
     resources::{CpuSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -117,7 +117,7 @@ pub(super) fn waiting(n: u128, since: i64, nodes: Vec<Needs>) -> Waiting {
         nodes: nodes.into_iter().enumerate().map(node).collect(),
         choice: FleetChoice::Choose,
         fleets: None,
-        creation: Creation::ReuseOrCreate,
+        creation: InstanceCreation::ReuseOrCreate,
         lasts: None,
     }
 }
@@ -341,7 +341,7 @@ fn reuse_creates_nothing() {
     let f = Fleet { creates: true, ..fleet(1, "f") };
     let inventory =
         Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(4, 0), 1, 1.0)] };
-    let reuse = Waiting { creation: Creation::Reuse, ..waiting(1, 0, vec![needs(2, 0)]) };
+    let reuse = Waiting { creation: InstanceCreation::Reuse, ..waiting(1, 0, vec![needs(2, 0)]) };
     check(
         &[reuse],
         &inventory,

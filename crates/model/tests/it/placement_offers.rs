@@ -5,10 +5,10 @@ use windlass_model::{
     explain::{Refusal, Shortfall, summary},
     money::Price,
     plan::{
-        blocks::{Blocks, UnevenBlocks, share, smallest, split},
+        blocks::{Blocks, UnevenBlocks, share, smallest_fitting, split},
         offers::{
-            Gpu, Host, Location, Named, Needs, Offer, fit, gpus_given, host_shortfalls, names_instance,
-            shortfalls,
+            Gpu, Host, Location, Named, Needs, Offer, fit, granted_gpus, host_shortfalls,
+            is_instance_selected, shortfalls,
         },
     },
     resources::{CpuArch, DiskSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -112,7 +112,7 @@ fn a_machine_that_is_there_may_be_larger_than_asked_for_and_a_rented_one_may_not
     let given = |count| {
         let mut wanted = needs(2, 0).resources.unwrap();
         wanted.gpu = Some(GpuSpec { count, ..gpu_spec() });
-        gpus_given(&share(&machine, 1, 1), &wanted)
+        granted_gpus(&share(&machine, 1, 1), &wanted)
     };
     assert_eq!([given(Range::exactly(1)), given(Range::at_least(1)), given(Range::exactly(0))], [1, 2, 0]);
 }
@@ -154,10 +154,10 @@ fn every_mount_point_needs_a_volume_in_the_same_place() {
 fn instances_are_named_by_name_host_or_number() {
     let number = Named::Number { fleet: "f".into(), instance_num: 3 };
     let named = [Named::Name("f-1".into()), Named::Hostname("10.0.0.2".into()), number];
-    assert!(names_instance(&named, "f-1", None, "g", 0));
-    assert!(names_instance(&named, "x", Some("10.0.0.2"), "g", 0));
-    assert!(names_instance(&named, "x", None, "f", 3));
-    assert!(!names_instance(&named, "x", Some("10.0.0.3"), "f", 2));
+    assert!(is_instance_selected(&named, "f-1", None, "g", 0));
+    assert!(is_instance_selected(&named, "x", Some("10.0.0.2"), "g", 0));
+    assert!(is_instance_selected(&named, "x", None, "f", 3));
+    assert!(!is_instance_selected(&named, "x", Some("10.0.0.3"), "f", 2));
 }
 
 #[test]
@@ -209,7 +209,7 @@ proptest! {
         let expect = (1..=blocks).find(|k| whole(*k));
         prop_assert_eq!(fit(&has, &wish).ok(), expect);
         if let Some(expect) = expect {
-            prop_assert_eq!(smallest(&has.host, blocks, wish.whole, wish.resources.as_ref()), expect);
+            prop_assert_eq!(smallest_fitting(&has.host, blocks, wish.whole, wish.resources.as_ref()), expect);
         }
         let gpus: &[Gpu] = share(&has.host, blocks, blocks).gpus;
         prop_assert_eq!(gpus.len(), has.host.gpus.len());

@@ -1,7 +1,7 @@
 //! What becomes of a run, rule by rule.
 
 use windlass_model::{
-    decide::runs::{RunView, State, decide, decide_on},
+    decide::runs::{RunView, State, decide, decide_to_end},
     job, run,
 };
 
@@ -477,7 +477,7 @@ fn an_abort_hurries_a_stop_and_a_stop_changes_no_end_that_has_begun() {
 #[test]
 fn a_run_whose_jobs_are_all_final_makes_both_moves_of_its_end_at_once() {
     let moves = |text: &str| {
-        let (before, last) = decide_on(&read(text), NOW);
+        let (before, last) = decide_to_end(&read(text), NOW);
         (before.map(|plan| plan.status), last.status)
     };
     let both = |last| (Some(run::Status::Terminating), last);

@@ -6,11 +6,12 @@
 
 use windlass_model::{
     decide::runs::{
-        Fleet, Job, Plan, Replica, RunView, Scheduled, Start, State, StopAsked, StopCriteria, Weight, decide,
+        Fleet, Job, Plan, Replica, ReplicaRole, RunView, ScheduleState, Start, State, StopAsked,
+        StopCriteria, decide,
     },
     job::{self, TerminationReason},
     retry, run,
-    schedule::Crons,
+    schedule::CronSchedule,
     time::{Span, Timestamp},
 };
 
@@ -45,7 +46,7 @@ fn read_head(head: &str) -> RunView {
         submitted_at: NOW - Span::mins(10),
         attempt: 0,
         pending_since: NOW,
-        retry_delay: retry::DELAY,
+        retry_delay: retry::DELAY_FIRST,
         schedule: None,
         retry: None,
         stop_criteria: StopCriteria::AllDone,
@@ -82,8 +83,8 @@ fn read_head(head: &str) -> RunView {
     run
 }
 
-fn hourly() -> Scheduled {
-    Scheduled { crons: Crons::parse(&["0 * * * *"]).unwrap(), next: None, fired: None }
+fn hourly() -> ScheduleState {
+    ScheduleState { crons: CronSchedule::parse(&["0 * * * *"]).unwrap(), next: None, fired: None }
 }
 
 fn read_policy(value: &str) -> retry::Policy {
@@ -107,9 +108,9 @@ fn read_replica(text: &str) -> Replica {
     let (num, jobs) = text.split_once(':').unwrap();
     let num = num.strip_prefix('r').unwrap();
     let weight = match num.chars().last() {
-        Some('?') => Weight::Trial,
-        Some('-') => Weight::Gone,
-        Some(_) | None => Weight::Full,
+        Some('?') => ReplicaRole::Trial,
+        Some('-') => ReplicaRole::Gone,
+        Some(_) | None => ReplicaRole::Full,
     };
     let num = num.trim_end_matches(['?', '-']).parse().unwrap();
     Replica {

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use windlass_model::{
-    decide::runs::{Job, Plan, Replica, RunView, Scheduled, Start, State, StopCriteria, Weight, decide},
+    decide::runs::{
+        Job, Plan, Replica, ReplicaRole, RunView, ScheduleState, Start, State, StopCriteria, decide,
+    },
     job::{self, TerminationReason},
     retry, run, schedule,
-    schedule::Crons,
+    schedule::CronSchedule,
     time::{Span, Timestamp},
 };
 
@@ -15,7 +17,7 @@ use crate::runs_fixture::NOW;
 
 /// One thing that happens between two looks at the run.
 #[derive(Clone, Copy, Debug)]
-enum Happening {
+enum RunEvent {
     /// A job takes its next step, or ends for this reason.
     Job {
         which: usize,
@@ -28,7 +30,7 @@ enum Happening {
 }
 
 /// A run, as the database would hold it, with everything that was ever submitted.
-struct World {
+struct RunFixture {
     run: RunView,
     now: Timestamp,
     submitted: BTreeMap<(u32, u32), Vec<u32>>,
@@ -37,8 +39,8 @@ struct World {
     finals: Vec<run::Status>,
 }
 
-impl World {
-    fn new(replicas: u32, jobs: u32, retry: Option<retry::Policy>, crons: Option<Crons>) -> Self {
+impl RunFixture {
+    fn new(replicas: u32, jobs: u32, retry: Option<retry::Policy>, crons: Option<CronSchedule>) -> Self {
         let next = crons.as_ref().and_then(|crons| schedule::next_slot(crons, None, NOW));
         let mut world = Self {
             run: RunView {
@@ -47,8 +49,8 @@ impl World {
                 submitted_at: NOW,
                 attempt: 0,
                 pending_since: NOW,
-                retry_delay: retry::DELAY,
-                schedule: crons.map(|crons| Scheduled { crons, next, fired: None }),
+                retry_delay: retry::DELAY_FIRST,
+                schedule: crons.map(|crons| ScheduleState { crons, next, fired: None }),
                 retry,
                 stop_criteria: StopCriteria::AllDone,
                 gateway_failed: false,
@@ -64,12 +66,12 @@ impl World {
             stopped: false,
             finals: Vec::new(),
         };
-        world.look();
+        world.run_pass();
         world
     }
 
     /// One pass of the run pipeline: decide, and apply to the letter.
-    fn look(&mut self) {
+    fn run_pass(&mut self) {
         let plan = decide(&self.run, self.now);
         let before = self.run.status;
         assert!(!self.stopped || plan.submit.is_empty(), "r12: submitted after the stop");
@@ -135,16 +137,16 @@ impl World {
     fn add(&mut self, num: u32, job: Job) {
         match self.run.replicas.iter_mut().find(|replica| replica.num == num) {
             Some(replica) => replica.jobs.push(job),
-            None => self.run.replicas.push(Replica { num, weight: Weight::Full, jobs: vec![job] }),
+            None => self.run.replicas.push(Replica { num, weight: ReplicaRole::Full, jobs: vec![job] }),
         }
     }
 
-    fn happen(&mut self, happening: Happening) {
+    fn apply_event(&mut self, happening: RunEvent) {
         match happening {
-            Happening::Job { which, end } => self.move_job(which, end),
-            Happening::Pause(secs) => self.now = self.now + Span::secs(secs),
-            Happening::Stop => self.stop(run::TerminationReason::StoppedByUser),
-            Happening::Abort => self.stop(run::TerminationReason::AbortedByUser),
+            RunEvent::Job { which, end } => self.move_job(which, end),
+            RunEvent::Pause(secs) => self.now = self.now + Span::secs(secs),
+            RunEvent::Stop => self.stop(run::TerminationReason::StoppedByUser),
+            RunEvent::Abort => self.stop(run::TerminationReason::AbortedByUser),
         }
     }
 
@@ -181,13 +183,13 @@ impl World {
     }
 
     /// No more surprises: every job that ends is released, and the run is looked at until it rests.
-    fn settle(&mut self) {
+    fn run_until_stable(&mut self) {
         for _ in 0..200 {
             for which in 0..16 {
                 self.move_job(which, None);
             }
             self.now = self.now + Span::secs(700);
-            self.look();
+            self.run_pass();
         }
     }
 
@@ -207,7 +209,7 @@ impl World {
     }
 }
 
-fn happening(with_stops: bool) -> impl Strategy<Value = Happening> {
+fn happening(with_stops: bool) -> impl Strategy<Value = RunEvent> {
     let end = prop::option::weighted(
         0.4,
         prop::sample::select(
@@ -222,10 +224,10 @@ fn happening(with_stops: bool) -> impl Strategy<Value = Happening> {
     );
     let stops = u32::from(with_stops);
     prop_oneof![
-        20 => (0..12_usize, end).prop_map(|(which, end)| Happening::Job { which, end }),
-        8 => (1..900_i64).prop_map(Happening::Pause),
-        stops => Just(Happening::Stop),
-        stops => Just(Happening::Abort),
+        20 => (0..12_usize, end).prop_map(|(which, end)| RunEvent::Job { which, end }),
+        8 => (1..900_i64).prop_map(RunEvent::Pause),
+        stops => Just(RunEvent::Stop),
+        stops => Just(RunEvent::Abort),
     ]
 }
 
@@ -240,25 +242,25 @@ fn policy() -> impl Strategy<Value = Option<retry::Policy>> {
 }
 
 #[derive(Clone, Debug)]
-struct Life {
+struct RunScenario {
     replicas: u32,
     jobs: u32,
     retry: Option<retry::Policy>,
-    happenings: Vec<Happening>,
+    happenings: Vec<RunEvent>,
 }
 
-fn life() -> impl Strategy<Value = Life> {
+fn life() -> impl Strategy<Value = RunScenario> {
     (1..4_u32, 1..4_u32, policy(), prop::collection::vec(happening(true), 1..120))
-        .prop_map(|(replicas, jobs, retry, happenings)| Life { replicas, jobs, retry, happenings })
+        .prop_map(|(replicas, jobs, retry, happenings)| RunScenario { replicas, jobs, retry, happenings })
 }
 
-fn live(life: Life) -> World {
-    let mut world = World::new(life.replicas, life.jobs, life.retry, None);
+fn run_scenario(life: RunScenario) -> RunFixture {
+    let mut world = RunFixture::new(life.replicas, life.jobs, life.retry, None);
     for happening in life.happenings {
-        world.happen(happening);
-        world.look();
+        world.apply_event(happening);
+        world.run_pass();
     }
-    world.settle();
+    world.run_until_stable();
     world
 }
 
@@ -267,25 +269,25 @@ proptest! {
 
     #[test]
     fn r2_every_life_of_a_run_ends_once(life in life()) {
-        let world = live(life);
+        let world = run_scenario(life);
         prop_assert!(world.run.status.is_final(), "still {}", world.run.status);
         prop_assert_eq!(world.finals.len(), 1);
     }
 
     #[test]
     fn r6_submission_numbers_have_no_gaps_over_a_whole_life(life in life()) {
-        live(life).check_numbers();
+        run_scenario(life).check_numbers();
     }
 
     #[test]
     fn r9_the_generations_of_a_replica_never_mix_over_a_whole_life(life in life()) {
-        live(life).check_generations();
+        run_scenario(life).check_generations();
     }
 
     #[test]
     fn r12_a_stop_is_the_last_word_over_a_whole_life(life in life()) {
         // That nothing is submitted after the stop is asserted at every look.
-        let world = live(life);
+        let world = run_scenario(life);
         if world.stopped {
             prop_assert_eq!(world.run.status, run::Status::Terminated);
         }
@@ -295,12 +297,12 @@ proptest! {
     fn r18_no_slot_fires_twice_and_none_is_lost_but_to_an_execution(
         happenings in prop::collection::vec(happening(false), 1..200),
     ) {
-        let crons = Crons::parse(&["*/10 * * * *", "3 * * * *"]).unwrap();
-        let mut world = World::new(1, 2, None, Some(crons.clone()));
+        let crons = CronSchedule::parse(&["*/10 * * * *", "3 * * * *"]).unwrap();
+        let mut world = RunFixture::new(1, 2, None, Some(crons.clone()));
         let mut busy_until = BTreeMap::new();
         for happening in happenings {
-            world.happen(happening);
-            world.look();
+            world.apply_event(happening);
+            world.run_pass();
             if let (Some(slot), false) = (world.fired.last(), world.run.status == run::Status::Pending) {
                 // Covered up to the look that sent the run back to pending.
                 busy_until.insert(*slot, None);

@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use windlass_model::{
     decide::runs::{
-        Job, Plan, Replica, RunView, Scheduled, Start, State, StopAsked, StopCriteria, Weight, decide,
+        Job, Plan, Replica, ReplicaRole, RunView, ScheduleState, Start, State, StopAsked, StopCriteria,
+        decide,
         derive::{Verdict, derive},
     },
     job::{self, TerminationReason},
     retry, run,
-    schedule::Crons,
+    schedule::CronSchedule,
     time::Span,
 };
 
@@ -74,7 +75,7 @@ fn replicas(state: impl Strategy<Value = State>) -> impl Strategy<Value = Vec<Re
         };
         let replica = |(num, jobs): (u32, Vec<Job>)| Replica {
             num,
-            weight: Weight::Full,
+            weight: ReplicaRole::Full,
             jobs: (0..).zip(jobs).map(number).collect(),
         };
         (0..).zip(replicas).map(replica).collect()
@@ -88,10 +89,10 @@ fn policy() -> impl Strategy<Value = Option<retry::Policy>> {
     prop::option::weighted(0.8, policy)
 }
 
-fn schedule() -> impl Strategy<Value = Option<Scheduled>> {
+fn schedule() -> impl Strategy<Value = Option<ScheduleState>> {
     let moment = || prop::option::of((-7_200..7_200_i64).prop_map(|secs| NOW + Span::secs(secs)));
-    let scheduled = (moment(), moment()).prop_map(|(next, fired)| Scheduled {
-        crons: Crons::parse(&["*/7 * * * *"]).unwrap(),
+    let scheduled = (moment(), moment()).prop_map(|(next, fired)| ScheduleState {
+        crons: CronSchedule::parse(&["*/7 * * * *"]).unwrap(),
         next,
         fired,
     });
@@ -121,7 +122,7 @@ prop_compose! {
             submitted_at: NOW - Span::secs(submitted),
             attempt,
             pending_since: NOW - Span::secs(pending),
-            retry_delay: retry::DELAY,
+            retry_delay: retry::DELAY_FIRST,
             schedule,
             retry,
             stop_criteria: if master_done { StopCriteria::MasterDone } else { StopCriteria::AllDone },
@@ -306,7 +307,7 @@ proptest! {
         if ending || plan.status == run::Status::Terminating {
             prop_assert!(plan.submit.is_empty());
         }
-        let by_user = run.ending.as_ref().is_some_and(|ending| ending.reason().is_users());
+        let by_user = run.ending.as_ref().is_some_and(|ending| ending.reason().is_by_user());
         if run.status == run::Status::Terminating && by_user {
             prop_assert!(plan.status == run::Status::Terminating || plan.status == run::Status::Terminated);
         }
@@ -362,7 +363,7 @@ proptest! {
         let state = if final_ { State::Final(scaled) } else { State::Terminating(scaled) };
         let job = Job { num: 0, submission: 0, state, tries: 1, failures: 1, failing_since: Some(NOW) };
         let mut more = run.clone();
-        more.replicas.push(Replica { num: 99, weight: Weight::Full, jobs: vec![job] });
+        more.replicas.push(Replica { num: 99, weight: ReplicaRole::Full, jobs: vec![job] });
         prop_assert_eq!(derive(&more, NOW).verdict, verdict);
     }
 }

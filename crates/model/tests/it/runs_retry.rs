@@ -1,7 +1,7 @@
 //! Once more, or not.
 
 use windlass_model::{
-    retry::{self, Policy, Retry, Standing, Streak},
+    retry::{self, FailureStreak, Policy, Retry, Standing},
     time::{Span, Timestamp},
 };
 
@@ -87,16 +87,16 @@ fn r11_the_total_is_bounded() {
 
 #[test]
 fn r11_the_delay_grows_to_ten_minutes() {
-    let delays: Vec<_> = (0..9).map(|attempt| retry::delay(retry::DELAY, attempt).as_secs()).collect();
+    let delays: Vec<_> = (0..9).map(|attempt| retry::delay(retry::DELAY_FIRST, attempt).as_secs()).collect();
     assert_eq!(delays, [0, 15, 30, 60, 120, 300, 600, 600, 600]);
-    assert_eq!(retry::delay(retry::DELAY, u32::MAX), Span::mins(10));
+    assert_eq!(retry::delay(retry::DELAY_FIRST, u32::MAX), Span::mins(10));
     assert_eq!(retry::delay(Span::secs(2), 3), Span::secs(8));
 }
 
 #[test]
 fn r11_a_streak_begins_with_its_first_failure_and_ends_with_a_submission_that_ran_for_long() {
     let policy = Policy { duration: Span::mins(2), ..Policy::always() };
-    let mut streak = Streak::default();
+    let mut streak = FailureStreak::default();
     let mut add = |ended, had_instance, ran: Option<i64>| {
         streak.add(Some(&policy), ago(ended), had_instance, ran.map(Span::secs));
         (streak.failures, streak.since.map(|since| NOW.since(since).as_secs()))
@@ -106,7 +106,7 @@ fn r11_a_streak_begins_with_its_first_failure_and_ends_with_a_submission_that_ra
     assert_eq!(add(700, true, Some(119)), (3, Some(800)));
     assert_eq!(add(500, true, Some(120)), (1, Some(500)), "as long as the duration");
     assert_eq!(add(400, true, None), (2, Some(500)));
-    let mut streak = Streak::default();
+    let mut streak = FailureStreak::default();
     for (ran, failures) in [(1, 1), (599, 2), (600, 1)] {
         streak.add(Some(&Policy::always()), NOW, true, Some(Span::secs(ran)));
         assert_eq!(streak.failures, failures, "{ran}");
@@ -116,7 +116,8 @@ fn r11_a_streak_begins_with_its_first_failure_and_ends_with_a_submission_that_ra
 #[test]
 fn r11_waits_grow_with_the_failures_of_the_streak() {
     let hour = Policy::always();
-    let wait = |failures, since| retry::wait(Some(&hour), retry::DELAY, failures, ago(since), NOW).as_secs();
+    let wait =
+        |failures, since| retry::wait(Some(&hour), retry::DELAY_FIRST, failures, ago(since), NOW).as_secs();
     assert_eq!([wait(1, 0), wait(2, 20), wait(3, 60), wait(4, 200)], [15, 30, 60, 120]);
     assert_eq!(wait(6, 3_590), 10, "no longer than what is left");
     assert_eq!(wait(6, 3_600), 1);

@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 use windlass_model::{
-    schedule::{Crons, next_slot},
+    schedule::{CronSchedule, next_slot},
     time::{Span, Timestamp},
 };
 
 #[track_caller]
 fn check(patterns: &[&str], after: &str, expected: &str) {
-    let next = Crons::parse(patterns).unwrap().next_after(Timestamp::parse(after).unwrap());
+    let next = CronSchedule::parse(patterns).unwrap().next_after(Timestamp::parse(after).unwrap());
     assert_eq!(next.unwrap().to_string(), expected);
 }
 
@@ -39,7 +39,7 @@ fn r18_slots_are_utc_and_know_no_summer_time() {
 fn what_is_no_schedule_says_why() {
     #[track_caller]
     fn check(patterns: &[&str], expected: &str) {
-        assert_eq!(Crons::parse(patterns).unwrap_err().to_string(), expected);
+        assert_eq!(CronSchedule::parse(patterns).unwrap_err().to_string(), expected);
     }
     check(&[], "schedule names no cron");
     check(&["0 9 * *"], "cron `0 9 * *` has 4 fields; it needs 5: minute hour day month weekday");
@@ -51,7 +51,7 @@ fn what_is_no_schedule_says_why() {
 
 #[test]
 fn r18_a_clock_that_jumps_back_does_not_repeat_a_slot() {
-    let crons = Crons::parse(&["0 * * * *"]).unwrap();
+    let crons = CronSchedule::parse(&["0 * * * *"]).unwrap();
     let fired = Timestamp::parse("2026-11-20T09:00:00Z").unwrap();
     let jumped = fired - Span::mins(10);
     assert_eq!(next_slot(&crons, Some(fired), jumped), Some(fired + Span::hours(1)));
@@ -60,7 +60,7 @@ fn r18_a_clock_that_jumps_back_does_not_repeat_a_slot() {
 
 #[test]
 fn slots_that_passed_while_an_execution_lasted_are_skipped() {
-    let crons = Crons::parse(&["0 * * * *"]).unwrap();
+    let crons = CronSchedule::parse(&["0 * * * *"]).unwrap();
     let fired = Timestamp::parse("2026-11-20T09:00:00Z").unwrap();
     assert_eq!(next_slot(&crons, Some(fired), fired + Span::mins(190)), Some(fired + Span::hours(4)));
 }
@@ -103,7 +103,7 @@ proptest! {
         from in 0..20 * 86_400_i64,
         length in 0..3 * 86_400_i64,
     ) {
-        let crons = Crons::parse(&patterns).unwrap();
+        let crons = CronSchedule::parse(&patterns).unwrap();
         let (from, to) = (NOVEMBER + from, NOVEMBER + from + length);
         let mut found = Vec::new();
         let mut last = Timestamp::from_secs(from);
@@ -122,7 +122,7 @@ proptest! {
         patterns in prop::sample::subsequence(&PATTERNS[..], 1..=3),
         looks in prop::collection::vec((-900..7_200_i64, any::<bool>()), 1..60),
     ) {
-        let crons = Crons::parse(&patterns).unwrap();
+        let crons = CronSchedule::parse(&patterns).unwrap();
         let mut now = Timestamp::from_secs(NOVEMBER);
         let mut waiting = crons.next_after(now);
         let mut fired: Vec<Timestamp> = Vec::new();

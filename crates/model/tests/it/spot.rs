@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use windlass_model::{
     managed_job::plan::Deadline,
     spot::{
-        Market, Rule, Standing, Stretch, Terms, choose,
+        DeadlineTerms, Market, NodeTime, Rule, Standing, choose,
         replay::{Policy, Trace, optimum, render, replay, row},
         report,
     },
@@ -17,8 +17,8 @@ use windlass_model::{
 const RATIO: f64 = 0.918 / 3.06;
 const HOUR: f64 = 3600.0;
 
-fn terms(tightness: f64) -> Terms {
-    Terms { within: 48.0 * HOUR / tightness, work: 48.0 * HOUR, changeover: 0.2 * HOUR }
+fn terms(tightness: f64) -> DeadlineTerms {
+    DeadlineTerms { within: 48.0 * HOUR / tightness, work: 48.0 * HOUR, changeover: 0.2 * HOUR }
 }
 
 #[expect(clippy::disallowed_methods, reason = "traces are files")]
@@ -33,7 +33,7 @@ fn traces() -> PathBuf {
 #[test]
 fn the_four_rules_decide() {
     use Market::{OnDemand, Spot};
-    let terms = Terms { within: 100.0, work: 50.0, changeover: 5.0 };
+    let terms = DeadlineTerms { within: 100.0, work: 50.0, changeover: 5.0 };
     let at = |elapsed, done, holding, spot| Standing { elapsed, done, holding, spot };
     let cases = [
         // 1: behind the line, which is at 10 after 20.
@@ -124,8 +124,8 @@ fn the_report_says_what_was_paid_and_whether_it_was_on_time() {
     let at = |secs| Timestamp::from_secs(secs);
     let deadline = Deadline { within: 100, work: 50, changeover: 5 };
     let stretches = [
-        Stretch { market: Market::Spot, from: at(10), to: at(30) },
-        Stretch { market: Market::OnDemand, from: at(40), to: at(80) },
+        NodeTime { market: Market::Spot, from: at(10), to: at(30) },
+        NodeTime { market: Market::OnDemand, from: at(40), to: at(80) },
     ];
     let on_time = report(deadline, at(0), at(80), 2, &stretches);
     assert_eq!((on_time.on_time, on_time.spare), (true, 20.0));
@@ -151,7 +151,7 @@ proptest! {
         full.resize(4000, false);
         let trace = Trace { gap: 300.0, full };
         let work = f64::from(hours) * HOUR;
-        let terms = Terms { within: work / tightness, work, changeover: 0.2 * HOUR };
+        let terms = DeadlineTerms { within: work / tightness, work, changeover: 0.2 * HOUR };
         let feasible = replay(&trace, 0, terms, Policy::OnDemand).done_at.is_some();
         if feasible && terms.within >= terms.work + 2.0 * terms.changeover {
             let outcome = replay(&trace, 0, terms, Policy::Uniform);

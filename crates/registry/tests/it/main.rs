@@ -9,21 +9,21 @@ use windlass_registry::{Client, Credentials, Image, ImageName, Platform, Registr
 
 const AMD64: &str = "amd64";
 
-async fn image(registry: &Registry, name: &str) -> Result<Image, RegistryError> {
-    image_for(registry, name, AMD64, None).await
+async fn resolve(registry: &Registry, name: &str) -> Result<Image, RegistryError> {
+    resolve_for(registry, name, AMD64, None).await
 }
 
-async fn image_for(
+async fn resolve_for(
     registry: &Registry,
     name: &str,
     architecture: &str,
     credentials: Option<&Credentials>,
 ) -> Result<Image, RegistryError> {
     let name: ImageName = registry.name(name).parse().unwrap();
-    Client::default().image(&name, &Platform::linux(architecture), credentials).await
+    Client::default().resolve_image(&name, &Platform::linux(architecture), credentials).await
 }
 
-fn somebody(password: &str) -> Credentials {
+fn test_credentials(password: &str) -> Credentials {
     Credentials { username: "ada".to_owned(), password: password.to_owned() }
 }
 
@@ -31,12 +31,12 @@ fn somebody(password: &str) -> Credentials {
 async fn an_image_is_read_by_tag_and_by_digest() {
     let registry = Registry::start().await;
     let pushed = registry.push("team/app", "1", AMD64, b"layer");
-    let found = image(&registry, "team/app:1").await.unwrap();
+    let found = resolve(&registry, "team/app:1").await.unwrap();
     assert_eq!(found.digest, pushed);
     assert_eq!(found.platforms, [Platform::linux(AMD64)]);
     assert_eq!(found.config.command, ["serve"]);
     assert_eq!((found.layers.len(), found.size()), (1, 5));
-    let by_digest = image(&registry, &format!("team/app@{pushed}")).await.unwrap();
+    let by_digest = resolve(&registry, &format!("team/app@{pushed}")).await.unwrap();
     assert_eq!(by_digest, found);
 }
 
@@ -46,15 +46,15 @@ async fn an_index_leads_to_the_image_of_the_platform_and_says_which_there_are() 
     let arm = registry.push("app", "arm", "arm64", b"for arm");
     let amd = registry.push("app", "amd", AMD64, b"for amd");
     registry.push_index("app", "all", &[("arm64", &arm), (AMD64, &amd)]);
-    let found = image(&registry, "app:all").await.unwrap();
+    let found = resolve(&registry, "app:all").await.unwrap();
     assert_eq!((found.digest, found.platforms.len()), (amd, 2));
-    assert_eq!(image_for(&registry, "app:all", "arm64", None).await.unwrap().digest, arm);
-    let refused = image_for(&registry, "app:all", "riscv64", None).await.unwrap_err();
+    assert_eq!(resolve_for(&registry, "app:all", "arm64", None).await.unwrap().digest, arm);
+    let refused = resolve_for(&registry, "app:all", "riscv64", None).await.unwrap_err();
     assert!(
         refused.to_string().contains("has no build for linux/riscv64, only for linux/arm64, linux/amd64")
     );
     // The same where there is no index to say so.
-    let refused = image(&registry, "app:arm").await.unwrap_err();
+    let refused = resolve(&registry, "app:arm").await.unwrap_err();
     assert!(matches!(refused, RegistryError::NoPlatform(_)), "{refused}");
 }
 
@@ -62,33 +62,34 @@ async fn an_index_leads_to_the_image_of_the_platform_and_says_which_there_are() 
 async fn what_is_not_there_is_told_from_what_is_refused() {
     let registry = Registry::start().await;
     registry.push("app", "1", AMD64, b"layer");
-    let missing = image(&registry, "app:2").await.unwrap_err();
+    let missing = resolve(&registry, "app:2").await.unwrap_err();
     assert!(matches!(missing, RegistryError::NotFound { .. }) && missing.is_final(), "{missing}");
     registry.set_password("ada", "right");
-    let refused = image(&registry, "app:1").await.unwrap_err();
+    let refused = resolve(&registry, "app:1").await.unwrap_err();
     assert!(refused.to_string().contains("without a user name and password"), "{refused}");
-    let refused = image_for(&registry, "app:1", AMD64, Some(&somebody("wrong"))).await.unwrap_err();
+    let refused = resolve_for(&registry, "app:1", AMD64, Some(&test_credentials("wrong"))).await.unwrap_err();
     assert!(refused.to_string().contains("with a user name and password"), "{refused}");
-    assert!(image_for(&registry, "app:1", AMD64, Some(&somebody("right"))).await.is_ok());
+    assert!(resolve_for(&registry, "app:1", AMD64, Some(&test_credentials("right"))).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_token_is_fetched_where_one_is_asked_for_and_kept() {
     let registry = Registry::start().await;
     registry.push("team/app", "1", AMD64, b"layer");
-    registry.ask_for_tokens();
+    registry.require_tokens();
     registry.set_password("ada", "right");
     let name: ImageName = registry.name("team/app:1").parse().unwrap();
     let client = Client::default();
-    let credentials = somebody("right");
+    let credentials = test_credentials("right");
     for _ in 0..2 {
-        client.image(&name, &Platform::linux(AMD64), Some(&credentials)).await.unwrap();
+        client.resolve_image(&name, &Platform::linux(AMD64), Some(&credentials)).await.unwrap();
     }
-    assert_eq!(registry.tokens_given(), ["repository:team/app:pull"]);
-    let refused = client.image(&name, &Platform::linux(AMD64), Some(&somebody("wrong"))).await;
+    assert_eq!(registry.issued_scopes(), ["repository:team/app:pull"]);
+    let refused =
+        client.resolve_image(&name, &Platform::linux(AMD64), Some(&test_credentials("wrong"))).await;
     // The kept token is the user's, whatever password is given now: a new client has none.
     assert!(refused.is_ok());
-    assert!(image_for(&registry, "team/app:1", AMD64, Some(&somebody("wrong"))).await.is_err());
+    assert!(resolve_for(&registry, "team/app:1", AMD64, Some(&test_credentials("wrong"))).await.is_err());
 }
 
 #[tokio::test]
@@ -96,9 +97,9 @@ async fn a_registry_that_is_out_of_order_is_asked_again() {
     let registry = Registry::start().await;
     registry.push("app", "1", AMD64, b"layer");
     registry.fail_next(2);
-    assert!(image(&registry, "app:1").await.is_ok());
+    assert!(resolve(&registry, "app:1").await.is_ok());
     registry.fail_next(3);
-    let failed = image(&registry, "app:1").await.unwrap_err();
+    let failed = resolve(&registry, "app:1").await.unwrap_err();
     assert!(
         !failed.is_final() && failed.to_string().contains("answered with status 503: out of order"),
         "{failed}"
@@ -110,17 +111,17 @@ async fn a_manifest_that_is_not_the_one_of_the_digest_is_refused() {
     let registry = Registry::start().await;
     let pushed = registry.push("app", "1", AMD64, b"layer");
     registry.replace_manifest("app", &pushed, b"{\"schemaVersion\": 2, \"layers\": []}");
-    let refused = image(&registry, &format!("app@{pushed}")).await.unwrap_err();
+    let refused = resolve(&registry, &format!("app@{pushed}")).await.unwrap_err();
     assert!(refused.to_string().contains("digest mismatch"), "{refused}");
 }
 
 async fn download(registry: &Registry, name: &str) -> Result<Vec<u8>, RegistryError> {
     let name: ImageName = registry.name(name).parse().unwrap();
     let client = Client::default();
-    let image = client.image(&name, &Platform::linux(AMD64), None).await?;
-    let mut blob = client.layer(&name, &image.layers[0], None, 0, None).await?;
+    let image = client.resolve_image(&name, &Platform::linux(AMD64), None).await?;
+    let mut blob = client.download_layer(&name, &image.layers[0], None, 0, None).await?;
     let mut bytes = Vec::new();
-    while let Some(chunk) = blob.chunk().await? {
+    while let Some(chunk) = blob.next_chunk().await? {
         bytes.extend_from_slice(&chunk);
     }
     Ok(bytes)
@@ -132,7 +133,7 @@ async fn a_layer_comes_through_a_redirect_that_is_not_given_the_password() {
     registry.push("app", "1", AMD64, b"a layer");
     registry.redirect_blobs().await;
     assert_eq!(download(&registry, "app:1").await.unwrap(), b"a layer");
-    assert_eq!(registry.seen_elsewhere(), ["no authorization"]);
+    assert_eq!(registry.redirected_requests(), ["no authorization"]);
 }
 
 #[tokio::test]
@@ -142,7 +143,7 @@ async fn a_layer_whose_connection_breaks_goes_on_where_it_stopped() {
     registry.push("app", "1", AMD64, &layer);
     registry.break_blobs(2);
     assert_eq!(download(&registry, "app:1").await.unwrap(), layer);
-    assert!(registry.ranges_asked() >= 2, "{}", registry.ranges_asked());
+    assert!(registry.range_requests() >= 2, "{}", registry.range_requests());
 }
 
 #[tokio::test]
@@ -164,7 +165,7 @@ async fn a_mirror_is_asked_first_and_the_registry_where_it_has_nothing() {
     let client = Client::new(Settings { mirrors, ..Settings::default() });
     let found = async |name: &str| {
         let name: ImageName = registry.name(name).parse().unwrap();
-        client.image(&name, &Platform::linux(AMD64), None).await
+        client.resolve_image(&name, &Platform::linux(AMD64), None).await
     };
     assert_ne!(own, copied);
     assert_eq!(found("app:1").await.unwrap().digest, copied);
@@ -174,7 +175,7 @@ async fn a_mirror_is_asked_first_and_the_registry_where_it_has_nothing() {
 #[tokio::test]
 async fn a_registry_that_nobody_reaches_is_named() {
     let name: ImageName = "127.0.0.1:1/app:1".parse().unwrap();
-    let failed = Client::default().image(&name, &Platform::linux(AMD64), None).await.unwrap_err();
+    let failed = Client::default().resolve_image(&name, &Platform::linux(AMD64), None).await.unwrap_err();
     assert_eq!(failed.to_string(), "failed to reach the registry 127.0.0.1:1");
     assert!(!failed.is_final());
 }

@@ -33,18 +33,18 @@ pub(crate) struct Registry {
 struct Shared {
     address: Mutex<String>,
     /// By `REPOSITORY/manifests/VERSION` and `REPOSITORY/blobs/DIGEST`: type and bytes.
-    stored: Mutex<HashMap<String, (&'static str, Bytes)>>,
+    objects: Mutex<HashMap<String, (&'static str, Bytes)>>,
     password: Mutex<Option<String>>,
-    asks_for_tokens: Mutex<bool>,
-    tokens_given: Mutex<Vec<String>>,
+    requires_tokens: Mutex<bool>,
+    issued_scopes: Mutex<Vec<String>>,
     /// Calls that are answered with 503 before the next good one.
     failures: AtomicUsize,
     /// Where blobs are, if not here.
-    elsewhere: Mutex<Option<String>>,
-    seen_elsewhere: Mutex<Vec<String>>,
+    blob_server: Mutex<Option<String>>,
+    redirected_requests: Mutex<Vec<String>>,
     /// Blobs that end in the middle.
     broken_blobs: AtomicUsize,
-    ranges_asked: AtomicUsize,
+    range_requests: AtomicUsize,
 }
 
 pub(crate) fn digest(bytes: &[u8]) -> String {
@@ -62,7 +62,7 @@ async fn serve(router: Router) -> String {
 impl Registry {
     pub(crate) async fn start() -> Self {
         let shared = Arc::new(Shared::default());
-        let address = serve(Router::new().fallback(answer).with_state(Arc::clone(&shared))).await;
+        let address = serve(Router::new().fallback(handle_request).with_state(Arc::clone(&shared))).await;
         shared.address.lock().clone_from(&address);
         Self { shared, address }
     }
@@ -76,7 +76,7 @@ impl Registry {
     }
 
     fn store(&self, path: String, kind: &'static str, bytes: &[u8]) {
-        self.shared.stored.lock().insert(path, (kind, Bytes::copy_from_slice(bytes)));
+        self.shared.objects.lock().insert(path, (kind, Bytes::copy_from_slice(bytes)));
     }
 
     /// An image of one layer; says the digest of its manifest.
@@ -123,13 +123,13 @@ impl Registry {
         *self.shared.password.lock() = Some(format!("Basic {pair}"));
     }
 
-    pub(crate) fn ask_for_tokens(&self) {
-        *self.shared.asks_for_tokens.lock() = true;
+    pub(crate) fn require_tokens(&self) {
+        *self.shared.requires_tokens.lock() = true;
     }
 
     /// The scopes that tokens were given for.
-    pub(crate) fn tokens_given(&self) -> Vec<String> {
-        self.shared.tokens_given.lock().clone()
+    pub(crate) fn issued_scopes(&self) -> Vec<String> {
+        self.shared.issued_scopes.lock().clone()
     }
 
     pub(crate) fn fail_next(&self, calls: usize) {
@@ -138,24 +138,25 @@ impl Registry {
 
     /// From now on blobs are on another server.
     pub(crate) async fn redirect_blobs(&self) {
-        let other = serve(Router::new().fallback(elsewhere).with_state(Arc::clone(&self.shared))).await;
-        *self.shared.elsewhere.lock() = Some(other);
+        let other =
+            serve(Router::new().fallback(handle_redirected).with_state(Arc::clone(&self.shared))).await;
+        *self.shared.blob_server.lock() = Some(other);
     }
 
-    pub(crate) fn seen_elsewhere(&self) -> Vec<String> {
-        self.shared.seen_elsewhere.lock().clone()
+    pub(crate) fn redirected_requests(&self) -> Vec<String> {
+        self.shared.redirected_requests.lock().clone()
     }
 
     pub(crate) fn break_blobs(&self, times: usize) {
         self.shared.broken_blobs.store(times, Ordering::SeqCst);
     }
 
-    pub(crate) fn ranges_asked(&self) -> usize {
-        self.shared.ranges_asked.load(Ordering::SeqCst)
+    pub(crate) fn range_requests(&self) -> usize {
+        self.shared.range_requests.load(Ordering::SeqCst)
     }
 }
 
-fn problem(status: StatusCode, message: &str) -> Response {
+fn error_response(status: StatusCode, message: &str) -> Response {
     (status, json!({"errors": [{"code": "TEST", "message": message}]}).to_string()).into_response()
 }
 
@@ -163,16 +164,16 @@ fn count_down(counter: &AtomicUsize) -> bool {
     counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }
 
-async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+async fn handle_request(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let path = request.uri().path().to_owned();
     let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     if path == "/token" {
-        return token(&shared, authorization, request.uri().query().unwrap_or_default());
+        return issue_token(&shared, authorization, request.uri().query().unwrap_or_default());
     }
     if count_down(&shared.failures) {
-        return problem(StatusCode::SERVICE_UNAVAILABLE, "out of order");
+        return error_response(StatusCode::SERVICE_UNAVAILABLE, "out of order");
     }
-    let asks_for_tokens = *shared.asks_for_tokens.lock();
+    let asks_for_tokens = *shared.requires_tokens.lock();
     let expected =
         if asks_for_tokens { Some(format!("Bearer {TOKEN}")) } else { shared.password.lock().clone() };
     if expected.is_some() && expected.as_deref() != authorization {
@@ -182,18 +183,18 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         } else {
             "Basic realm=\"test\"".to_owned()
         };
-        let refused = problem(StatusCode::UNAUTHORIZED, "authentication required");
+        let refused = error_response(StatusCode::UNAUTHORIZED, "authentication required");
         return ([(header::WWW_AUTHENTICATE, challenge)], refused).into_response();
     }
     let Some(wanted) = path.strip_prefix("/v2/") else {
-        return problem(StatusCode::NOT_FOUND, "no such path");
+        return error_response(StatusCode::NOT_FOUND, "no such path");
     };
-    let other = shared.elsewhere.lock().clone().filter(|_| wanted.contains("/blobs/"));
+    let other = shared.blob_server.lock().clone().filter(|_| wanted.contains("/blobs/"));
     if let Some(other) = other.filter(|_| !wanted.ends_with(&config_digest(&shared))) {
         return (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, format!("http://{other}{path}"))])
             .into_response();
     }
-    stored(&shared, wanted, request.headers())
+    object_response(&shared, wanted, request.headers())
 }
 
 /// Of the only configuration of an architecture: the layer alone is elsewhere.
@@ -203,30 +204,30 @@ fn config_digest(_shared: &Shared) -> String {
     )
 }
 
-fn token(shared: &Shared, authorization: Option<&str>, query: &str) -> Response {
+fn issue_token(shared: &Shared, authorization: Option<&str>, query: &str) -> Response {
     let password = shared.password.lock().clone();
     if password.is_some() && password.as_deref() != authorization {
-        return problem(StatusCode::UNAUTHORIZED, "wrong password");
+        return error_response(StatusCode::UNAUTHORIZED, "wrong password");
     }
     let scope = query.split('&').find_map(|part| part.strip_prefix("scope=")).unwrap_or_default();
-    shared.tokens_given.lock().push(scope.to_owned());
+    shared.issued_scopes.lock().push(scope.to_owned());
     json!({"token": TOKEN, "expires_in": 300}).to_string().into_response()
 }
 
-async fn elsewhere(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+async fn handle_redirected(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let seen =
         request.headers().get(header::AUTHORIZATION).map_or("no authorization", |_| "an authorization");
-    shared.seen_elsewhere.lock().push(seen.to_owned());
-    stored(&shared, request.uri().path().trim_start_matches("/v2/"), request.headers())
+    shared.redirected_requests.lock().push(seen.to_owned());
+    object_response(&shared, request.uri().path().trim_start_matches("/v2/"), request.headers())
 }
 
-fn stored(shared: &Shared, path: &str, headers: &HeaderMap) -> Response {
-    let found = shared.stored.lock().get(path).cloned();
-    let Some((kind, bytes)) = found else { return problem(StatusCode::NOT_FOUND, "manifest unknown") };
+fn object_response(shared: &Shared, path: &str, headers: &HeaderMap) -> Response {
+    let found = shared.objects.lock().get(path).cloned();
+    let Some((kind, bytes)) = found else { return error_response(StatusCode::NOT_FOUND, "manifest unknown") };
     let range = headers.get(header::RANGE).and_then(|value| value.to_str().ok());
     let from = range.and_then(|text| text.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
     if from.is_some() {
-        shared.ranges_asked.fetch_add(1, Ordering::SeqCst);
+        shared.range_requests.fetch_add(1, Ordering::SeqCst);
     }
     let rest = bytes.slice(from.unwrap_or(0)..);
     let status = if from.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use tokio::time::timeout;
 use windlass_api::agent::shim::TaskStatus;
-use windlass_backend::Reach;
+use windlass_backend::AgentEndpoint;
 use windlass_server::{
-    agents::Agents,
+    agents::AgentApi,
     logs::{Log, Store, Stream},
 };
 use windlass_testkit::wait::{WITHIN, eventually_async};
 
-use crate::agents_host::{Kit, Shim, call, figure, job, on_both_kits, task};
+use crate::agents_host::{AgentTestEnv, TestShim, call, job, on_both_kits, print_measurement, task};
 
 on_both_kits! {
     an_event_makes_the_job_due_and_wakes_its_pipeline
@@ -20,8 +20,8 @@ on_both_kits! {
     output_is_copied_without_being_asked_for
 }
 
-async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
-    let shim = Shim::start(kit, "hollow").await;
+async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
+    let shim = TestShim::start(kit, "hollow").await;
     let run = kit.run("train").await;
     let one = kit.job(run, 0, shim.instance, "running").await;
     let two = kit.job(run, 1, shim.instance, "terminating").await;
@@ -31,20 +31,20 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
 
     // The first connection cannot know what it missed.
     kit.wire.tasks(shim.instance).await.unwrap();
-    kit.until_due("jobs", one.0).await;
-    kit.until_due("jobs", two.0).await;
+    kit.wait_until_due("jobs", one.0).await;
+    kit.wait_until_due("jobs", two.0).await;
     assert!(!kit.is_due("jobs", waiting.0).await, "it waits for a place, not for its host");
     timeout(WITHIN, running.wait()).await.unwrap();
     timeout(WITHIN, terminating.wait()).await.unwrap();
 
     for (id, hinted) in [(one, running), (two, terminating)] {
-        kit.put_off("jobs", id.0).await;
+        kit.postpone("jobs", id.0).await;
         hinted.take();
         let at = call(shim.instance, id, 1);
         let asked = Instant::now();
         kit.wire.submit_task(at, &task(id)).await.unwrap();
         timeout(WITHIN, hinted.wait()).await.unwrap();
-        figure(format_args!(
+        print_measurement(format_args!(
             "from the call that caused an event to the pipeline's hint: {:?}",
             asked.elapsed()
         ));
@@ -63,47 +63,47 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &Kit) {
         taken.push(asked.elapsed());
     }
     taken.sort();
-    figure(format_args!(
+    print_measurement(format_args!(
         "submit to hint after the poke's commit: median {:?}, worst {:?}",
         taken[10], taken[19]
     ));
 }
 
-async fn x6_a_host_has_no_say_over_jobs_of_other_hosts(kit: &Kit) {
-    let shim = Shim::start(kit, "hollow").await;
+async fn x6_a_host_has_no_say_over_jobs_of_other_hosts(kit: &AgentTestEnv) {
+    let shim = TestShim::start(kit, "hollow").await;
     let run = kit.run("train").await;
-    let elsewhere = kit.instance(1, Reach::Socket { path: "/nowhere".into() }).await;
+    let elsewhere = kit.instance(1, AgentEndpoint::Socket { path: "/nowhere".into() }).await;
     let foreign = kit.job(run, 0, elsewhere, "running").await;
     let own = kit.job(run, 1, shim.instance, "running").await;
     kit.wire.tasks(shim.instance).await.unwrap();
-    kit.until_due("jobs", own.0).await;
-    kit.put_off("jobs", own.0).await;
+    kit.wait_until_due("jobs", own.0).await;
+    kit.postpone("jobs", own.0).await;
     // The host tells of both, of the foreign one first.
     kit.wire.submit_task(call(shim.instance, foreign, 1), &task(foreign)).await.unwrap();
     kit.wire.submit_task(call(shim.instance, own, 1), &task(own)).await.unwrap();
-    kit.until_due("jobs", own.0).await;
+    kit.wait_until_due("jobs", own.0).await;
     assert!(!kit.is_due("jobs", foreign.0).await);
 }
 
-async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &Kit) {
-    let mut shim = Shim::start(kit, "hollow").await;
+async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &AgentTestEnv) {
+    let mut shim = TestShim::start(kit, "hollow").await;
     let run = kit.run("train").await;
     let job = kit.job(run, 0, shim.instance, "running").await;
     let hinted = kit.app.hints().subscribe("instances");
     kit.wire.tasks(shim.instance).await.unwrap();
-    kit.until_due("jobs", job.0).await;
-    kit.put_off("instances", shim.instance.0).await;
-    kit.put_off("jobs", job.0).await;
+    kit.wait_until_due("jobs", job.0).await;
+    kit.postpone("instances", shim.instance.0).await;
+    kit.postpone("jobs", job.0).await;
     hinted.take();
     let killed = Instant::now();
     shim.kill();
     timeout(WITHIN, hinted.wait()).await.unwrap();
-    figure(format_args!("from the kill of a shim to the instance's hint: {:?}", killed.elapsed()));
+    print_measurement(format_args!("from the kill of a shim to the instance's hint: {:?}", killed.elapsed()));
     assert!(kit.is_due("instances", shim.instance.0).await);
     assert!(kit.is_due("jobs", job.0).await, "nobody tells of it any more, so it is asked again");
     assert_eq!(kit.wire.connected(), 0);
 
-    kit.put_off("instances", shim.instance.0).await;
+    kit.postpone("instances", shim.instance.0).await;
     hinted.take();
     shim.start_again();
     kit.wire.tasks(shim.instance).await.unwrap();
@@ -111,13 +111,13 @@ async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &Kit) {
     assert!(kit.is_due("instances", shim.instance.0).await);
 }
 
-async fn output_is_copied_without_being_asked_for(kit: &Kit) {
-    let shim = Shim::start(kit, "process").await;
+async fn output_is_copied_without_being_asked_for(kit: &AgentTestEnv) {
+    let shim = TestShim::start(kit, "process").await;
     let run = kit.run("train").await;
     let id = kit.job(run, 0, shim.instance, "running").await;
     let at = call(shim.instance, id, 1);
     kit.wire.submit_task(at, &task(id)).await.unwrap();
-    kit.until_task(at, TaskStatus::Running).await;
+    kit.wait_for_task(at, TaskStatus::Running).await;
     kit.start_job(at, &job(&["/bin/sh", "-c", "echo hello; exec sleep 600"])).await;
     let log = Log { project: kit.made.project, run, submission: id, stream: Stream::Job };
     let is_copied = async || (kit.app.logs().end(&log).await.unwrap() >= 6).then_some(());

@@ -2,21 +2,21 @@
 
 use futures_util::future::join_all;
 use serde_json::json;
-use windlass_backend::Reach;
+use windlass_backend::AgentEndpoint;
 use windlass_model::id::InstanceId;
 use windlass_server::{
     agents::{
-        enrol::{self, EnrolError},
-        site::{self, SiteError},
+        enrol::{self, EnrolmentError},
+        site::{self, SshTargetError},
     },
     db::{Unit, instances, sealed},
     params,
-    secrets::Belongs,
+    secrets::AssociatedData,
     services,
 };
-use windlass_tunnel::{HostKey, Learned, Pin};
+use windlass_tunnel::{HostKey, HostKeyEntry, HostKeyPin};
 
-use crate::agents_host::{Kit, new_instance, on_both_kits};
+use crate::agents_host::{AgentTestEnv, new_instance, on_both_kits};
 
 on_both_kits! {
     replicas_that_enrol_at_once_tell_the_agent_the_same
@@ -27,42 +27,42 @@ on_both_kits! {
     x10_a_replica_that_was_shown_another_key_goes_no_further
 }
 
-fn socket() -> Reach {
-    Reach::Socket { path: "/nowhere".into() }
+fn dummy_socket() -> AgentEndpoint {
+    AgentEndpoint::Socket { path: "/nowhere".into() }
 }
 
-async fn replicas_that_enrol_at_once_tell_the_agent_the_same(kit: &Kit) {
-    let instance = kit.instance(0, socket()).await;
+async fn replicas_that_enrol_at_once_tell_the_agent_the_same(kit: &AgentTestEnv) {
+    let instance = kit.instance(0, dummy_socket()).await;
     let all = join_all((0..16).map(|_| enrol::enrolment(kit.db(), kit.app.keys(), instance))).await;
     let told: Vec<_> = all.into_iter().map(Result::unwrap).collect();
     assert!(told.iter().all(|one| *one == told[0]), "{told:?}");
     assert_eq!(told[0].credential_sha256.len(), 64);
-    let other = kit.instance(1, socket()).await;
+    let other = kit.instance(1, dummy_socket()).await;
     let other = enrol::enrolment(kit.db(), kit.app.keys(), other).await.unwrap();
     assert_ne!(other.credential_sha256, told[0].credential_sha256, "each instance has its own");
     assert_eq!(other.server_key, told[0].server_key, "the server has one");
     let credential = enrol::credential(kit.db(), kit.app.keys(), instance).await.unwrap();
     for (table, column) in [("instances", "agent_credential_sealed"), ("signing_keys", "seed_sealed")] {
-        for (_, stored) in sealed::of_rows(kit.db(), table, column).await.unwrap() {
+        for (_, stored) in sealed::column_values(kit.db(), table, column).await.unwrap() {
             assert!(!stored.windows(8).any(|part| credential.as_bytes().windows(8).any(|c| c == part)));
         }
     }
 }
 
-async fn an_enrolment_outlives_the_master_key(kit: &Kit) {
-    let instance = kit.instance(0, socket()).await;
+async fn an_enrolment_outlives_the_master_key(kit: &AgentTestEnv) {
+    let instance = kit.instance(0, dummy_socket()).await;
     let before = enrol::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
     services::secrets::turn_keys(&kit.app).await.unwrap();
     assert_eq!(enrol::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap(), before);
 }
 
-async fn an_instance_that_was_never_enrolled_has_no_credential(kit: &Kit) {
-    let instance = kit.instance(0, socket()).await;
+async fn an_instance_that_was_never_enrolled_has_no_credential(kit: &AgentTestEnv) {
+    let instance = kit.instance(0, dummy_socket()).await;
     let none = enrol::credential(kit.db(), kit.app.keys(), instance).await;
-    assert!(matches!(none, Err(EnrolError::NotEnrolled { .. })), "{none:?}");
+    assert!(matches!(none, Err(EnrolmentError::NotEnrolled { .. })), "{none:?}");
     let nobody = InstanceId(uuid::Uuid::max());
     let none = enrol::enrolment(kit.db(), kit.app.keys(), nobody).await;
-    assert!(matches!(none, Err(EnrolError::NoInstance { .. })), "{none:?}");
+    assert!(matches!(none, Err(EnrolmentError::NoInstance { .. })), "{none:?}");
 }
 
 /// A fresh key: OpenSSH text of the private half, and the public line.
@@ -75,15 +75,15 @@ fn key_pair() -> (String, String) {
     (private, key.public_key().to_openssh().unwrap())
 }
 
-async fn host(kit: &Kit, ssh_config: serde_json::Value) -> InstanceId {
+async fn host(kit: &AgentTestEnv, ssh_config: serde_json::Value) -> InstanceId {
     let id = InstanceId(kit.db().new_id().unwrap());
-    let belongs = Belongs::row("instances", "ssh_sealed", id.0);
+    let belongs = AssociatedData::row("instances", "ssh_sealed", id.0);
     let sealed = kit.app.keys().seal(&belongs, ssh_config.to_string().as_bytes()).unwrap();
     kit.write(Unit::new().and([instances::insert(new_instance(kit, id, 7, None, Some(sealed)))])).await;
     id
 }
 
-async fn the_hosts_own_lines_win_over_its_fleets(kit: &Kit) {
+async fn the_hosts_own_lines_win_over_its_fleets(kit: &AgentTestEnv) {
     let ((shared, shared_public), (own, own_public)) = (key_pair(), key_pair());
     let jump = json!({"hostname": "gate", "user": "guard", "identity_file": "k",
         "ssh_key": {"public": shared_public, "private": shared}});
@@ -100,7 +100,7 @@ async fn the_hosts_own_lines_win_over_its_fleets(kit: &Kit) {
     assert_eq!(site.network.as_deref(), Some("10.0.0.0/16"));
     let via = site.target.via.unwrap();
     assert_eq!((via.host.as_str(), via.port, via.user.as_str()), ("gate", 22, "guard"));
-    assert_eq!(via.pin, Pin::FirstUse);
+    assert_eq!(via.pin, HostKeyPin::FirstUse);
     let fleets_key = format!("{:?}", site.target.keys);
 
     kit.write(Unit::new().exec("UPDATE instances SET finished = TRUE WHERE id = $1", params![plain])).await;
@@ -119,25 +119,25 @@ async fn the_hosts_own_lines_win_over_its_fleets(kit: &Kit) {
     assert_ne!(format!("{:?}", site.target.keys), fleets_key);
 }
 
-fn shown(host: &str, public: &str) -> Learned {
-    Learned { host: host.into(), key: HostKey::parse(public).unwrap() }
+fn learned_key(host: &str, public: &str) -> HostKeyEntry {
+    HostKeyEntry { host: host.into(), key: HostKey::parse(public).unwrap() }
 }
 
-async fn x10_a_host_key_is_pinned_once_and_told(kit: &Kit) {
+async fn x10_a_host_key_is_pinned_once_and_told(kit: &AgentTestEnv) {
     let ((private, public), (_, gates)) = (key_pair(), key_pair());
     let jump = json!({"hostname": "gate", "user": "guard", "identity_file": "k",
         "ssh_key": {"public": public, "private": private}});
     let settings = json!({"user": "root", "proxy_jump": jump,
         "ssh_key": {"public": public, "private": private}, "hosts": [{"hostname": "a", "port": 2200}]});
     let id = host(kit, settings).await;
-    let seen = [shown("gate", &gates), shown("[a]:2200", &public)];
+    let seen = [learned_key("gate", &gates), learned_key("[a]:2200", &public)];
     // Two replicas at once, and once more.
     let (one, two) = tokio::join!(site::pin(kit.db(), id, &seen), site::pin(kit.db(), id, &seen));
     one.and(two).unwrap();
     site::pin(kit.db(), id, &seen[..1]).await.unwrap();
     let site = site::site(kit.db(), kit.app.keys(), id).await.unwrap();
-    assert_eq!(site.target.pin, Pin::Known(HostKey::parse(&public).unwrap()));
-    assert_eq!(site.target.via.unwrap().pin, Pin::Known(HostKey::parse(&gates).unwrap()));
+    assert_eq!(site.target.pin, HostKeyPin::Known(HostKey::parse(&public).unwrap()));
+    assert_eq!(site.target.via.unwrap().pin, HostKeyPin::Known(HostKey::parse(&gates).unwrap()));
     let sql = "SELECT message FROM events WHERE reason = 'host_key_learned' ORDER BY message";
     let told = kit.db().query(sql, vec![]).await.unwrap();
     let told: Vec<_> = told.iter().map(|row| row.text(0).unwrap()).collect();
@@ -145,14 +145,14 @@ async fn x10_a_host_key_is_pinned_once_and_told(kit: &Kit) {
     assert!(told[1].starts_with("gate ") && told[1].contains("SHA256:"), "{told:?}");
 }
 
-async fn x10_a_replica_that_was_shown_another_key_goes_no_further(kit: &Kit) {
+async fn x10_a_replica_that_was_shown_another_key_goes_no_further(kit: &AgentTestEnv) {
     let ((private, public), (_, another)) = (key_pair(), key_pair());
     let settings = json!({"user": "root", "ssh_key": {"public": public, "private": private},
         "hosts": [{"hostname": "a"}]});
     let id = host(kit, settings).await;
-    site::pin(kit.db(), id, &[shown("a", &public)]).await.unwrap();
-    let refused = site::pin(kit.db(), id, &[shown("a", &another)]).await;
-    assert!(matches!(refused, Err(SiteError::Changed { .. })), "{refused:?}");
+    site::pin(kit.db(), id, &[learned_key("a", &public)]).await.unwrap();
+    let refused = site::pin(kit.db(), id, &[learned_key("a", &another)]).await;
+    assert!(matches!(refused, Err(SshTargetError::Changed { .. })), "{refused:?}");
     let site = site::site(kit.db(), kit.app.keys(), id).await.unwrap();
-    assert_eq!(site.target.pin, Pin::Known(HostKey::parse(&public).unwrap()), "the first one stays");
+    assert_eq!(site.target.pin, HostKeyPin::Known(HostKey::parse(&public).unwrap()), "the first one stays");
 }

@@ -12,13 +12,13 @@ use std::{
 
 use serde_json::json;
 use windlass_api::agent::{runner::JobStarted, shim::TaskSpec};
-use windlass_backend::{Machine, Reach};
+use windlass_backend::{AgentEndpoint, Machine};
 use windlass_model::{
     id::{InstanceId, RunId, SubmissionId},
     instance,
 };
 use windlass_server::{
-    agents::{AgentError, Agents, Call, Start, Wire, discard, enrol},
+    agents::{AgentApi, AgentError, Call, Start, Wire, discard, enrol},
     app::App,
     config::{Given, Settings},
     db::{Db, Unit, Val, instances},
@@ -27,32 +27,32 @@ use windlass_server::{
 };
 use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
 use windlass_testkit::{TempDir, temp_dir};
-use windlass_tunnel::{Backoff, Hosts};
+use windlass_tunnel::{Backoff, SshPool};
 
 use crate::{
-    db::Home,
+    db::DbFixture,
     db_rows::{self, Made},
 };
 
 /// A server without routes and pipelines: database, keys, and the wire.
-pub(crate) struct Kit {
-    home: Home,
+pub(crate) struct AgentTestEnv {
+    home: DbFixture,
     pub(crate) dir: TempDir,
     pub(crate) app: App,
     pub(crate) wire: Arc<Wire>,
     pub(crate) made: Made,
 }
 
-impl Kit {
+impl AgentTestEnv {
     pub(crate) async fn sqlite() -> Self {
-        Self::on(Home::sqlite().await).await
+        Self::with_database(DbFixture::sqlite().await).await
     }
 
     pub(crate) async fn postgres() -> Self {
-        Self::on(Home::postgres().await).await
+        Self::with_database(DbFixture::postgres().await).await
     }
 
-    async fn on(home: Home) -> Self {
+    async fn with_database(home: DbFixture) -> Self {
         let dir = temp_dir("agents").unwrap();
         let given = Given { data_dir: Some(dir.path().join("data")), ..Given::default() };
         let settings = Settings::new(given, None).unwrap();
@@ -69,12 +69,12 @@ impl Kit {
     }
 
     /// Another replica's view of the same hosts.
-    pub(crate) fn another_wire(&self) -> Arc<Wire> {
+    pub(crate) fn second_agents(&self) -> Arc<Wire> {
         Wire::new(&self.app, hosts())
     }
 
     /// An instance whose agent answers there, or will.
-    pub(crate) async fn instance(&self, num: i64, reach: Reach) -> InstanceId {
+    pub(crate) async fn instance(&self, num: i64, reach: AgentEndpoint) -> InstanceId {
         let id = InstanceId(self.db().new_id().unwrap());
         let row = new_instance(self, id, num, Some(&machine(reach)), None);
         self.write(Unit::new().and([instances::insert(row)])).await;
@@ -118,24 +118,24 @@ impl Kit {
         row.opt_int(0).unwrap().is_none()
     }
 
-    pub(crate) async fn put_off(&self, table: &str, id: uuid::Uuid) {
+    pub(crate) async fn postpone(&self, table: &str, id: uuid::Uuid) {
         let sql = format!("UPDATE {table} SET due_at = now_us() + 3600000000 WHERE id = $1");
         self.write(Unit::new().exec(sql, params![id])).await;
     }
 
-    pub(crate) async fn until_due(&self, table: &str, id: uuid::Uuid) {
+    pub(crate) async fn wait_until_due(&self, table: &str, id: uuid::Uuid) {
         let what = format!("the row of {table} is due");
         eventually_async(&what, async || self.is_due(table, id).await.then_some(())).await;
     }
 
     /// The tasks of a host that is back. Whoever asked while it was away (the copying of output does) has
     /// made the next attempt wait a little.
-    pub(crate) async fn until_reached(&self, instance: InstanceId) -> Vec<SubmissionId> {
+    pub(crate) async fn wait_until_reachable(&self, instance: InstanceId) -> Vec<SubmissionId> {
         eventually_ok_async("the host answers", async || self.wire.tasks(instance).await).await
     }
 
     /// Waits until the task is this far.
-    pub(crate) async fn until_task(&self, call: Call, status: windlass_api::agent::shim::TaskStatus) {
+    pub(crate) async fn wait_for_task(&self, call: Call, status: windlass_api::agent::shim::TaskStatus) {
         eventually_ok_async(&format!("the task is {status:?}"), async || {
             let info = self.wire.task(call).await.unwrap();
             if info.status == status { Ok(()) } else { Err(format!("{info:?}")) }
@@ -165,7 +165,7 @@ impl Kit {
     }
 
     /// Waits until the job has ended, and says as what.
-    pub(crate) async fn until_ended(&self, call: Call) -> (String, Option<i32>) {
+    pub(crate) async fn wait_until_ended(&self, call: Call) -> (String, Option<i32>) {
         eventually_ok_async("the job ends", async || {
             let pulled = self.wire.pull(call).await.unwrap();
             match pulled.record.states.last() {
@@ -177,12 +177,12 @@ impl Kit {
     }
 }
 
-pub(crate) fn hosts() -> Arc<Hosts<InstanceId>> {
-    let backoff = Backoff { first: Duration::from_millis(50), last: Duration::from_secs(1) };
-    Arc::new(Hosts::new(backoff))
+pub(crate) fn hosts() -> Arc<SshPool<InstanceId>> {
+    let backoff = Backoff { initial: Duration::from_millis(50), max: Duration::from_secs(1) };
+    Arc::new(SshPool::new(backoff))
 }
 
-pub(crate) fn machine(reach: Reach) -> Machine {
+pub(crate) fn machine(reach: AgentEndpoint) -> Machine {
     Machine {
         id: "test".into(),
         reach: Some(reach),
@@ -195,7 +195,7 @@ pub(crate) fn machine(reach: Reach) -> Machine {
 }
 
 pub(crate) fn new_instance(
-    kit: &Kit,
+    kit: &AgentTestEnv,
     id: InstanceId,
     num: i64,
     machine: Option<&Machine>,
@@ -243,7 +243,7 @@ pub(crate) fn job(commands: &[&str]) -> Start {
 }
 
 /// Something measured, for people: timings are not tests.
-pub(crate) fn figure(text: std::fmt::Arguments<'_>) {
+pub(crate) fn print_measurement(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
@@ -260,7 +260,7 @@ pub(crate) fn agent() -> PathBuf {
 }
 
 /// A real shim, enrolled, gone with all it started.
-pub(crate) struct Shim {
+pub(crate) struct TestShim {
     pub(crate) instance: InstanceId,
     home: PathBuf,
     args: Vec<String>,
@@ -268,15 +268,15 @@ pub(crate) struct Shim {
     child: Option<Child>,
 }
 
-impl Shim {
+impl TestShim {
     /// One whose instance is made here, over its socket.
-    pub(crate) async fn start(kit: &Kit, runtime: &str) -> Self {
+    pub(crate) async fn start(kit: &AgentTestEnv, runtime: &str) -> Self {
         let home = kit.dir.path().join("agent");
-        let instance = kit.instance(0, Reach::Socket { path: home.join("shim.sock") }).await;
+        let instance = kit.instance(0, AgentEndpoint::Socket { path: home.join("shim.sock") }).await;
         Self::of(kit, instance, home, &["--runtime", runtime]).await
     }
 
-    pub(crate) async fn of(kit: &Kit, instance: InstanceId, home: PathBuf, args: &[&str]) -> Self {
+    pub(crate) async fn of(kit: &AgentTestEnv, instance: InstanceId, home: PathBuf, args: &[&str]) -> Self {
         let told = enrol::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
         let credential = enrol::credential(kit.db(), kit.app.keys(), instance).await.unwrap();
         let args = args.iter().map(|&arg| arg.to_owned()).collect();
@@ -366,7 +366,7 @@ impl Shim {
     }
 }
 
-impl Drop for Shim {
+impl Drop for TestShim {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let _ = writeln!(std::io::stderr(), "── the shim said\n{}", self.log());
@@ -408,7 +408,7 @@ macro_rules! on_both_kits {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    super::$name(&crate::agents_host::Kit::sqlite().await).await;
+                    super::$name(&crate::agents_host::AgentTestEnv::sqlite().await).await;
                 }
             )*
         }
@@ -416,7 +416,7 @@ macro_rules! on_both_kits {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    super::$name(&crate::agents_host::Kit::postgres().await).await;
+                    super::$name(&crate::agents_host::AgentTestEnv::postgres().await).await;
                 }
             )*
         }

@@ -21,21 +21,21 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::{net::UnixListener, sync::Notify};
-use windlass_api::agent::LOG_END;
-use windlass_backend::Reach;
+use windlass_api::agent::LOG_END_HEADER;
+use windlass_backend::AgentEndpoint;
 use windlass_model::id::{InstanceId, SubmissionId};
-use windlass_server::agents::{AgentError, Agents, CALL_WITHIN, enrol};
+use windlass_server::agents::{AgentApi, AgentError, CALL_TIMEOUT, enrol};
 use windlass_testkit::wait::eventually_async;
 
-use crate::agents_host::{Kit, call};
+use crate::agents_host::{AgentTestEnv, call};
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-fn whole(text: impl Into<Bytes>) -> Body {
+fn full_body(text: impl Into<Bytes>) -> Body {
     Full::new(text.into()).boxed_unsync()
 }
 
-fn endless(piece: Bytes, every: Option<Duration>, sent: Arc<AtomicUsize>) -> Body {
+fn endless_body(piece: Bytes, every: Option<Duration>, sent: Arc<AtomicUsize>) -> Body {
     let pieces = stream::unfold((), move |()| {
         let (piece, sent) = (piece.clone(), Arc::clone(&sent));
         async move {
@@ -51,33 +51,33 @@ fn endless(piece: Bytes, every: Option<Duration>, sent: Arc<AtomicUsize>) -> Bod
 
 /// What the hostile host does with the stream of events.
 #[derive(Clone)]
-enum Events {
+enum EventBehavior {
     Endless(Bytes),
     /// Says this, and ends the whole connection when told to.
     Once(Bytes, Arc<Notify>),
 }
 
-struct Liar {
+struct HostileAgent {
     own: SubmissionId,
-    events: Events,
+    events: EventBehavior,
     lines_sent: Arc<AtomicUsize>,
     /// How the streams of events were asked for.
     asked: Mutex<Vec<String>>,
 }
 
-impl Liar {
+impl HostileAgent {
     fn answer(&self, path: &str, query: &str) -> Response<Body> {
         let task = format!("/api/tasks/{}", self.own);
         let body = if path == "/api/healthcheck" {
-            whole(json!({"service": "dstack-shim", "version": "1".repeat(1 << 20)}).to_string())
+            full_body(json!({"service": "dstack-shim", "version": "1".repeat(1 << 20)}).to_string())
         } else if path == "/api/tasks" {
             // Never done, never silent.
-            endless(Bytes::from_static(b" "), Some(Duration::from_millis(100)), Arc::default())
+            endless_body(Bytes::from_static(b" "), Some(Duration::from_millis(100)), Arc::default())
         } else if path == "/api/instance/host" || path == "/api/instance/health" {
-            endless(vec![b' '; 1 << 20].into(), None, Arc::default())
+            endless_body(vec![b' '; 1 << 20].into(), None, Arc::default())
         } else if path == task {
             let other = uuid::Uuid::from_u128(7);
-            whole(
+            full_body(
                 json!({"id": other, "status": "running", "termination_reason": "", "termination_message": "",
                 "ports": null, "image_pull_progress": null, "container_name": "", "container_id": "",
                 "gpus_ids": []})
@@ -86,30 +86,32 @@ impl Liar {
         } else if path == format!("{task}/job") {
             let state = json!({"state": "done", "timestamp": 1, "termination_message": "x".repeat(100_000)});
             let states = vec![state; 70];
-            whole(json!({"states": states, "log_end": u64::MAX, "log_complete": false}).to_string())
+            full_body(json!({"states": states, "log_end": u64::MAX, "log_complete": false}).to_string())
         } else if path == format!("{task}/logs") {
-            whole(vec![b'x'; 1 << 20])
+            full_body(vec![b'x'; 1 << 20])
         } else if path == "/api/events" {
             self.asked.lock().push(query.to_owned());
             match &self.events {
-                Events::Endless(piece) => endless(piece.clone(), None, Arc::clone(&self.lines_sent)),
-                Events::Once(lines, _) => {
+                EventBehavior::Endless(piece) => {
+                    endless_body(piece.clone(), None, Arc::clone(&self.lines_sent))
+                }
+                EventBehavior::Once(lines, _) => {
                     let lines = lines.clone();
                     let first = stream::once(async move { Ok(Frame::data(lines)) });
                     StreamBody::new(first.chain(stream::pending())).boxed_unsync()
                 }
             }
         } else {
-            whole(Bytes::new())
+            full_body(Bytes::new())
         };
         let mut answer = Response::new(body);
         if path.ends_with("/logs") {
-            answer.headers_mut().insert(LOG_END, u64::MAX.into());
+            answer.headers_mut().insert(LOG_END_HEADER, u64::MAX.into());
         }
         answer
     }
 
-    fn serve(self: &Arc<Self>, kit: &Kit) -> Reach {
+    fn serve(self: &Arc<Self>, kit: &AgentTestEnv) -> AgentEndpoint {
         let path = kit.dir.path().join("liar.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let liar = Arc::clone(self);
@@ -131,33 +133,37 @@ impl Liar {
                 });
             }
         });
-        Reach::Socket { path }
+        AgentEndpoint::Socket { path }
     }
 
     fn end(&self) -> Arc<Notify> {
         match &self.events {
-            Events::Once(_, end) => Arc::clone(end),
-            Events::Endless(_) => Arc::new(Notify::new()),
+            EventBehavior::Once(_, end) => Arc::clone(end),
+            EventBehavior::Endless(_) => Arc::new(Notify::new()),
         }
     }
 }
 
-async fn liar(kit: &Kit, instance_num: i64, events: Events) -> (Arc<Liar>, InstanceId) {
+async fn liar(
+    kit: &AgentTestEnv,
+    instance_num: i64,
+    events: EventBehavior,
+) -> (Arc<HostileAgent>, InstanceId) {
     let own = SubmissionId(uuid::Uuid::from_u128(0x1234_5678_0000_4000_8000_0000_0000_0001));
-    let liar = Arc::new(Liar { own, events, lines_sent: Arc::default(), asked: Mutex::default() });
+    let liar = Arc::new(HostileAgent { own, events, lines_sent: Arc::default(), asked: Mutex::default() });
     let instance = kit.instance(instance_num, liar.serve(kit)).await;
     enrol::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
     (liar, instance)
 }
 
-fn quiet() -> Events {
-    Events::Once(Bytes::new(), Arc::new(Notify::new()))
+fn no_events() -> EventBehavior {
+    EventBehavior::Once(Bytes::new(), Arc::new(Notify::new()))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_are_cut_to_size_and_slow_ones_cut_off() {
-    let kit = Kit::sqlite().await;
-    let (liar, instance) = liar(&kit, 0, quiet()).await;
+    let kit = AgentTestEnv::sqlite().await;
+    let (liar, instance) = liar(&kit, 0, no_events()).await;
     let at = call(instance, liar.own, 1);
     let pulled = kit.wire.pull(at).await.unwrap().record;
     assert_eq!((pulled.states.len(), i64::try_from(pulled.log_end)), (64, Ok(i64::MAX)));
@@ -168,7 +174,7 @@ async fn answers_are_cut_to_size_and_slow_ones_cut_off() {
     assert!(matches!(another, Err(AgentError::Unreachable { .. })), "{another:?}");
     let asked = Instant::now();
     let (drawl, flood) = tokio::join!(kit.wire.tasks(instance), kit.wire.host(instance));
-    assert!(asked.elapsed() < CALL_WITHIN + Duration::from_secs(2), "{:?}", asked.elapsed());
+    assert!(asked.elapsed() < CALL_TIMEOUT + Duration::from_secs(2), "{:?}", asked.elapsed());
     assert!(
         matches!(&drawl, Err(AgentError::Unreachable { why, .. }) if why.contains("within")),
         "{drawl:?}"
@@ -181,14 +187,14 @@ async fn answers_are_cut_to_size_and_slow_ones_cut_off() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_events_are_read_no_faster_than_they_may_be_told() {
-    let kit = Kit::sqlite().await;
+    let kit = AgentTestEnv::sqlite().await;
     let run = kit.run("train").await;
-    let elsewhere = kit.instance(1, Reach::Socket { path: "/nowhere".into() }).await;
+    let elsewhere = kit.instance(1, AgentEndpoint::Socket { path: "/nowhere".into() }).await;
     let foreign = kit.job(run, 0, elsewhere, "running").await;
     // A line for a job that is not its own, and one that is no event.
     let line = json!({"seq": u64::MAX, "at": 0, "event": "gone", "id": foreign}).to_string();
     let piece = Bytes::from(format!("{line}\nnonsense\n"));
-    let (liar, instance) = liar(&kit, 0, Events::Endless(piece)).await;
+    let (liar, instance) = liar(&kit, 0, EventBehavior::Endless(piece)).await;
     let own = kit.job(run, 1, instance, "running").await;
     let at = call(instance, liar.own, 1);
     let began = Instant::now();
@@ -205,22 +211,22 @@ async fn endless_events_are_read_no_faster_than_they_may_be_told() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_lost_its_stream_goes_on_where_it_was() {
-    let kit = Kit::sqlite().await;
+    let kit = AgentTestEnv::sqlite().await;
     let lines = [
         json!({"seq": 7, "at": 0, "event": "reset", "boot": "b1"}),
         json!({"seq": 9, "at": 0, "event": "alive"}),
     ];
     let lines = lines.map(|line| format!("{line}\n")).concat();
     let end = Arc::new(Notify::new());
-    let (liar, instance) = liar(&kit, 0, Events::Once(lines.into(), Arc::clone(&end))).await;
+    let (liar, instance) = liar(&kit, 0, EventBehavior::Once(lines.into(), Arc::clone(&end))).await;
     let run = kit.run("train").await;
     let job = kit.job(run, 0, instance, "running").await;
     let at = call(instance, liar.own, 1);
     kit.wire.log(at, "job", 0, 10).await.unwrap();
-    kit.until_due("jobs", job.0).await;
-    kit.put_off("instances", instance.0).await;
+    kit.wait_until_due("jobs", job.0).await;
+    kit.postpone("instances", instance.0).await;
     end.notify_waiters();
-    kit.until_due("instances", instance.0).await;
+    kit.wait_until_due("instances", instance.0).await;
     kit.wire.log(at, "job", 0, 10).await.unwrap();
     eventually_async("a second stream", async || (liar.asked.lock().len() >= 2).then_some(())).await;
     assert_eq!(*liar.asked.lock(), ["", "boot=b1&after=9"]);

@@ -2,83 +2,83 @@
 
 use serde_json::json;
 use windlass_api::agent::shim::TaskStatus;
-use windlass_backend::Reach;
+use windlass_backend::AgentEndpoint;
 use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_server::{
-    agents::{AgentError, Agents},
+    agents::{AgentApi, AgentError},
     db::{Unit, instances},
-    secrets::Belongs,
+    secrets::AssociatedData,
 };
 use windlass_testkit::wait::eventually_async;
 
 use crate::{
-    agents_host::{Kit, Shim, call, job, machine, new_instance, task},
+    agents_host::{AgentTestEnv, TestShim, call, job, machine, new_instance, task},
     sshd::Sshd,
 };
 
 /// How to log in to an instance, as its row keeps it.
-pub(crate) fn sealed_login(kit: &Kit, sshd: &Sshd, id: InstanceId) -> Vec<u8> {
+pub(crate) fn sealed_login(kit: &AgentTestEnv, sshd: &Sshd, id: InstanceId) -> Vec<u8> {
     let private = std::fs::read_to_string(sshd.home().join("user")).unwrap();
     let public = std::fs::read_to_string(sshd.home().join("user.pub")).unwrap();
     let settings = json!({"user": "root", "port": sshd.port, "ssh_key": {"public": public, "private": private},
         "hosts": [{"hostname": "127.0.0.1"}]});
-    let belongs = Belongs::row("instances", "ssh_sealed", id.0);
+    let belongs = AssociatedData::row("instances", "ssh_sealed", id.0);
     kit.app.keys().seal(&belongs, settings.to_string().as_bytes()).unwrap()
 }
 
 /// A host of an SSH fleet with an agent behind it.
-async fn host(kit: &Kit, sshd: &Sshd) -> Shim {
+async fn start_ssh_host(kit: &AgentTestEnv, sshd: &Sshd) -> TestShim {
     let id = InstanceId(kit.db().new_id().unwrap());
     let home = kit.dir.path().join("agent");
     let sealed = sealed_login(kit, sshd, id);
-    let reach = Reach::Ssh { socket: home.join("shim.sock").display().to_string() };
+    let reach = AgentEndpoint::Ssh { socket: home.join("shim.sock").display().to_string() };
     let row = new_instance(kit, id, 0, Some(&machine(reach)), Some(sealed));
     kit.write(Unit::new().and([instances::insert(row)])).await;
-    Shim::of(kit, id, home, &["--runtime", "process"]).await
+    TestShim::of(kit, id, home, &["--runtime", "process"]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_is_driven_through_ssh() {
-    let kit = Kit::sqlite().await;
+    let kit = AgentTestEnv::sqlite().await;
     let sshd = Sshd::start();
-    let mut shim = host(&kit, &sshd).await;
+    let mut shim = start_ssh_host(&kit, &sshd).await;
     let run = kit.run("train").await;
     let id = kit.job(run, 0, shim.instance, "running").await;
     let at = call(shim.instance, id, 1);
     kit.wire.submit_task(at, &task(id)).await.unwrap();
-    kit.until_task(at, TaskStatus::Running).await;
+    kit.wait_for_task(at, TaskStatus::Running).await;
     kit.start_job(at, &job(&["/bin/sh", "-c", "echo $GREETING; sleep 0.3"])).await;
-    kit.until_due("jobs", id.0).await;
-    assert_eq!(kit.until_ended(at).await, ("done".into(), Some(0)));
+    kit.wait_until_due("jobs", id.0).await;
+    assert_eq!(kit.wait_until_ended(at).await, ("done".into(), Some(0)));
     let log = kit.wire.log(at, "job", 0, 100).await.unwrap();
     assert_eq!(&log.bytes[..], b"hello\n");
 
     // Only the shim dies: the SSH connection below stays and carries the next one.
     shim.kill();
     shim.start_again();
-    assert_eq!(kit.until_reached(shim.instance).await, [id]);
+    assert_eq!(kit.wait_until_reachable(shim.instance).await, [id]);
     kit.discard(at).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_that_lost_all_connections_is_reached_again() {
-    let kit = Kit::sqlite().await;
+    let kit = AgentTestEnv::sqlite().await;
     let mut sshd = Sshd::start();
-    let shim = host(&kit, &sshd).await;
+    let shim = start_ssh_host(&kit, &sshd).await;
     kit.wire.tasks(shim.instance).await.unwrap();
-    sshd.start_again();
-    kit.until_reached(shim.instance).await;
+    sshd.restart();
+    kit.wait_until_reachable(shim.instance).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn x10_a_host_with_another_key_is_told_nothing() {
-    let kit = Kit::sqlite().await;
+    let kit = AgentTestEnv::sqlite().await;
     let mut sshd = Sshd::start();
-    let shim = host(&kit, &sshd).await;
+    let shim = start_ssh_host(&kit, &sshd).await;
     kit.wire.tasks(shim.instance).await.unwrap();
     let known = sshd.host_key();
     let pinned = instances::find(kit.db(), shim.instance).await.unwrap().unwrap().host_key.unwrap();
-    assert!(pinned.contains(&known.line()), "{pinned}");
+    assert!(pinned.contains(&known.to_openssh()), "{pinned}");
 
     sshd.change_host_key();
     let at = call(shim.instance, SubmissionId(uuid::Uuid::from_u128(1)), 1);
@@ -97,7 +97,7 @@ async fn x10_a_host_with_another_key_is_told_nothing() {
         assert!(matches!(again, Err(AgentError::Barred { .. })), "it stays so: {again:?}");
     }
     // Another replica, which was never there, is warned by the same pin.
-    let another = kit.another_wire();
+    let another = kit.second_agents();
     let refused = another.tasks(shim.instance).await;
     assert!(matches!(refused, Err(AgentError::Barred { .. })), "{refused:?}");
 }

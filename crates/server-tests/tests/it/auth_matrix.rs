@@ -13,7 +13,7 @@ use windlass_api::{
 };
 use windlass_server::config::Given;
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
 
 on_both! {
     every_operation_lets_in_those_it_names_and_nobody_else
@@ -26,9 +26,9 @@ on_both! {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Who {
+enum CallerKind {
     Anonymous,
-    Forged,
+    UnknownToken,
     Outsider,
     User,
     Manager,
@@ -36,21 +36,21 @@ enum Who {
     GlobalAdmin,
 }
 
-const ALL: [Who; 7] = [
-    Who::Anonymous,
-    Who::Forged,
-    Who::Outsider,
-    Who::User,
-    Who::Manager,
-    Who::ProjectAdmin,
-    Who::GlobalAdmin,
+const ALL_CALLERS: [CallerKind; 7] = [
+    CallerKind::Anonymous,
+    CallerKind::UnknownToken,
+    CallerKind::Outsider,
+    CallerKind::User,
+    CallerKind::Manager,
+    CallerKind::ProjectAdmin,
+    CallerKind::GlobalAdmin,
 ];
 
-impl Who {
+impl CallerKind {
     fn role(self) -> CallerRole {
         match self {
             // Whoever shows a token that the server does not know is nobody to it.
-            Self::Anonymous | Self::Forged => CallerRole::Anonymous,
+            Self::Anonymous | Self::UnknownToken => CallerRole::Anonymous,
             Self::Outsider => CallerRole::Outsider,
             Self::User => CallerRole::User,
             Self::Manager => CallerRole::Manager,
@@ -62,19 +62,19 @@ impl Who {
 
 /// Whether a caller gets past the door. What the body asks for may still be refused behind it. The project here is not
 /// public.
-fn passes(access: Access, who: Who) -> bool {
+fn is_admitted(access: Access, who: CallerKind) -> bool {
     access.admits(who.role(), Ownership::Own)
 }
 
-struct People {
+struct RoleTokens {
     outsider: String,
     user: String,
     manager: String,
     admin: String,
 }
 
-impl People {
-    async fn invite(server: &TestServer) -> Self {
+impl RoleTokens {
+    async fn create(server: &TestServer) -> Self {
         let people = Self {
             outsider: server.user("outsider").await,
             user: server.user("plain").await,
@@ -85,21 +85,21 @@ impl People {
         people
     }
 
-    fn token(&self, who: Who) -> Option<&str> {
+    fn token(&self, who: CallerKind) -> Option<&str> {
         match who {
-            Who::Anonymous => None,
-            Who::Forged => Some("wl_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"),
-            Who::Outsider => Some(&self.outsider),
-            Who::User => Some(&self.user),
-            Who::Manager => Some(&self.manager),
-            Who::ProjectAdmin => Some(&self.admin),
-            Who::GlobalAdmin => Some(ADMIN),
+            CallerKind::Anonymous => None,
+            CallerKind::UnknownToken => Some("wl_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"),
+            CallerKind::Outsider => Some(&self.outsider),
+            CallerKind::User => Some(&self.user),
+            CallerKind::Manager => Some(&self.manager),
+            CallerKind::ProjectAdmin => Some(&self.admin),
+            CallerKind::GlobalAdmin => Some(ADMIN),
         }
     }
 }
 
 /// A body that no operation can act on: what is asked for does not exist.
-async fn ask(server: &TestServer, method: &str, path: &str, token: Option<&str>) -> (u16, Value) {
+async fn send_request(server: &TestServer, method: &str, path: &str, token: Option<&str>) -> (u16, Value) {
     let mut request = Request::builder().method(method).uri(path).header("host", &server.authority);
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
@@ -113,9 +113,9 @@ async fn ask(server: &TestServer, method: &str, path: &str, token: Option<&str>)
     (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
 }
 
-async fn every_operation_lets_in_those_it_names_and_nobody_else(ground: &Ground) {
+async fn every_operation_lets_in_those_it_names_and_nobody_else(ground: &ServerFixture) {
     let server = ground.start().await;
-    let people = People::invite(&server).await;
+    let people = RoleTokens::create(&server).await;
     let document = openapi::document();
     let mut asked = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
@@ -123,10 +123,11 @@ async fn every_operation_lets_in_those_it_names_and_nobody_else(ground: &Ground)
             let word = operation["x-access"].as_str().expect("x-access");
             let access = Access::ALL.into_iter().find(|access| access.name() == word).expect("a known level");
             let path = path.replace("{project_name}", "main").replace("{run_name}", "nobody");
-            for who in ALL {
-                let (status, body) = ask(&server, &method.to_uppercase(), &path, people.token(who)).await;
+            for who in ALL_CALLERS {
+                let (status, body) =
+                    send_request(&server, &method.to_uppercase(), &path, people.token(who)).await;
                 asked += 1;
-                if passes(access, who) {
+                if is_admitted(access, who) {
                     let by_body = matches!(access, Access::SelfOrAdmin | Access::ProjectSelfOrManager);
                     assert!(
                         ![401, 403].contains(&status) || by_body,
@@ -134,7 +135,7 @@ async fn every_operation_lets_in_those_it_names_and_nobody_else(ground: &Ground)
                     );
                     assert!(status < 500, "{path} fails with {status}: {body}");
                 } else {
-                    let refused = if matches!(who, Who::Anonymous) { 401 } else { 403 };
+                    let refused = if matches!(who, CallerKind::Anonymous) { 401 } else { 403 };
                     assert_eq!(status, refused, "{who:?} gets into {path} ({word}): {body}");
                     assert!(body["detail"]["msg"].is_string() && body["detail"]["code"].is_null(), "{body}");
                 }
@@ -146,7 +147,7 @@ async fn every_operation_lets_in_those_it_names_and_nobody_else(ground: &Ground)
 }
 
 /// Everything of a project, asked for by a member of another one.
-async fn a_project_is_closed_to_people_of_other_projects(ground: &Ground) {
+async fn a_project_is_closed_to_people_of_other_projects(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
@@ -175,7 +176,7 @@ async fn a_project_is_closed_to_people_of_other_projects(ground: &Ground) {
     server.stop().await;
 }
 
-async fn x6_ids_of_another_project_do_not_open_it(ground: &Ground) {
+async fn x6_ids_of_another_project_do_not_open_it(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
@@ -194,8 +195,10 @@ async fn x6_ids_of_another_project_do_not_open_it(ground: &Ground) {
     let logs = json!({ "run_name": run["run_spec"]["run_name"], "job_submission_id": submission });
     server.refused(&mira, "/api/project/lab/logs/poll", logs.clone(), absent).await;
     server.admin("/api/project/main/logs/poll", logs).await;
-    let archive =
-        server.upload(ADMIN, "/api/files/upload_archive", &crate::http_secrets::sha256(b"x"), b"x").await.1;
+    let archive = server
+        .upload(ADMIN, "/api/files/upload_archive", &crate::http_secrets::sha256_hex(b"x"), b"x")
+        .await
+        .1;
     let stolen = json!({ "configuration": { "type": "task", "commands": ["true"] },
         "file_archives": [{ "id": archive["id"], "path": "/x" }] });
     server
@@ -206,7 +209,7 @@ async fn x6_ids_of_another_project_do_not_open_it(ground: &Ground) {
 
 /// Each operation of her own project, asked for the things of another one: by every name and id, in every field that
 /// takes one, in the body and in the query.
-async fn x6_no_operation_answers_or_obeys_to_things_of_another_project(ground: &Ground) {
+async fn x6_no_operation_answers_or_obeys_to_things_of_another_project(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
@@ -280,7 +283,7 @@ async fn x6_no_operation_answers_or_obeys_to_things_of_another_project(ground: &
     server.stop().await;
 }
 
-async fn x7_who_is_taken_out_of_a_project_is_out_at_once(ground: &Ground) {
+async fn x7_who_is_taken_out_of_a_project_is_out_at_once(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
@@ -427,7 +430,7 @@ impl TestRequest {
 
 /// Each operation whose access depends on the creator × each role × own and foreign objects: every one of these cells of
 /// `docs/reference/rights.md`.
-async fn objects_of_others_are_for_those_whom_the_table_names(ground: &Ground) {
+async fn objects_of_others_are_for_those_whom_the_table_names(ground: &ServerFixture) {
     let server = TestServer::start_with(Given { no_local: Some(false), ..ground.given() }).await;
     let users = TestUsers { server: &server, made: std::cell::Cell::default() };
     let mut tried = 0;
@@ -465,11 +468,11 @@ async fn objects_of_others_are_for_those_whom_the_table_names(ground: &Ground) {
     server.stop().await;
 }
 
-async fn archives_are_read_and_used_by_their_owner_alone(ground: &Ground) {
+async fn archives_are_read_and_used_by_their_owner_alone(ground: &ServerFixture) {
     let server = ground.start().await;
     let (mira, noor) = (server.user("mira").await, server.user("noor").await);
     server.join("main", &[("mira", "user"), ("noor", "manager")]).await;
-    let hash = crate::http_secrets::sha256(b"x");
+    let hash = crate::http_secrets::sha256_hex(b"x");
     let archive = server.upload(&mira, "/api/files/upload_archive", &hash, b"x").await.1;
     server.ok(&mira, "/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
     let absent = "resource_not_exists";

@@ -6,12 +6,12 @@ use windlass_testkit::{TempDir, temp_dir};
 use crate::postgres;
 
 /// A database for one test, removed with it.
-pub(crate) enum Home {
+pub(crate) enum DbFixture {
     Sqlite { db: Db, _dir: TempDir },
     Postgres(postgres::TestDb),
 }
 
-impl Home {
+impl DbFixture {
     pub(crate) async fn sqlite() -> Self {
         let dir = temp_dir("db").unwrap();
         let db = Db::open(&DatabaseUrl::Sqlite(dir.path().join("windlass.db"))).await.unwrap();
@@ -37,7 +37,7 @@ macro_rules! on_both {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    let home = crate::db::Home::sqlite().await;
+                    let home = crate::db::DbFixture::sqlite().await;
                     super::$name(home.db()).await;
                     home.db().close().await;
                 }
@@ -47,7 +47,7 @@ macro_rules! on_both {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    let home = crate::db::Home::postgres().await;
+                    let home = crate::db::DbFixture::postgres().await;
                     super::$name(home.db()).await;
                     home.db().close().await;
                 }

@@ -15,18 +15,18 @@ use std::{
 use uuid::Uuid;
 use windlass_engine::{LeaseStore, Queue};
 use windlass_server::{
-    db::{Blown, DatabaseUrl, Db, DbError, Unit, Val, Weather, Written},
+    db::{DatabaseUrl, Db, DbError, HookFuture, Unit, Val, Weather, Written},
     params,
 };
 use windlass_testkit::temp_dir;
 
 use crate::{
-    db::Home,
+    db::DbFixture,
     db_rows::{Made, made, run_values},
     postgres::{Cluster, TestDb},
 };
 
-const CHILD: &str = "WINDLASS_TEST_CHILD_DATABASE";
+const CHILD_DATABASE_ENV: &str = "WINDLASS_TEST_CHILD_DATABASE";
 
 async fn submit(db: &Db, made: &Made) -> Result<Uuid, DbError> {
     let id = db.new_id()?;
@@ -44,7 +44,7 @@ async fn kept(db: &Db) -> BTreeSet<Uuid> {
 /// has nothing to do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_child_that_submits_until_it_is_killed() {
-    let Ok(path) = std::env::var(CHILD) else { return };
+    let Ok(path) = std::env::var(CHILD_DATABASE_ENV) else { return };
     let db = Db::open(&DatabaseUrl::Sqlite(PathBuf::from(path))).await.unwrap();
     let made = made(&db).await;
     loop {
@@ -59,7 +59,7 @@ async fn a_child_that_submits_until_it_is_killed() {
 fn acknowledged_before_the_kill(database: &Path, enough: usize) -> BTreeSet<Uuid> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "db_durability::a_child_that_submits_until_it_is_killed", "--nocapture"])
-        .env(CHILD, database)
+        .env(CHILD_DATABASE_ENV, database)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -128,7 +128,7 @@ async fn r1_what_was_acknowledged_survives_the_kill_of_postgres() {
     }
     cluster.start_again().await;
     // The same handle, without being opened again.
-    let kept = reached(&db).await;
+    let kept = wait_for_stored_runs(&db).await;
     assert!(said.len() >= 200, "only {} were acknowledged", said.len());
     assert!(said.is_subset(&kept), "lost: {:?}", said.difference(&kept).collect::<Vec<_>>());
     // Writes have a connection of their own, which finds its way back by itself: within the same bound.
@@ -143,7 +143,7 @@ async fn r1_what_was_acknowledged_survives_the_kill_of_postgres() {
 }
 
 /// Waits for the handle to find its way back.
-async fn reached(db: &Db) -> BTreeSet<Uuid> {
+async fn wait_for_stored_runs(db: &Db) -> BTreeSet<Uuid> {
     for _ in 0..200 {
         if db.query("SELECT 1", vec![]).await.is_ok() {
             return kept(db).await;
@@ -173,7 +173,7 @@ async fn a_postgres_that_takes_writes_again_is_found_without_a_restart() {
     let test = TestDb::open().await;
     let made = made(&test.db).await;
     submit(&test.db, &made).await.unwrap();
-    test.take_writes(false).await;
+    test.set_writable(false).await;
     test.cut_connections().await;
     let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
     for _ in 0..3 {
@@ -183,7 +183,7 @@ async fn a_postgres_that_takes_writes_again_is_found_without_a_restart() {
         assert_eq!(kept(&test.db).await.len(), 1, "reads work");
     }
     // Nobody ends the sessions that were opened meanwhile.
-    test.take_writes(true).await;
+    test.set_writable(true).await;
     submit(&test.db, &made).await.expect("a session from before would refuse");
     assert_eq!(test.db.claim(&queue, 9, Duration::from_secs(9)).await.unwrap().leases.len(), 2);
 }
@@ -272,22 +272,22 @@ async fn l12_two_replicas_share_the_rows() {
 }
 
 /// Loses the answer of the next write, or the write itself.
-struct Storm {
+struct LostWriteFault {
     before: AtomicBool,
     after: AtomicBool,
 }
 
-impl Weather for Storm {
-    fn before<'a>(&'a self, what: &'static str) -> Blown<'a> {
-        Box::pin(async move { blown(what == "write" && self.before.swap(false, Ordering::Relaxed)) })
+impl Weather for LostWriteFault {
+    fn before<'a>(&'a self, what: &'static str) -> HookFuture<'a> {
+        Box::pin(async move { fail_if(what == "write" && self.before.swap(false, Ordering::Relaxed)) })
     }
 
-    fn after<'a>(&'a self, what: &'static str) -> Blown<'a> {
-        Box::pin(async move { blown(what == "write" && self.after.swap(false, Ordering::Relaxed)) })
+    fn after<'a>(&'a self, what: &'static str) -> HookFuture<'a> {
+        Box::pin(async move { fail_if(what == "write" && self.after.swap(false, Ordering::Relaxed)) })
     }
 }
 
-fn blown(is_blown: bool) -> Result<(), DbError> {
+fn fail_if(is_blown: bool) -> Result<(), DbError> {
     if is_blown { Err(DbError::Stale { at: None }) } else { Ok(()) }
 }
 
@@ -295,8 +295,8 @@ fn blown(is_blown: bool) -> Result<(), DbError> {
 async fn weather_fails_a_write_before_or_loses_its_answer_after() {
     let db = Db::open_inline(Arc::new(|| 1_700_000_000_000_000), 1).unwrap();
     let made = made(&db).await;
-    let storm = Arc::new(Storm { before: AtomicBool::new(true), after: AtomicBool::new(false) });
-    let replica = db.with_weather(Arc::<Storm>::clone(&storm));
+    let storm = Arc::new(LostWriteFault { before: AtomicBool::new(true), after: AtomicBool::new(false) });
+    let replica = db.with_fault_hook(Arc::<LostWriteFault>::clone(&storm));
     assert!(submit(&replica, &made).await.is_err());
     assert_eq!(kept(&db).await.len(), 0, "it never arrived");
     storm.after.store(true, Ordering::Relaxed);
@@ -322,7 +322,7 @@ async fn the_same_seed_gives_the_same_ids_and_tokens() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l8_a_thousand_writes_at_once_beside_readers_meet_no_lock() {
-    let home = Home::sqlite().await;
+    let home = DbFixture::sqlite().await;
     let db = home.db();
     let made = made(db).await;
     let writes = (0..1000).map(|_| submit(db, &made));

@@ -17,7 +17,7 @@ use windlass_server::{
 };
 
 use crate::{
-    db::Home,
+    db::DbFixture,
     db_rows::{Made, made},
 };
 
@@ -61,7 +61,7 @@ macro_rules! harness {
                 self.store.query("SELECT now_us()", vec![]).await.unwrap()[0].int(0).unwrap()
             }
 
-            async fn pass(&self, table: &'static str, by: Duration) {
+            async fn advance_time(&self, table: &'static str, by: Duration) {
                 let by = i64::try_from(by.as_micros()).unwrap();
                 let sql = format!(
                     "UPDATE {table} SET lock_expires_at = lock_expires_at - $1, due_at = due_at - $1"
@@ -119,8 +119,8 @@ async fn inline() -> Db {
     Db::open_inline(Arc::new(move || ticks.fetch_add(1, Ordering::Relaxed)), 7).unwrap()
 }
 
-harness!(OnSqlite, Home, Home::sqlite(), |home: &Home| home.db().clone());
-harness!(OnPostgres, Home, Home::postgres(), |home: &Home| home.db().clone());
+harness!(OnSqlite, DbFixture, DbFixture::sqlite(), |home: &DbFixture| home.db().clone());
+harness!(OnPostgres, DbFixture, DbFixture::postgres(), |home: &DbFixture| home.db().clone());
 harness!(Inline, Db, inline(), Db::clone);
 
 mod sqlite {

@@ -35,14 +35,14 @@ on_both! {
 const QUEUE: Queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
 
 /// Opening again is what a restarted server does; here the journal was tampered with before.
-async fn reopened(db: &Db, tamper: &'static str) -> DbError {
+async fn migrate_error(db: &Db, tamper: &'static str) -> DbError {
     db.write(Unit::new().exec(tamper, vec![])).await.unwrap();
     db.migrate_again().await.unwrap_err()
 }
 
 async fn a_changed_migration_is_refused(db: &Db) {
     db.migrate_again().await.expect("nothing is left to do");
-    let error = reopened(db, "UPDATE migrations SET checksum = 'other' WHERE number = 1").await;
+    let error = migrate_error(db, "UPDATE migrations SET checksum = 'other' WHERE number = 1").await;
     let said = format!("{error}: {}", std::error::Error::source(&error).unwrap());
     assert!(said.contains("`0001_core.sql` was changed"), "{said}");
 }
@@ -50,7 +50,7 @@ async fn a_changed_migration_is_refused(db: &Db) {
 async fn a_database_of_a_newer_version_is_refused(db: &Db) {
     let newer =
         "INSERT INTO migrations (number, name, checksum, applied_at) VALUES (9999, '9999_x.sql', 'x', 0)";
-    let error = reopened(db, newer).await;
+    let error = migrate_error(db, newer).await;
     let said = format!("{error}: {}", std::error::Error::source(&error).unwrap());
     assert!(said.contains("newer version") && said.contains("9999"), "{said}");
 }
@@ -143,7 +143,7 @@ async fn postgres_l5_times_that_were_written_by_a_wrong_clock_are_set_right() {
     assert_eq!(test.db.extend(&QUEUE, &[held.key()], ttl).await.unwrap(), [held.id], "nobody took it");
 }
 
-fn deadlocks_found_within(time: &str) -> String {
+fn set_deadlock_timeout_sql(time: &str) -> String {
     format!(
         "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = ''{time}''', \
          current_database()); END $$"
@@ -157,7 +157,7 @@ async fn postgres_f9_a_deadlock_that_the_database_does_not_see_is_given_up_and_t
     let made = made(&test.db).await;
     run(&test.db, &made, "one").await;
     run(&test.db, &made, "two").await;
-    test.db.write(Unit::new().exec(deadlocks_found_within("10min"), vec![])).await.unwrap();
+    test.db.write(Unit::new().exec(set_deadlock_timeout_sql("10min"), vec![])).await.unwrap();
     let (first, second) = (test.replica().await, test.replica().await);
     let unit = |one: &'static str, two: &'static str| {
         let sql = "UPDATE runs SET retry_count = retry_count + 1 WHERE name = $1";
@@ -178,7 +178,7 @@ async fn postgres_f9_a_deadlock_that_the_database_does_not_see_is_given_up_and_t
 async fn postgres_replicas_never_deadlock_over_the_same_rows() {
     let test = TestDb::open().await;
     // It has to find out before anybody lets go.
-    test.db.write(Unit::new().exec(deadlocks_found_within("10ms"), vec![])).await.unwrap();
+    test.db.write(Unit::new().exec(set_deadlock_timeout_sql("10ms"), vec![])).await.unwrap();
     let (first, other) = (test.replica().await, test.replica().await);
     let made = made(&test.db).await;
     for number in 0..40 {
@@ -227,12 +227,12 @@ async fn postgres_replicas_never_deadlock_over_the_same_rows() {
     other.close().await;
 }
 
-const CALM: u8 = 0;
+const NO_FAULT: u8 = 0;
 const LOSE_THE_COMMIT: u8 = 1;
 const LOSE_THE_ANSWER: u8 = 2;
 
 /// A socket in front of Postgres's that breaks the connection around the next COMMIT.
-async fn proxy(real: PathBuf, dir: &Path, mood: Arc<AtomicU8>) {
+async fn run_fault_proxy(real: PathBuf, dir: &Path, mood: Arc<AtomicU8>) {
     let listener = UnixListener::bind(dir.join(".s.PGSQL.5432")).unwrap();
     loop {
         let (client, _) = listener.accept().await.unwrap();
@@ -248,7 +248,7 @@ async fn forward(mut client: UnixStream, mut server: UnixStream, mood: Arc<Atomi
             read = client.read(&mut asked) => {
                 let Ok(read @ 1..) = read else { return };
                 let is_commit = asked[..read].windows(7).any(|text| text == b"COMMIT\0");
-                match if is_commit { mood.swap(CALM, Ordering::SeqCst) } else { CALM } {
+                match if is_commit { mood.swap(NO_FAULT, Ordering::SeqCst) } else { NO_FAULT } {
                     LOSE_THE_COMMIT => return,
                     LOSE_THE_ANSWER => {
                         server.write_all(&asked[..read]).await.unwrap();
@@ -274,10 +274,10 @@ async fn postgres_lost_during_the_commit_leaves_the_outcome_unknown() {
     let test = TestDb::open().await;
     let made = made(&test.db).await;
     let dir = temp_dir("db").unwrap();
-    let mood = Arc::new(AtomicU8::new(CALM));
+    let mood = Arc::new(AtomicU8::new(NO_FAULT));
     let real = test.sockets().join(".s.PGSQL.5432");
     let (at, moods) = (dir.path().to_owned(), Arc::clone(&mood));
-    let front = tokio::spawn(async move { proxy(real, &at, moods).await });
+    let front = tokio::spawn(async move { run_fault_proxy(real, &at, moods).await });
     let socket = dir.path().join(".s.PGSQL.5432");
     eventually_async("the proxy listens", async || listens(&socket).then_some(())).await;
     let db = Db::open(&test.url_through(dir.path())).await.unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use windlass_engine::{LeaseKey, LeaseStore, Queue};
 use windlass_model::{
-    event::{Actor, Because, Event},
+    event::{Actor, Event, EventCause},
     id::{RunId, SubmissionId, UserId},
     job, run,
     time::Timestamp,
@@ -77,7 +77,7 @@ fn new_job(
     }
 }
 
-async fn put(db: &Db, made: &Made, name: &str) -> RunId {
+async fn insert_run(db: &Db, made: &Made, name: &str) -> RunId {
     let id = RunId(db.new_id().unwrap());
     db.write(Unit::new().and([runs::insert(new_run(made, id, name))])).await.unwrap().done().unwrap();
     id
@@ -90,7 +90,7 @@ fn page(limit: i64) -> Page {
 async fn a_run_is_written_with_its_jobs_and_events(db: &Db) {
     let made = made(db).await;
     let (id, job) = (RunId(db.new_id().unwrap()), SubmissionId(db.new_id().unwrap()));
-    let because = Because {
+    let because = EventCause {
         actor: Actor::User(made.user),
         reason: "submitted".into(),
         message: "Run submitted".into(),
@@ -107,7 +107,7 @@ async fn a_run_is_written_with_its_jobs_and_events(db: &Db) {
     assert_eq!(found, runs::find(db, id).await.unwrap().unwrap());
     assert_eq!((found.project_name.as_str(), found.user_name.as_str()), ("main", "owner"));
     assert_eq!((found.run.status, found.run.submitted_at), (run::Status::Submitted, Timestamp(now)));
-    let jobs = jobs::of_runs(db, &[id], None).await.unwrap();
+    let jobs = jobs::list_by_runs(db, &[id], None).await.unwrap();
     assert_eq!(jobs[0], jobs::find(db, job).await.unwrap().unwrap());
     assert_eq!((jobs[0].status, jobs[0].submitted_at), (job::Status::Submitted, Timestamp(now)));
     assert_eq!(jobs::secrets(db, job).await.unwrap().unwrap(), [1, 2]);
@@ -123,7 +123,7 @@ async fn a5_paging_through_runs_skips_and_doubles_nothing(db: &Db) {
     let made = made(db).await;
     let mut expected = BTreeSet::new();
     for number in 0..30_i64 {
-        let id = put(db, &made, &format!("run-{number}")).await;
+        let id = insert_run(db, &made, &format!("run-{number}")).await;
         let sql = "UPDATE runs SET submitted_at = $2 WHERE id = $1";
         db.write(Unit::new().exec(sql, params![id, 1000 + number % 5])).await.unwrap();
         expected.insert(id);
@@ -138,7 +138,7 @@ async fn a5_paging_through_runs_skips_and_doubles_nothing(db: &Db) {
             (query.page.time, query.page.id) = (Some(last.submitted_at), Some(last.id.0));
             seen.extend(found.iter().map(|line| (line.submitted_at, line.id)));
             if !ascending {
-                put(db, &made, &format!("late-{}", seen.len())).await;
+                insert_run(db, &made, &format!("late-{}", seen.len())).await;
             }
         }
         let old: Vec<_> = seen.iter().filter(|(at, _)| at.0 < 2000).collect();
@@ -152,8 +152,8 @@ async fn a5_paging_through_runs_skips_and_doubles_nothing(db: &Db) {
 async fn runs_are_filtered_by_project_user_and_activity(db: &Db) {
     let made = made(db).await;
     let other = Made { project: project(db, made.user, "other").await, ..made };
-    let (a, b) = (put(db, &made, "a").await, put(db, &made, "b").await);
-    let c = put(db, &other, "c").await;
+    let (a, b) = (insert_run(db, &made, "a").await, insert_run(db, &made, "b").await);
+    let c = insert_run(db, &other, "c").await;
     db.write(Unit::new().exec("UPDATE runs SET finished = TRUE WHERE id = $1", params![b])).await.unwrap();
     let list = async |query: runs::Query| {
         let query = runs::Query { page: page(100), ..query };
@@ -201,14 +201,14 @@ async fn a_page_of_many_runs_comes_from_an_index(db: &Db) {
 
 async fn a_wish_to_stop_is_stored_past_a_lock_and_kept_once(db: &Db) {
     let made = made(db).await;
-    let id = put(db, &made, "train").await;
+    let id = insert_run(db, &made, "train").await;
     let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
     let ttl = std::time::Duration::from_secs(60);
     let early = db.claim(&queue, 1, ttl).await.unwrap();
     assert!(early.leases.is_empty(), "nothing is to be seen before a job of it moves");
     db.mark_due("runs", &[id.0]).await.unwrap();
     let lease = db.claim(&queue, 1, ttl).await.unwrap().leases.remove(0);
-    let ask = |abort| Unit::new().and([runs::ask_stop(id, abort, made.user)]);
+    let ask = |abort| Unit::new().and([runs::request_stop(id, abort, made.user)]);
     let (first, _) = db.write(ask(false)).await.unwrap().done().unwrap();
     db.write(ask(true)).await.unwrap().done().unwrap();
     let run = runs::find(db, id).await.unwrap().unwrap().run;
@@ -220,7 +220,7 @@ async fn a_wish_to_stop_is_stored_past_a_lock_and_kept_once(db: &Db) {
 
 async fn only_a_finished_run_gives_its_name_back(db: &Db) {
     let made = made(db).await;
-    let old = put(db, &made, "train").await;
+    let old = insert_run(db, &made, "train").await;
     let new = RunId(db.new_id().unwrap());
     let again = || Unit::new().and([runs::delete(old), runs::insert(new_run(&made, new, "train"))]);
     assert_eq!(db.write(again()).await.unwrap(), Written::Stale { at: Some(0) });
@@ -246,13 +246,13 @@ async fn a1_an_idempotency_key_makes_one_run(db: &Db) {
     assert!(again.is_conflict_on("runs_idempotency_key"), "{again:?}");
     let found = runs::find_by_key(db, made.project, made.user, "key").await.unwrap().unwrap();
     assert_eq!((found.run.id, found.run.idempotency_hash.as_deref()), (first, Some("hash")));
-    put(db, &made, "three").await;
-    put(db, &made, "four").await;
+    insert_run(db, &made, "three").await;
+    insert_run(db, &made, "four").await;
 }
 
 async fn r6_a_job_has_one_active_submission_and_distinct_numbers(db: &Db) {
     let made = made(db).await;
-    let run = put(db, &made, "train").await;
+    let run = insert_run(db, &made, "train").await;
     let submit = async |number| {
         let id = SubmissionId(db.new_id().unwrap());
         let written = db.write(Unit::new().and([jobs::insert(new_job(&made, id, run, 0, 0, number))])).await;
@@ -271,7 +271,7 @@ async fn r6_a_job_has_one_active_submission_and_distinct_numbers(db: &Db) {
 
 async fn the_newest_submissions_of_each_job_are_found(db: &Db) {
     let made = made(db).await;
-    let (one, two) = (put(db, &made, "one").await, put(db, &made, "two").await);
+    let (one, two) = (insert_run(db, &made, "one").await, insert_run(db, &made, "two").await);
     let mut unit = Unit::new();
     for (run, submissions) in [(one, 4), (two, 2)] {
         for job in 0..2 {
@@ -289,7 +289,7 @@ async fn the_newest_submissions_of_each_job_are_found(db: &Db) {
     }
     db.write(unit).await.unwrap().done().unwrap();
     let numbers = async |runs: &[RunId], limit| {
-        let found = jobs::of_runs(db, runs, limit).await.unwrap();
+        let found = jobs::list_by_runs(db, runs, limit).await.unwrap();
         found.into_iter().map(|job| (job.job_num, job.submission_num)).collect::<Vec<_>>()
     };
     assert_eq!(numbers(&[one], Some(1)).await, [(0, 3), (1, 3)]);

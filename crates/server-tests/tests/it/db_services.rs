@@ -23,7 +23,7 @@ async fn write(db: &Db, unit: Unit) {
     db.write(unit).await.unwrap().done().unwrap();
 }
 
-async fn service(db: &Db, made: &Made) -> RunId {
+async fn insert_service(db: &Db, made: &Made) -> RunId {
     let id = db.new_id().unwrap();
     let mut values = run_values(made, id, "page");
     values.push(("service", "{}".into()));
@@ -32,7 +32,7 @@ async fn service(db: &Db, made: &Made) -> RunId {
 }
 
 /// A replica that runs, on an instance that nobody looks at.
-async fn replica(db: &Db, made: &Made, run: RunId) -> SubmissionId {
+async fn insert_replica(db: &Db, made: &Made, run: RunId) -> SubmissionId {
     let (id, instance) = (db.new_id().unwrap(), InstanceId(db.new_id().unwrap()));
     let host = vec![
         ("id", instance.into()),
@@ -71,15 +71,15 @@ async fn replicas_are_looked_for_from_the_services_on(db: &Db) {
     }
 }
 
-async fn sits(db: &Db, job: SubmissionId) -> bool {
+async fn has_proxy_seat(db: &Db, job: SubmissionId) -> bool {
     let rows = db.query("SELECT 1 FROM proxy_seats WHERE job_id = $1", vec![job.into()]).await.unwrap();
     !rows.is_empty()
 }
 
 async fn s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read(db: &Db) {
     let made = made(db).await;
-    let run = service(db, &made).await;
-    let job = replica(db, &made, run).await;
+    let run = insert_service(db, &made).await;
+    let job = insert_replica(db, &made, run).await;
     let watched = replicas::watched(db).await.unwrap();
     assert_eq!((watched.len(), watched[0].id, watched[0].registered), (1, job, false));
     assert!(replicas::ready(db).await.unwrap().is_empty());
@@ -101,39 +101,39 @@ async fn s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read(db: &Db
 
 async fn seats_are_for_ready_replicas_and_go_with_their_proxy(db: &Db) {
     let made = made(db).await;
-    let run = service(db, &made).await;
-    let job = replica(db, &made, run).await;
+    let run = insert_service(db, &made).await;
+    let job = insert_replica(db, &made, run).await;
     replicas::seen(db, "a", &[job]).await.unwrap();
-    assert!(!sits(db, job).await, "it is not ready");
+    assert!(!has_proxy_seat(db, job).await, "it is not ready");
     let watched = replicas::watched(db).await.unwrap();
     replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap();
     for proxy in ["a", "b", "b"] {
         replicas::seen(db, proxy, &[job]).await.unwrap();
     }
     replicas::left(db, "a", job).await.unwrap();
-    assert!(sits(db, job).await, "the other one is there");
+    assert!(has_proxy_seat(db, job).await, "the other one is there");
     replicas::gone(db, "b").await.unwrap();
-    assert!(!sits(db, job).await);
+    assert!(!has_proxy_seat(db, job).await);
 
     // One that was not seen for long has nothing either.
     replicas::seen(db, "c", &[job]).await.unwrap();
     replicas::sweep(db).await.unwrap();
-    assert!(sits(db, job).await);
+    assert!(has_proxy_seat(db, job).await);
     write(db, Unit::new().exec("UPDATE proxies SET seen_at = seen_at - 60000000", vec![])).await;
     replicas::sweep(db).await.unwrap();
-    assert!(!sits(db, job).await);
+    assert!(!has_proxy_seat(db, job).await);
 }
 
 async fn requests_are_summed_over_proxies(db: &Db) {
     let made = made(db).await;
-    let run = service(db, &made).await;
+    let run = insert_service(db, &made).await;
     let none = replicas::traffic(db, run, None, Span::secs(60)).await.unwrap();
     assert_eq!(none, None, "nobody is there who would say");
     for (proxy, requests) in [("a", 3), ("b", 4), ("a", 5)] {
         let came = Traffic { requests, in_flight_us: 10 * requests, waiting_us: requests };
         replicas::seen(db, proxy, &[]).await.unwrap();
         let answers = Some(format!("{{\"latency_us\": {requests}}}"));
-        let came = replicas::Came { run, traffic: came, answers };
+        let came = replicas::ServiceTraffic { run, traffic: came, answers };
         replicas::count(db, proxy, &[came], &[run]).await.unwrap();
     }
     let all = Some(Traffic { requests: 12, in_flight_us: 120, waiting_us: 12 });
@@ -145,7 +145,7 @@ async fn requests_are_summed_over_proxies(db: &Db) {
     // What a gateway publishes is not judged by others while the gateway is silent.
     let gateway = GatewayId(db.new_id().unwrap());
     assert_eq!(read(run, Some(gateway), 60).await, None);
-    replicas::seen_node(db, gateways::seen("node", gateway, None), "node", &[]).await.unwrap();
+    replicas::record_gateway_node(db, gateways::seen("node", gateway, None), "node", &[]).await.unwrap();
     assert_eq!(read(run, Some(gateway), 60).await, all);
     write(db, Unit::new().exec("UPDATE service_requests SET window_at = window_at - 100000000", vec![]))
         .await;

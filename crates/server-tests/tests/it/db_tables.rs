@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 
 use uuid::Uuid;
 use windlass_model::{
-    event::{Actor, Because, Entity, Event},
+    event::{Actor, Entity, Event, EventCause},
     fleet, gateway,
     id::{FleetId, GatewayId, InstanceId, RunId, SecretId, UserId, VolumeId},
     instance, volume,
 };
 use windlass_server::{
     db::{
-        Db, Page, Ties, Unit, Written, backends, events, fleets, gateways, instances, jobs, projects, repos,
-        runs, sealed, secrets, tokens, users, volumes,
+        Db, Page, TieOrder, Unit, Written, backends, events, fleets, gateways, instances, jobs, projects,
+        repos, runs, sealed, secrets, tokens, users, volumes,
     },
     params,
 };
@@ -77,7 +77,10 @@ async fn users_live_and_leave(db: &Db) {
     assert_eq!(users::public_keys(db, id).await.unwrap().len(), 1);
     users::delete_public_keys(db, id, &[key.id]).await.unwrap();
     assert!(users::public_keys(db, id).await.unwrap().is_empty());
-    assert_eq!(sealed::of_rows(db, "users", "ssh_private_key_sealed").await.unwrap(), [(id.0, vec![8])]);
+    assert_eq!(
+        sealed::column_values(db, "users", "ssh_private_key_sealed").await.unwrap(),
+        [(id.0, vec![8])]
+    );
     write(db, Unit::new().and([sealed::replace("users", "ssh_private_key_sealed", id.0, vec![8], vec![7])]))
         .await;
     assert_eq!(users::ssh_private_key(db, id).await.unwrap().unwrap(), [7]);
@@ -128,11 +131,11 @@ async fn projects_list_their_members(db: &Db) {
     }
     assert_eq!(projects::find(db, "main", user).await.unwrap().unwrap().1, Some(role.clone()));
     assert_eq!(projects::role(db, project, user).await.unwrap().0.as_deref(), Some("manager"));
-    write(db, Unit::new().and([projects::set_ssh_right(project, user, false)])).await;
+    write(db, Unit::new().and([projects::set_can_manage_ssh_fleets(project, user, false)])).await;
     write(db, Unit::new().and([projects::set_member(project, user, &role, 0)])).await;
     let kept = projects::find(db, "main", user).await.unwrap().unwrap().1.unwrap();
     assert!(!kept.can_manage_ssh_fleets, "a new role neither gives nor takes the right");
-    write(db, Unit::new().and([projects::set_ssh_right(project, user, true)])).await;
+    write(db, Unit::new().and([projects::set_can_manage_ssh_fleets(project, user, true)])).await;
     let members = projects::members(db, &[project]).await.unwrap();
     assert_eq!((members.len(), &members[0].membership), (1, &role));
     for seen in [projects::Seen::All, projects::Seen::Joined(user), projects::Seen::JoinedOrPublic(user)] {
@@ -166,7 +169,7 @@ async fn events_are_found_by_what_they_are_about(db: &Db) {
     let Made { user, project } = made(db).await;
     let fleet = FleetId(db.new_id().unwrap());
     for actor in [Actor::User(user), Actor::Server] {
-        let because = Because { actor, reason: "why".into(), message: "Fleet seen".into() };
+        let because = EventCause { actor, reason: "why".into(), message: "Fleet seen".into() };
         let event = Event::note(Entity::Fleet, fleet.0, because);
         let by = matches!(actor, Actor::User(_)).then_some(user);
         let targets = [events::Target { entity: Entity::Fleet, id: fleet.0, name: "gpus" }];
@@ -206,14 +209,17 @@ async fn events_of_one_unit_are_told_in_the_order_of_their_writing(db: &Db) {
     let place = events::Place { project: None, user: None, lock_token: None, targets: &[] };
     let mut unit = Unit::new();
     for number in 0..5 {
-        let because =
-            Because { actor: Actor::Server, reason: "told".to_owned(), message: format!("of one: {number}") };
+        let because = EventCause {
+            actor: Actor::Server,
+            reason: "told".to_owned(),
+            message: format!("of one: {number}"),
+        };
         let event = Event::note(Entity::Fleet, db.new_id().unwrap(), because);
         unit = unit.and(events::append(db, &event, &place).unwrap());
     }
     write(db, unit).await;
     let mut all = Vec::new();
-    let mut page = Page { limit: 2, ties: Ties::FollowTime, ..page() };
+    let mut page = Page { limit: 2, ties: TieOrder::FollowTime, ..page() };
     loop {
         let found = events::list(db, &events::Asked { page, ..events::Asked::default() }).await.unwrap();
         let Some(last) = found.last() else { break };
@@ -364,7 +370,7 @@ async fn fleets_and_their_instances(db: &Db) {
     let same = Unit::new().and([instances::insert(new_instance(&made, two, id, 0))]);
     assert!(db.write(same).await.unwrap_err().is_conflict_on("instances_num_key"));
     write(db, Unit::new().and([instances::insert(new_instance(&made, two, id, 1))])).await;
-    let found = instances::of_fleets(db, &[id]).await.unwrap();
+    let found = instances::list_by_fleets(db, &[id]).await.unwrap();
     assert_eq!(found.iter().map(|instance| instance.id).collect::<Vec<_>>(), [one, two]);
     assert_eq!(found[0], instances::find(db, one).await.unwrap().unwrap());
     assert_eq!(found[0].price, Some(0.25));

@@ -75,7 +75,7 @@ async fn held(db: &Db, made: &Made, name: &str) -> LeaseKey {
     LeaseKey { id, token }
 }
 
-async fn status(db: &Db, id: Uuid) -> String {
+async fn run_status(db: &Db, id: Uuid) -> String {
     db.query("SELECT status FROM runs WHERE id = $1", params![id]).await.unwrap()[0].text(0).unwrap()
 }
 
@@ -90,11 +90,11 @@ async fn l1_a_stale_guard_keeps_nothing_of_its_unit(db: &Db) {
             .exec("UPDATE users SET email = 'x' WHERE name = $1", params!["owner"])
     };
     assert_eq!(db.write(unit(stale)).await.unwrap(), Written::Stale { at: None });
-    assert_eq!(status(db, good.id).await, "submitted");
+    assert_eq!(run_status(db, good.id).await, "submitted");
     let left = "SELECT count(*) FROM users WHERE name = 'extra' OR email = 'x'";
     assert_eq!(db.query(left, vec![]).await.unwrap()[0].int(0).unwrap(), 0);
     assert!(db.write(unit(good)).await.unwrap().is_done());
-    assert_eq!(status(db, good.id).await, "running");
+    assert_eq!(run_status(db, good.id).await, "running");
     assert_eq!(db.query(left, vec![]).await.unwrap()[0].int(0).unwrap(), 2);
     let after = db.write(unit(good)).await.unwrap();
     assert_eq!(after, Written::Stale { at: None }, "an apply gives the lease back");
@@ -106,7 +106,7 @@ async fn l1_a_guard_of_another_row_keeps_nothing(db: &Db) {
     let crossed = LeaseKey { id: one.id, token: other.token };
     let unit = Unit::guarded("runs", crossed, vec![("status", "failed".into())]);
     assert_eq!(db.write(unit).await.unwrap(), Written::Stale { at: None });
-    assert_eq!(status(db, one.id).await, "submitted");
+    assert_eq!(run_status(db, one.id).await, "submitted");
 }
 
 async fn an_expectation_that_fails_undoes_the_guard_too(db: &Db) {
@@ -116,7 +116,7 @@ async fn an_expectation_that_fails_undoes_the_guard_too(db: &Db) {
         .insert("users", user(db.new_id().unwrap(), "extra"))
         .expect_one("UPDATE users SET email = 'x' WHERE name = $1", params!["nobody"]);
     assert_eq!(db.write(unit).await.unwrap(), Written::Stale { at: Some(1) });
-    assert_eq!(status(db, good.id).await, "submitted");
+    assert_eq!(run_status(db, good.id).await, "submitted");
     assert_eq!(count(db, "users").await, 1);
 }
 
@@ -160,10 +160,10 @@ async fn a_broken_reference_is_no_conflict(db: &Db) {
     let nobody = Made { user: db.new_id().unwrap().into(), ..made };
     let unit = Unit::new().insert("runs", run_values(&nobody, db.new_id().unwrap(), "train"));
     let error = db.write(unit).await.unwrap_err();
-    assert!(matches!(error, DbError::Violated { .. }), "{error:?}");
+    assert!(matches!(error, DbError::ConstraintViolated { .. }), "{error:?}");
     let unnamed = Unit::new().insert("users", vec![("id", db.new_id().unwrap().into())]);
     let error = db.write(unnamed).await.unwrap_err();
-    assert!(matches!(error, DbError::Violated { .. }), "{error:?}");
+    assert!(matches!(error, DbError::ConstraintViolated { .. }), "{error:?}");
 }
 
 async fn a_wrong_statement_says_which(db: &Db) {
@@ -258,7 +258,7 @@ async fn the_guilty_fail_alone_among_many(db: &Db) {
             _ => matches!(answer, Ok(Written::Done { .. })),
         };
         assert!(expected, "unit {number}: {answer:?}");
-        let wrote = status(db, id).await == "running";
+        let wrote = run_status(db, id).await == "running";
         assert_eq!(wrote, ![0, 5, 7].contains(&(number % 10)), "unit {number}");
     }
     assert_eq!(count(db, "users").await, 1 + 140);
@@ -348,7 +348,7 @@ mod planted {
     use windlass_planted_bugs::{Bug, plant};
 
     use super::*;
-    use crate::db::Home;
+    use crate::db::DbFixture;
 
     async fn a_stale_write_goes_through(db: &Db) {
         let made = made(db).await;
@@ -360,12 +360,12 @@ mod planted {
         let went_through = db.write(unit()).await.unwrap().is_done();
         plant(None);
         assert!(went_through, "the planted bug is not there");
-        assert_eq!(status(db, good.id).await, "running");
+        assert_eq!(run_status(db, good.id).await, "running");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn l1_without_the_token_check_a_stale_write_goes_through_on_both() {
-        a_stale_write_goes_through(Home::sqlite().await.db()).await;
-        a_stale_write_goes_through(Home::postgres().await.db()).await;
+        a_stale_write_goes_through(DbFixture::sqlite().await.db()).await;
+        a_stale_write_goes_through(DbFixture::postgres().await.db()).await;
     }
 }

@@ -27,10 +27,10 @@ const KEY: &str = "KEYOFTHESETESTS";
 const SECRET: &str = "secret/of+these tests";
 const BUCKET: &str = "logs-of-jobs";
 /// Fewer names in a list than were asked for, which a store may do.
-const PAGE: usize = 7;
+const PAGE_MAX: usize = 7;
 
 #[derive(Default)]
-pub(crate) struct Shop {
+pub(crate) struct FakeS3State {
     pub(crate) objects: Mutex<BTreeMap<String, Bytes>>,
     /// Requests to answer with 500 before anything is done, and after everything was done.
     pub(crate) fail_before: AtomicUsize,
@@ -40,7 +40,7 @@ pub(crate) struct Shop {
 }
 
 pub(crate) struct FakeS3 {
-    pub(crate) shop: Arc<Shop>,
+    pub(crate) shop: Arc<FakeS3State>,
     port: u16,
     task: JoinHandle<()>,
 }
@@ -52,7 +52,7 @@ impl Drop for FakeS3 {
 }
 
 impl FakeS3 {
-    pub(crate) async fn start(shop: Shop) -> Self {
+    pub(crate) async fn start(shop: FakeS3State) -> Self {
         let shop = Arc::new(shop);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -93,18 +93,21 @@ fn take(counter: &AtomicUsize) -> bool {
     counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }
 
-fn say(status: u16, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+fn response(status: u16, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     Response::builder().status(status).body(Full::new(body.into())).unwrap()
 }
 
-async fn answer(shop: Arc<Shop>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(
+    shop: Arc<FakeS3State>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     if take(&shop.fail_before) {
-        return Ok(say(500, "<Error><Code>InternalError</Code></Error>"));
+        return Ok(response(500, "<Error><Code>InternalError</Code></Error>"));
     }
-    if let Err(why) = check(&head, &body) {
-        return Ok(say(
+    if let Err(why) = check_signature(&head, &body) {
+        return Ok(response(
             403,
             format!("<Error><Code>SignatureDoesNotMatch</Code><Message>{why}</Message></Error>"),
         ));
@@ -114,33 +117,33 @@ async fn answer(shop: Arc<Shop>, request: Request<Incoming>) -> Result<Response<
     let header = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
     let mut objects = shop.objects.lock();
     let answer = match (head.method.as_str(), path.as_str()) {
-        ("GET", "") => list(&objects, head.uri.query().unwrap_or_default()),
+        ("GET", "") => list_objects(&objects, head.uri.query().unwrap_or_default()),
         ("GET", name) => match objects.get(name) {
-            None => say(404, "<Error><Code>NoSuchKey</Code></Error>"),
+            None => response(404, "<Error><Code>NoSuchKey</Code></Error>"),
             Some(object) => {
                 let end: usize = header("range").unwrap().strip_prefix("bytes=0-").unwrap().parse().unwrap();
-                say(206, object.slice(..object.len().min(end + 1)))
+                response(206, object.slice(..object.len().min(end + 1)))
             }
         },
         ("PUT", name) => {
             let only_new = header("if-none-match") == Some("*") && !shop.ignores_conditions;
             if only_new && objects.contains_key(name) {
-                say(412, "<Error><Code>PreconditionFailed</Code></Error>")
+                response(412, "<Error><Code>PreconditionFailed</Code></Error>")
             } else {
                 objects.insert(name.to_owned(), body);
-                say(200, "")
+                response(200, "")
             }
         }
         ("DELETE", name) => {
             objects.remove(name);
-            say(204, "")
+            response(204, "")
         }
-        other => say(405, format!("{other:?}")),
+        other => response(405, format!("{other:?}")),
     };
-    Ok(if take(&shop.fail_after) { say(503, "<Error><Code>SlowDown</Code></Error>") } else { answer })
+    Ok(if take(&shop.fail_after) { response(503, "<Error><Code>SlowDown</Code></Error>") } else { answer })
 }
 
-fn list(objects: &BTreeMap<String, Bytes>, query: &str) -> Response<Full<Bytes>> {
+fn list_objects(objects: &BTreeMap<String, Bytes>, query: &str) -> Response<Full<Bytes>> {
     let asked: BTreeMap<String, String> = query
         .split('&')
         .filter_map(|pair| pair.split_once('='))
@@ -149,15 +152,15 @@ fn list(objects: &BTreeMap<String, Bytes>, query: &str) -> Response<Full<Bytes>>
     let (prefix, after) = (&asked["prefix"], asked.get("start-after").cloned().unwrap_or_default());
     let found: Vec<_> =
         objects.iter().filter(|(name, _)| name.starts_with(prefix.as_str()) && **name > after).collect();
-    let mut text = format!("<ListBucketResult><IsTruncated>{}</IsTruncated>", found.len() > PAGE);
-    for (name, object) in found.iter().take(PAGE) {
+    let mut text = format!("<ListBucketResult><IsTruncated>{}</IsTruncated>", found.len() > PAGE_MAX);
+    for (name, object) in found.iter().take(PAGE_MAX) {
         text += &format!("<Contents><Key>{name}</Key><Size>{}</Size></Contents>", object.len());
     }
-    say(200, text + "</ListBucketResult>")
+    response(200, text + "</ListBucketResult>")
 }
 
 /// The signature made again from what arrived, written apart from the client's own.
-fn check(head: &hyper::http::request::Parts, body: &[u8]) -> Result<(), String> {
+fn check_signature(head: &hyper::http::request::Parts, body: &[u8]) -> Result<(), String> {
     let header = |name: &str| {
         head.headers.get(name).and_then(|value| value.to_str().ok()).ok_or_else(|| format!("no {name}"))
     };

@@ -20,12 +20,12 @@ use crate::postgres::TestDb;
 pub(crate) const ADMIN: &str = "admin-token-of-these-tests-0123456789";
 
 /// Where servers of one test live: a directory, and a database.
-pub(crate) struct Ground {
+pub(crate) struct ServerFixture {
     pub(crate) dir: TempDir,
     database: Option<TestDb>,
 }
 
-impl Ground {
+impl ServerFixture {
     pub(crate) fn sqlite() -> Self {
         Self { dir: temp_dir("http").unwrap(), database: None }
     }
@@ -56,7 +56,7 @@ macro_rules! on_both {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    super::$name(&crate::http::Ground::sqlite()).await;
+                    super::$name(&crate::http::ServerFixture::sqlite()).await;
                 }
             )*
         }
@@ -64,7 +64,7 @@ macro_rules! on_both {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
-                    super::$name(&crate::http::Ground::postgres().await).await;
+                    super::$name(&crate::http::ServerFixture::postgres().await).await;
                 }
             )*
         }
@@ -87,15 +87,15 @@ impl TestServer {
         given.port = Some(0);
         // Contracts are about what was asked; what pipelines make of it is shown in `pipelines.rs`.
         let settings = Settings { pipelines: false, ..Settings::new(given, None).unwrap() };
-        Self::start_as(settings).await
+        Self::start_with_settings(settings).await
     }
 
-    pub(crate) async fn start_as(settings: Settings) -> Self {
+    pub(crate) async fn start_with_settings(settings: Settings) -> Self {
         let server = Server::start(settings).await.unwrap();
         let (stop, stopped) = oneshot::channel();
         let app = server.app().clone();
         let authority = server.address().to_string();
-        let encrypted = server.encrypted_address();
+        let encrypted = server.tls_address();
         let first_token = server.first_token().map(|token| token.text().to_owned());
         let task = tokio::spawn(server.run(async {
             let _ = stopped.await;
@@ -215,7 +215,7 @@ impl TestServer {
     }
 
     /// Adds a user who may use the container queue; the answer is the token.
-    pub(crate) async fn queue_user(&self, name: &str) -> String {
+    pub(crate) async fn create_queue_user(&self, name: &str) -> String {
         let body = json!({ "username": name, "global_role": "user", "can_use_queue": true });
         let user = self.admin("/api/users/create", body).await;
         user["creds"]["token"].as_str().unwrap().to_owned()

@@ -6,17 +6,17 @@ use std::sync::{
 };
 
 use serde_json::json;
-use windlass_api::{Document, client::Client, files, operations::*, projects, runs, server::Nothing};
+use windlass_api::{Document, client::ApiClient, files, operations::*, projects, runs, server::Nothing};
 use windlass_server::{
     app::App,
     auth::caller,
     config::{Given, Settings},
-    db::{Blown, Change, Db, Expect, Unit, Weather},
+    db::{Change, Db, Expect, HookFuture, Unit, Weather},
     secrets::Keyring,
     services,
 };
 
-use crate::http::{ADMIN, Ground, on_both};
+use crate::http::{ADMIN, ServerFixture, on_both};
 
 on_both! {
     every_kind_of_call_goes_through_the_typed_client
@@ -29,7 +29,7 @@ fn document(value: serde_json::Value) -> Document {
     Document::from_text(value.to_string()).unwrap()
 }
 
-fn submit(name: &str) -> runs::ApplyRequest {
+fn apply_request(name: &str) -> runs::ApplyRequest {
     let spec = json!({ "run_name": name, "configuration": { "type": "task", "commands": ["true"] } });
     runs::ApplyRequest {
         plan: runs::ApplyInput { run_spec: document(spec), current_resource: None },
@@ -37,9 +37,9 @@ fn submit(name: &str) -> runs::ApplyRequest {
     }
 }
 
-async fn every_kind_of_call_goes_through_the_typed_client(ground: &Ground) {
+async fn every_kind_of_call_goes_through_the_typed_client(ground: &ServerFixture) {
     let server = ground.start().await;
-    let client = Client::new(&format!("http://{}", server.authority), Some(ADMIN)).unwrap();
+    let client = ApiClient::new(&format!("http://{}", server.authority), Some(ADMIN)).unwrap();
     let me = client.call::<ReadMyUser>(&[], &Nothing {}).await.unwrap();
     assert_eq!((me.username.as_str(), me.creds.token.as_str()), ("admin", ADMIN));
     let listed = client.call::<ListProjects>(&[], &projects::ListRequest::default()).await.unwrap();
@@ -47,20 +47,20 @@ async fn every_kind_of_call_goes_through_the_typed_client(ground: &Ground) {
     let counted = projects::ListRequest { return_total_count: true, ..projects::ListRequest::default() };
     let counted = client.call::<ListProjects>(&[], &counted).await.unwrap();
     assert!(matches!(counted, projects::Listing::Counted { total_count: Some(1), .. }));
-    let run = client.call::<ApplyRun>(&["main"], &submit("train-1")).await.unwrap();
+    let run = client.call::<ApplyRun>(&["main"], &apply_request("train-1")).await.unwrap();
     let read = runs::ReadRequest { run_name: Some("train-1".into()), id: None };
     let again = client.call::<ReadRun>(&["main"], &read).await.unwrap();
     assert_eq!((again.id, again.run_spec.text()), (run.id, run.run_spec.text()));
     let absent = runs::ReadRequest { run_name: Some("none".into()), id: None };
-    assert!(client.call::<ReadRun>(&["main"], &absent).await.unwrap_err().is_absent());
+    assert!(client.call::<ReadRun>(&["main"], &absent).await.unwrap_err().is_not_found());
     let stop = runs::StopRequest { runs_names: vec!["train-1".into()], abort: false };
     client.call::<StopRuns>(&["main"], &stop).await.unwrap();
     let content = b"--windlass-part--\r\n";
-    let hash = crate::http_secrets::sha256(content);
+    let hash = crate::http_secrets::sha256_hex(content);
     let archive = client.upload::<UploadArchive>(&[], &Nothing {}, &hash, content).await.unwrap();
     let found = client.call::<ReadArchive>(&[], &files::HashRequest { hash }).await.unwrap();
     assert_eq!(found.id, archive.id);
-    let stranger = Client::new(&format!("http://{}/", server.authority), Some("nobody")).unwrap();
+    let stranger = ApiClient::new(&format!("http://{}/", server.authority), Some("nobody")).unwrap();
     let denied = stranger.call::<ReadMyUser>(&[], &Nothing {}).await.unwrap_err();
     assert_eq!(denied.to_string(), "Invalid token");
     server.stop().await;
@@ -69,32 +69,32 @@ async fn every_kind_of_call_goes_through_the_typed_client(ground: &Ground) {
 
 /// Counts what is asked of the database.
 #[derive(Default)]
-struct Counter(AtomicUsize);
+struct QueryCounter(AtomicUsize);
 
-impl Weather for Counter {
-    fn before<'a>(&'a self, _: &'static str) -> Blown<'a> {
+impl Weather for QueryCounter {
+    fn before<'a>(&'a self, _: &'static str) -> HookFuture<'a> {
         self.0.fetch_add(1, Ordering::SeqCst);
         Box::pin(async { Ok(()) })
     }
 
-    fn after<'a>(&'a self, _: &'static str) -> Blown<'a> {
+    fn after<'a>(&'a self, _: &'static str) -> HookFuture<'a> {
         Box::pin(async { Ok(()) })
     }
 }
 
-async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &Ground) {
+async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &ServerFixture) {
     let settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
     let keys = Keyring::open(&settings.key_file).unwrap();
-    let counter = Arc::new(Counter::default());
+    let counter = Arc::new(QueryCounter::default());
     let db = Db::open(&settings.database_url).await.unwrap();
-    let app = App::new(db.with_weather(Arc::clone(&counter) as Arc<dyn Weather>), settings, keys).unwrap();
+    let app = App::new(db.with_fault_hook(Arc::clone(&counter) as Arc<dyn Weather>), settings, keys).unwrap();
     services::boot::ensure(&app).await.unwrap();
     let me = caller(&app, Some(&format!("Bearer {ADMIN}"))).await.unwrap();
     let mut costs = Vec::new();
     for round in 0..3 {
         for n in 0..5 {
             let scope = windlass_server::auth::scope(&app, me.clone(), "main", vec![]).await.unwrap();
-            services::runs::apply(&app, &scope, submit(&format!("run-{round}-{n}"))).await.unwrap();
+            services::runs::apply(&app, &scope, apply_request(&format!("run-{round}-{n}"))).await.unwrap();
         }
         counter.0.store(0, Ordering::SeqCst);
         let runs = services::runs::list(&app, &me, runs::ListRequest::default()).await.unwrap();
@@ -106,7 +106,7 @@ async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &G
     app.db().close().await;
 }
 
-async fn two_replicas_that_start_together_make_one_admin(ground: &Ground) {
+async fn two_replicas_that_start_together_make_one_admin(ground: &ServerFixture) {
     let settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
     let db = Db::open(&settings.database_url).await.unwrap();
     let app = || App::new(db.clone(), settings.clone(), Keyring::open(&settings.key_file).unwrap()).unwrap();
@@ -130,7 +130,7 @@ async fn two_replicas_that_start_together_make_one_admin(ground: &Ground) {
     db.close().await;
 }
 
-async fn a_project_has_a_key_of_its_own_and_an_older_one_gets_it_at_the_next_start(ground: &Ground) {
+async fn a_project_has_a_key_of_its_own_and_an_older_one_gets_it_at_the_next_start(ground: &ServerFixture) {
     let settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
     let keys = Keyring::open(&settings.key_file).unwrap();
     let app = App::new(Db::open(&settings.database_url).await.unwrap(), settings, keys).unwrap();
@@ -143,7 +143,7 @@ async fn a_project_has_a_key_of_its_own_and_an_older_one_gets_it_at_the_next_sta
         for row in app.db().query(sql, vec![]).await.unwrap() {
             let private = services::project_keys::open(&app, row.id(0).unwrap()).await.unwrap().unwrap();
             let public = row.text(1).unwrap();
-            assert_eq!(windlass_tunnel::Key::parse(&private).unwrap().public_line(), public.trim());
+            assert_eq!(windlass_tunnel::LoginKey::parse(&private).unwrap().public_line(), public.trim());
             found.push(public);
         }
         found

@@ -1,10 +1,10 @@
 //! Who may connect to a job, and what waits in front of one.
 
 use serde_json::json;
-use windlass_api::{client::Client, runs::ConnectRequest};
+use windlass_api::{client::ApiClient, runs::ConnectRequest};
 use windlass_server::{auth, error::Error, services::runs};
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
 
 on_both! {
     a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project
@@ -12,20 +12,20 @@ on_both! {
     a_job_that_waits_says_how_many_are_in_front_of_it
 }
 
-async fn submit(server: &TestServer, name: &str, priority: i64) -> serde_json::Value {
+async fn submit_run(server: &TestServer, name: &str, priority: i64) -> serde_json::Value {
     let run = json!({ "run_name": name,
         "configuration": { "type": "task", "commands": ["true"], "priority": priority } });
     let plan = json!({ "plan": { "run_spec": run }, "force": false });
     server.admin("/api/project/main/runs/apply", plan).await
 }
 
-async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(ground: &Ground) {
+async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(ground: &ServerFixture) {
     let server = ground.start().await;
-    let run = submit(&server, "train-1", 0).await;
+    let run = submit_run(&server, "train-1", 0).await;
     let job_submission_id = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
     let asked = ConnectRequest { run_name: "train-1".into(), job_submission_id, port: 8000 };
     let connect = |token: String, asked: ConnectRequest| {
-        let client = Client::new(&format!("http://{}", server.authority), Some(&token)).unwrap();
+        let client = ApiClient::new(&format!("http://{}", server.authority), Some(&token)).unwrap();
         async move { client.connect_job("main", &asked).await.unwrap_err().to_string() }
     };
     assert_eq!(connect(ADMIN.into(), asked.clone()).await, "the job does not run: it is submitted");
@@ -48,10 +48,10 @@ async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(groun
     server.stop().await;
 }
 
-async fn a_job_that_waits_says_how_many_are_in_front_of_it(ground: &Ground) {
+async fn a_job_that_waits_says_how_many_are_in_front_of_it(ground: &ServerFixture) {
     let server = ground.start().await;
     for (name, priority) in [("first", 0), ("second", 0), ("urgent", 5)] {
-        submit(&server, name, priority).await;
+        submit_run(&server, name, priority).await;
     }
     for (name, position) in [("first", 1), ("second", 2), ("urgent", 0)] {
         let run = server.admin("/api/project/main/runs/get", json!({ "run_name": name })).await;
@@ -61,9 +61,9 @@ async fn a_job_that_waits_says_how_many_are_in_front_of_it(ground: &Ground) {
 }
 
 /// What is asked again and again while a stream is open.
-async fn an_open_stream_is_not_for_somebody_who_manages_no_more(ground: &Ground) {
+async fn an_open_stream_is_not_for_somebody_who_manages_no_more(ground: &ServerFixture) {
     let server = ground.start().await;
-    let run = submit(&server, "train-1", 0).await;
+    let run = submit_run(&server, "train-1", 0).await;
     let job_submission_id = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
     let asked = ConnectRequest { run_name: "train-1".into(), job_submission_id, port: 8000 };
     let token = server.user("mel").await;

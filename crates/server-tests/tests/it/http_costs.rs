@@ -6,7 +6,7 @@ use windlass_server::{
     params,
 };
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
 
 on_both! {
     costs_are_price_by_time_of_the_part_that_a_job_had
@@ -21,14 +21,14 @@ async fn write(server: &TestServer, sql: &'static str, params: Vec<Val>) {
     server.app.db().write(Unit::new().exec(sql, params)).await.unwrap().done().unwrap();
 }
 
-async fn run(server: &TestServer, name: &str) -> Value {
+async fn submit_run(server: &TestServer, name: &str) -> Value {
     let spec = json!({ "run_name": name, "configuration": { "type": "task", "commands": ["true"] },
         "profile": { "name": "default" } });
     server.admin("/api/project/main/runs/apply", json!({ "plan": { "run_spec": spec } })).await
 }
 
 /// Two hosts at 4 dollars in four blocks each: one since ten hours ago, one from then until two hours ago.
-async fn stage(server: &TestServer) -> i64 {
+async fn insert_hosts(server: &TestServer) -> i64 {
     let fleet = json!({ "plan": { "spec": { "profile": { "name": "default" }, "configuration": { "type": "fleet",
         "name": "own", "ssh_config": { "user": "u", "identity_file": "f", "hosts": ["10.0.0.1", "10.0.0.2"] } } } } });
     server.admin("/api/project/main/fleets/apply", fleet).await;
@@ -49,7 +49,7 @@ async fn stage(server: &TestServer) -> i64 {
     for (name, blocks, from, until) in
         [("small", 1_i64, now - 8 * HOUR, Some(now - 2 * HOUR)), ("whole", 4, now - HOUR, None)]
     {
-        let made = run(server, name).await;
+        let made = submit_run(server, name).await;
         let id = made["id"].as_str().unwrap().to_owned();
         write(
             server,
@@ -60,46 +60,49 @@ async fn stage(server: &TestServer) -> i64 {
         .await;
     }
     // It waits, and costs nothing.
-    run(server, "waits").await;
+    submit_run(server, "waits").await;
     now
 }
 
-fn near(value: &Value, want: f64) -> bool {
+fn is_close(value: &Value, want: f64) -> bool {
     (value.as_f64().unwrap() - want).abs() < 0.05
 }
 
-async fn costs_are_price_by_time_of_the_part_that_a_job_had(ground: &Ground) {
+async fn costs_are_price_by_time_of_the_part_that_a_job_had(ground: &ServerFixture) {
     let server = ground.start().await;
-    stage(&server).await;
+    insert_hosts(&server).await;
     let by_run = server.admin(COSTS, json!({})).await;
     let items = by_run["items"].as_array().unwrap();
     assert_eq!(items.iter().map(|item| &item["name"]).collect::<Vec<_>>(), ["small", "whole"]);
     assert_eq!((&items[0]["user"], &items[0]["count"]), (&json!("admin"), &json!(1)));
-    assert!(near(&items[0]["hours"], 1.5) && near(&items[0]["cost"], 6.0), "{by_run}");
-    assert!(near(&items[1]["hours"], 1.0) && near(&items[1]["cost"], 4.0), "{by_run}");
-    assert!(near(&by_run["total"]["cost"], 10.0) && by_run["total"]["count"] == 2, "{by_run}");
+    assert!(is_close(&items[0]["hours"], 1.5) && is_close(&items[0]["cost"], 6.0), "{by_run}");
+    assert!(is_close(&items[1]["hours"], 1.0) && is_close(&items[1]["cost"], 4.0), "{by_run}");
+    assert!(is_close(&by_run["total"]["cost"], 10.0) && by_run["total"]["count"] == 2, "{by_run}");
     let first = server.admin(COSTS, json!({ "limit": 1 })).await;
     assert_eq!(first["items"].as_array().unwrap().len(), 1);
-    assert!(near(&first["total"]["cost"], 10.0), "the total is of all: {first}");
+    assert!(is_close(&first["total"]["cost"], 10.0), "the total is of all: {first}");
 
     let by_user = server.admin(COSTS, json!({ "by": "user" })).await;
     assert_eq!(by_user["items"][0]["name"], "admin");
-    assert!(near(&by_user["items"][0]["cost"], 10.0), "{by_user}");
+    assert!(is_close(&by_user["items"][0]["cost"], 10.0), "{by_user}");
     // Ten hours and eight hours of whole machines, busy or not.
     let by_fleet = server.admin(COSTS, json!({ "by": "fleet" })).await;
     assert_eq!((&by_fleet["items"][0]["name"], &by_fleet["items"][0]["count"]), (&json!("own"), &json!(2)));
-    assert!(near(&by_fleet["total"]["hours"], 18.0) && near(&by_fleet["total"]["cost"], 72.0), "{by_fleet}");
+    assert!(
+        is_close(&by_fleet["total"]["hours"], 18.0) && is_close(&by_fleet["total"]["cost"], 72.0),
+        "{by_fleet}"
+    );
     server.stop().await;
 }
 
-async fn costs_of_a_period_are_of_that_period_alone(ground: &Ground) {
+async fn costs_of_a_period_are_of_that_period_alone(ground: &ServerFixture) {
     let server = ground.start().await;
-    let now = stage(&server).await;
+    let now = insert_hosts(&server).await;
     let at = |ago: i64| windlass_model::time::Timestamp(now - ago).to_string();
     let asked = json!({ "since": at(4 * HOUR), "until": at(3 * HOUR) });
     let one_hour = server.admin(COSTS, asked).await;
     assert_eq!(one_hour["items"].as_array().unwrap().len(), 1, "{one_hour}");
-    assert!(near(&one_hour["total"]["cost"], 1.0), "{one_hour}");
+    assert!(is_close(&one_hour["total"]["cost"], 1.0), "{one_hour}");
     let before = server.admin(COSTS, json!({ "until": at(9 * HOUR) })).await;
     assert_eq!((&before["items"], &before["total"]["cost"]), (&json!([]), &json!(0.0)));
     for wrong in [json!({ "since": at(-HOUR) }), json!({ "limit": 0 }), json!({ "limit": 1001 })] {
@@ -109,9 +112,9 @@ async fn costs_of_a_period_are_of_that_period_alone(ground: &Ground) {
     server.stop().await;
 }
 
-async fn gpus_are_grouped_as_asked(ground: &Ground) {
+async fn gpus_are_grouped_as_asked(ground: &ServerFixture) {
     let server = ground.start().await;
-    stage(&server).await;
+    insert_hosts(&server).await;
     let kind = json!({ "name": "h100x2", "resources": { "cpus": 26, "memory_mib": 229_376, "spot": false,
         "cpu_arch": "x86", "disk": { "size_mib": 819_200 }, "description": "",
         "gpus": [{ "name": "H100", "memory_mib": 81920, "vendor": "nvidia" }, { "name": "H100", "memory_mib": 81920, "vendor": "nvidia" }] } });

@@ -12,11 +12,11 @@ use tokio::{
 
 use windlass_server::config::{Given, Settings};
 
-use crate::http::{ADMIN, Ground, TestServer};
+use crate::http::{ADMIN, ServerFixture, TestServer};
 
 #[tokio::test]
 async fn every_kind_of_refusal_has_the_shape_that_clients_read() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let (status, body) = server.post("wrong", "/api/users/get_my_user", "").await;
     assert_eq!((status, body), (403, json!({ "detail": { "code": null, "msg": "Invalid token" } })));
@@ -45,7 +45,7 @@ async fn every_kind_of_refusal_has_the_shape_that_clients_read() {
 
 #[tokio::test]
 async fn an_empty_body_and_null_mean_defaults_and_unknown_fields_are_ignored() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     for body in ["", "null", "{}", r#"{"from_the_future":{"a":[1]}}"#] {
         let (status, answer) = server.post(ADMIN, "/api/projects/list", body).await;
@@ -59,7 +59,7 @@ async fn an_empty_body_and_null_mean_defaults_and_unknown_fields_are_ignored() {
 
 #[tokio::test]
 async fn no_token_is_needed_to_learn_that_the_server_runs() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let (status, body) = server.get("", "/healthcheck").await;
     assert_eq!((status, body.as_slice()), (200, br#"{"status":"running"}"#.as_slice()));
@@ -72,7 +72,7 @@ async fn no_token_is_needed_to_learn_that_the_server_runs() {
 
 #[tokio::test]
 async fn metrics_need_an_admin_and_name_no_user_or_project() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let mira = server.user("mira-the-canary").await;
     assert_eq!(server.get(&mira, "/metrics").await.0, 403);
@@ -89,7 +89,7 @@ async fn metrics_need_an_admin_and_name_no_user_or_project() {
 
 #[tokio::test]
 async fn a_request_is_answered_under_its_own_name_if_that_is_safe() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     for (sent, kept) in [("trace-1", true), ("a b", false), ("x\u{7f}", false)] {
         let stream = TcpStream::connect(&server.authority).await.unwrap();
@@ -107,7 +107,7 @@ async fn a_request_is_answered_under_its_own_name_if_that_is_safe() {
 
 #[tokio::test]
 async fn statuses_and_codes_are_those_of_dstack_where_a_client_can_notice() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     server.user("mira").await;
     let task = json!({ "configuration": { "type": "task", "commands": ["true"] } });
@@ -127,7 +127,7 @@ async fn statuses_and_codes_are_those_of_dstack_where_a_client_can_notice() {
 
 #[tokio::test]
 async fn bodies_and_heads_that_are_too_large_are_refused() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let large = format!(r#"{{"name_pattern":"{}"}}"#, "x".repeat(2 * 1024 * 1024));
     assert_eq!(server.post(ADMIN, "/api/users/list", &large).await.0, 413);
@@ -149,7 +149,7 @@ async fn bodies_and_heads_that_are_too_large_are_refused() {
 
 #[tokio::test]
 async fn hostile_names_are_refused_in_every_place_that_takes_one() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let long = "a".repeat(300);
     let hostile = [
@@ -203,10 +203,10 @@ async fn hostile_names_are_refused_in_every_place_that_takes_one() {
 
 #[tokio::test]
 async fn a_client_that_sends_nothing_more_is_let_go() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let mut settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
     settings.head_timeout = Duration::from_millis(100);
-    let server = TestServer::start_as(settings).await;
+    let server = TestServer::start_with_settings(settings).await;
     let mut slow = TcpStream::connect(&server.authority).await.unwrap();
     slow.write_all(b"GET /healthcheck HTTP/1.1\r\nHost:").await.unwrap();
     let mut rest = Vec::new();

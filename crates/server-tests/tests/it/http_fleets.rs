@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use windlass_server::{config::Given, params};
 
 use crate::{
-    http::{ADMIN, Ground, TestServer, on_both},
+    http::{ADMIN, ServerFixture, TestServer, on_both},
     wire,
 };
 
@@ -37,11 +37,11 @@ pub(crate) fn private_key() -> String {
     key.to_openssh(ssh_key::LineEnding::LF).unwrap().to_string()
 }
 
-fn apply(spec: &Value, seen: &Value) -> Value {
+fn apply_request(spec: &Value, seen: &Value) -> Value {
     json!({ "plan": { "spec": spec, "current_resource": seen }, "force": false })
 }
 
-async fn an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key(ground: &Ground) {
+async fn an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key(ground: &ServerFixture) {
     let server = ground.start().await;
     let spec = ssh_fleet(json!(["10.4.0.7", { "hostname": "10.4.0.8", "blocks": 4 }]));
     let plan = server.admin("/api/project/main/fleets/get_plan", json!({ "spec": spec })).await;
@@ -49,7 +49,7 @@ async fn an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key(ground: &Gr
     // dstack's clients apply the spec that the plan holds.
     assert_eq!(plan["spec"], spec);
     assert!(!plan["effective_spec"].to_string().contains("PRIVATE KEY"));
-    let fleet = server.admin(APPLY, apply(&spec, &Value::Null)).await;
+    let fleet = server.admin(APPLY, apply_request(&spec, &Value::Null)).await;
     wire::fleet(&fleet);
     assert!(!fleet.to_string().contains("PRIVATE KEY"));
     assert_eq!(fleet["status"], "active");
@@ -73,13 +73,14 @@ async fn an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key(ground: &Gr
     server.stop().await;
 }
 
-async fn hosts_come_and_go_and_nothing_else_changes_in_place(ground: &Ground) {
+async fn hosts_come_and_go_and_nothing_else_changes_in_place(ground: &ServerFixture) {
     let server = ground.start().await;
-    let fleet = server.admin(APPLY, apply(&ssh_fleet(json!(["10.4.0.7", "10.4.0.8"])), &Value::Null)).await;
+    let fleet =
+        server.admin(APPLY, apply_request(&ssh_fleet(json!(["10.4.0.7", "10.4.0.8"])), &Value::Null)).await;
     let wanted = ssh_fleet(json!(["10.4.0.8", "10.4.0.9"]));
     let plan = server.admin("/api/project/main/fleets/get_plan", json!({ "spec": wanted })).await;
     assert_eq!((&plan["action"], &plan["current_resource"]), (&json!("update"), &fleet));
-    let changed = server.admin(APPLY, apply(&wanted, &fleet)).await;
+    let changed = server.admin(APPLY, apply_request(&wanted, &fleet)).await;
     assert_eq!(changed["id"], fleet["id"]);
     let names: Vec<_> = changed["instances"]
         .as_array()
@@ -95,7 +96,7 @@ async fn hosts_come_and_go_and_nothing_else_changes_in_place(ground: &Ground) {
     let sql = "SELECT hostname FROM instances WHERE termination_asked_at IS NOT NULL";
     let asked = server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(asked.iter().map(|row| row.str(0).unwrap()).collect::<Vec<_>>(), ["10.4.0.7"]);
-    let said = server.refused(ADMIN, APPLY, apply(&wanted, &fleet), "error").await;
+    let said = server.refused(ADMIN, APPLY, apply_request(&wanted, &fleet), "error").await;
     assert!(said.contains("changed"), "{said}");
     let mut other = wanted.clone();
     other["configuration"]["placement"] = json!("any");
@@ -105,9 +106,10 @@ async fn hosts_come_and_go_and_nothing_else_changes_in_place(ground: &Ground) {
     server.stop().await;
 }
 
-async fn a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there(ground: &Ground) {
+async fn a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there(ground: &ServerFixture) {
     let server = ground.start().await;
-    let fleet = server.admin(APPLY, apply(&ssh_fleet(json!(["10.4.0.7", "10.4.0.8"])), &Value::Null)).await;
+    let fleet =
+        server.admin(APPLY, apply_request(&ssh_fleet(json!(["10.4.0.7", "10.4.0.8"])), &Value::Null)).await;
     let task =
         json!({ "plan": { "run_spec": { "configuration": { "type": "task", "commands": ["true"] } } } });
     let run = server.admin("/api/project/main/runs/apply", task).await;
@@ -138,61 +140,62 @@ async fn a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there(groun
     server.stop().await;
 }
 
-async fn a_key_that_nobody_could_log_in_with_is_refused_at_once(ground: &Ground) {
+async fn a_key_that_nobody_could_log_in_with_is_refused_at_once(ground: &ServerFixture) {
     let server = ground.start().await;
     let mut spec = ssh_fleet(json!(["10.4.0.7"]));
     spec["configuration"]["ssh_config"]["ssh_key"]["private"] = json!("no key at all");
     let planned = json!({ "spec": spec });
-    for (path, body) in [("/api/project/main/fleets/get_plan", planned), (APPLY, apply(&spec, &Value::Null))]
+    for (path, body) in
+        [("/api/project/main/fleets/get_plan", planned), (APPLY, apply_request(&spec, &Value::Null))]
     {
         let said = server.refused(ADMIN, path, body, "error").await;
         assert!(said.contains("invalid SSH key of the fleet") && said.contains("passphrase"), "{said}");
         assert!(!said.contains("no key at all"), "a key is not repeated: {said}");
     }
     let own = json!([{ "hostname": "10.4.0.8", "ssh_key": { "public": "p", "private": "-----BEGIN" } }]);
-    let said = server.refused(ADMIN, APPLY, apply(&ssh_fleet(own), &Value::Null), "error").await;
+    let said = server.refused(ADMIN, APPLY, apply_request(&ssh_fleet(own), &Value::Null), "error").await;
     assert!(said.contains("invalid SSH key of 10.4.0.8"), "{said}");
     assert_eq!(server.admin("/api/fleets/list", json!({})).await, json!([]));
     server.stop().await;
 }
 
-async fn a_host_of_another_fleet_is_refused_by_the_name_of_that_fleet(ground: &Ground) {
+async fn a_host_of_another_fleet_is_refused_by_the_name_of_that_fleet(ground: &ServerFixture) {
     let server = ground.start().await;
-    server.admin(APPLY, apply(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null)).await;
+    server.admin(APPLY, apply_request(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null)).await;
     let mut other = ssh_fleet(json!(["10.4.0.9", "10.4.0.7"]));
     other["configuration"]["name"] = json!("others");
-    let said = server.refused(ADMIN, APPLY, apply(&other, &Value::Null), "error").await;
+    let said = server.refused(ADMIN, APPLY, apply_request(&other, &Value::Null), "error").await;
     assert!(said.contains("host `10.4.0.7` belongs to fleet `gpus`: remove it there first"), "{said}");
     // Behind another port, or another host, is another machine.
     other["configuration"]["ssh_config"]["port"] = json!(2222);
-    server.admin(APPLY, apply(&other, &Value::Null)).await;
+    server.admin(APPLY, apply_request(&other, &Value::Null)).await;
     server.admin("/api/project/main/fleets/delete", json!({ "names": ["others"] })).await;
     let mut third = other.clone();
     third["configuration"]["name"] = json!("third");
-    let said = server.refused(ADMIN, APPLY, apply(&third, &Value::Null), "error").await;
+    let said = server.refused(ADMIN, APPLY, apply_request(&third, &Value::Null), "error").await;
     assert!(said.contains("fleet `others`: which is being deleted"), "{said}");
     server.stop().await;
 }
 
-async fn a_fleet_that_is_being_deleted_is_planned_anew_and_says_so(ground: &Ground) {
+async fn a_fleet_that_is_being_deleted_is_planned_anew_and_says_so(ground: &ServerFixture) {
     let server = ground.start().await;
     let spec = ssh_fleet(json!(["10.4.0.7"]));
-    let fleet = server.admin(APPLY, apply(&spec, &Value::Null)).await;
+    let fleet = server.admin(APPLY, apply_request(&spec, &Value::Null)).await;
     server.admin("/api/project/main/fleets/delete", json!({ "names": ["gpus"] })).await;
     let plan = server.admin("/api/project/main/fleets/get_plan", json!({ "spec": spec })).await;
     assert_eq!((&plan["action"], &plan["current_resource"]["id"]), (&json!("create"), &fleet["id"]));
-    let said = server.refused(ADMIN, APPLY, apply(&spec, &fleet), "error").await;
+    let said = server.refused(ADMIN, APPLY, apply_request(&spec, &fleet), "error").await;
     assert!(said.contains("fleet `gpus` is being deleted"), "{said}");
     server.stop().await;
 }
 
-async fn who_may_not_manage_ssh_fleets_is_refused(ground: &Ground) {
+async fn who_may_not_manage_ssh_fleets_is_refused(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
-    let body = apply(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null).to_string();
+    let body = apply_request(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null).to_string();
     assert_eq!(server.post(&mira, APPLY, &body).await.0, 403);
-    server.admin(APPLY, apply(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null)).await;
+    server.admin(APPLY, apply_request(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null)).await;
     assert_eq!(server.post(&mira, "/api/project/main/fleets/delete", r#"{"names":["gpus"]}"#).await.0, 403);
     let rented = json!({ "plan": { "spec": { "configuration": { "type": "fleet", "nodes": { "min": 0, "max": 2 } },
         "profile": { "name": "default" } } } });
@@ -202,7 +205,7 @@ async fn who_may_not_manage_ssh_fleets_is_refused(ground: &Ground) {
     server.stop().await;
 }
 
-async fn volumes_are_created_read_and_asked_to_end(ground: &Ground) {
+async fn volumes_are_created_read_and_asked_to_end(ground: &ServerFixture) {
     let server = TestServer::start_with(Given { no_local: Some(false), ..ground.given() }).await;
     let base = "/api/project/main/volumes";
     let body = json!({ "configuration": { "type": "volume", "name": "data", "backend": "local" } });
@@ -230,7 +233,7 @@ async fn volumes_are_created_read_and_asked_to_end(ground: &Ground) {
     server.stop().await;
 }
 
-async fn gateways_are_created_updated_and_made_default(ground: &Ground) {
+async fn gateways_are_created_updated_and_made_default(ground: &ServerFixture) {
     let server = ground.start().await;
     let base = "/api/project/main/gateways";
     let configuration = |name: &str, domain: &str| json!({ "type": "gateway", "name": name, "backend": "remote", "region": "eu-west-1", "domain": domain });
@@ -277,7 +280,7 @@ async fn gateways_are_created_updated_and_made_default(ground: &Ground) {
     server.stop().await;
 }
 
-async fn answers_about_nothing_are_empty_and_well_formed(ground: &Ground) {
+async fn answers_about_nothing_are_empty_and_well_formed(ground: &ServerFixture) {
     let server = ground.start().await;
     let lists = [
         ("/api/project/main/exports/list", json!({ "exports": [], "warnings": [] })),

@@ -7,14 +7,14 @@ use serde_json::{Map, Value, json};
 use windlass_api::openapi;
 use windlass_testkit::rng::Rng;
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
 
 on_both! {
     nothing_that_is_sent_makes_the_server_fail
 }
 
 /// Requests for each operation; more with `FUZZ=n`.
-const ROUNDS: usize = 40;
+const REQUESTS_PER_OPERATION: usize = 40;
 
 const TEXTS: [&str; 16] = [
     "main",
@@ -50,15 +50,15 @@ fn documents() -> Vec<Value> {
         json!({ "type": "gateway", "name": "edge", "backend": "remote", "region": "r" }),
         json!({ "repo_type": "remote", "repo_name": "r" }),
         json!({ "configuration": [1] }),
-        deep(90),
-        deep(200),
+        nested_lists(90),
+        nested_lists(200),
         json!({}),
         task,
     ]
 }
 
 /// As many lists in each other.
-fn deep(levels: usize) -> Value {
+fn nested_lists(levels: usize) -> Value {
     (0..levels).fold(Value::Null, |inner, _| json!([inner]))
 }
 
@@ -82,13 +82,13 @@ fn make(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {
             let len = rng.below(4);
             (0..len).map(|_| make(&schema["items"], rng, documents)).collect()
         }
-        "object" if schema["properties"].is_object() => object(schema, rng, documents),
+        "object" if schema["properties"].is_object() => random_object(schema, rng, documents),
         "object" => rng.pick(documents).clone(),
         _ => Value::Null,
     }
 }
 
-fn object(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {
+fn random_object(schema: &Value, rng: &mut Rng, documents: &[Value]) -> Value {
     let required = schema["required"].as_array().cloned().unwrap_or_default();
     let mut map = Map::new();
     for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
@@ -112,8 +112,8 @@ async fn send(server: &TestServer, token: &str, method: &str, path: &str, body: 
     (status, String::from_utf8_lossy(&body).into_owned())
 }
 
-async fn nothing_that_is_sent_makes_the_server_fail(ground: &Ground) {
-    let rounds = std::env::var("FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(ROUNDS);
+async fn nothing_that_is_sent_makes_the_server_fail(ground: &ServerFixture) {
+    let rounds = std::env::var("FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(REQUESTS_PER_OPERATION);
     let seed = std::env::var("SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0x5eed);
     let server = ground.start().await;
     let mira = server.user("mira").await;

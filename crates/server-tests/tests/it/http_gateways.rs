@@ -7,16 +7,16 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
 
-const NODE: &str = "00000000-0000-4000-8000-000000000001";
+const NODE_ID: &str = "00000000-0000-4000-8000-000000000001";
 
 on_both! {
     a_gateway_is_told_of_its_own_services_and_a_name_is_given_once
     a_caller_may_speak_http2
 }
 
-async fn gateway(server: &TestServer, project: &str) -> String {
+async fn create_gateway(server: &TestServer, project: &str) -> String {
     let base = format!("/api/project/{project}/gateways");
     let configuration = json!({ "type": "gateway", "name": "edge", "backend": "remote", "region": "here",
         "domain": "*.a.example", "certificate": null });
@@ -27,31 +27,31 @@ async fn gateway(server: &TestServer, project: &str) -> String {
     made["token"].as_str().unwrap().to_owned()
 }
 
-fn service(name: &str) -> Value {
+fn service_spec(name: &str) -> Value {
     let configuration = json!({ "type": "service", "name": name, "port": 80, "image": "none",
         "commands": ["true"], "auth": false });
     json!({ "plan": { "run_spec": { "run_name": name, "configuration": configuration } }, "force": false })
 }
 
-async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: &Ground) {
+async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: &ServerFixture) {
     let server = ground.start().await;
     server.admin("/api/projects/create", json!({ "project_name": "other" })).await;
-    let (mine, others) = (gateway(&server, "main").await, gateway(&server, "other").await);
+    let (mine, others) = (create_gateway(&server, "main").await, create_gateway(&server, "other").await);
     let apply = |project: &str| format!("/api/project/{project}/runs/apply");
-    let said = server.refused(ADMIN, &apply("main"), service("page"), "gateway_error").await;
+    let said = server.refused(ADMIN, &apply("main"), service_spec("page"), "gateway_error").await;
     assert!(said.contains("cannot be reached"), "{said}");
 
-    let ask = json!({ "node": NODE, "address": "edge.example" });
+    let ask = json!({ "node": NODE_ID, "address": "edge.example" });
     let first = server.ok(&mine, "/api/gateway/routes", ask.clone()).await;
     let nothing = json!({ "services": [], "sites": {}, "own": "gateway.a.example", "certificate": null });
     assert_eq!(first["routes"], nothing);
-    let again = json!({ "node": NODE, "version": first["version"], "wait_ms": 1 });
+    let again = json!({ "node": NODE_ID, "version": first["version"], "wait_ms": 1 });
     let again = server.ok(&mine, "/api/gateway/routes", again).await;
     assert_eq!((&again["version"], &again["routes"]), (&first["version"], &Value::Null));
     let edge = server.admin("/api/project/main/gateways/get", json!({ "name": "edge" })).await;
     assert_eq!((&edge["status"], &edge["replicas"][0]["status"]), (&json!("running"), &json!("running")));
 
-    let run = server.admin(&apply("main"), service("page")).await;
+    let run = server.admin(&apply("main"), service_spec("page")).await;
     assert_eq!(run["service"]["url"], "http://page.a.example/", "{run:#}");
     let told = server.ok(&mine, "/api/gateway/routes", ask.clone()).await;
     let page = &told["routes"]["services"][0];
@@ -60,7 +60,7 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
     // The other project has a gateway with the same domain.
     let told = server.ok(&others, "/api/gateway/routes", ask).await;
     assert_eq!(told["routes"]["services"], json!([]));
-    let said = server.refused(ADMIN, &apply("other"), service("page"), "gateway_error").await;
+    let said = server.refused(ADMIN, &apply("other"), service_spec("page"), "gateway_error").await;
     assert!(said.contains("`page.a.example` is taken by service `page` of project `main`"), "{said}");
     let said = server
         .refused(ADMIN, "/api/project/main/gateways/delete", json!({ "names": ["edge"] }), "error")
@@ -93,17 +93,20 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
         !known("theirs").await && !known("eyJhbGciOi.of-somebody-else.c2lnbmF0dXJlLXRoYXQtaXMtbG9uZw").await
     );
     assert_eq!(server.post(&mine, "/api/project/main/gateways/list", "{}").await.0, 403);
-    let came = json!({ "node": NODE, "came": [{ "project": "main", "run": "page", "requests": 3, "asleep": true }] });
+    let came = json!({ "node": NODE_ID, "came": [{ "project": "main", "run": "page", "requests": 3, "asleep": true }] });
     server.ok(&mine, "/api/gateway/report", came).await;
-    server.ok(&mine, "/api/gateway/leave", json!({ "node": NODE })).await;
-    let said = server.refused(ADMIN, &apply("main"), service("late"), "gateway_error").await;
+    server.ok(&mine, "/api/gateway/leave", json!({ "node": NODE_ID })).await;
+    let said = server.refused(ADMIN, &apply("main"), service_spec("late"), "gateway_error").await;
     assert!(said.contains("cannot be reached"), "{said}");
     server.admin("/api/project/main/gateways/create_token", json!({ "name": "edge" })).await;
-    assert_eq!(server.post(&mine, "/api/gateway/routes", &json!({ "node": NODE }).to_string()).await.0, 403);
+    assert_eq!(
+        server.post(&mine, "/api/gateway/routes", &json!({ "node": NODE_ID }).to_string()).await.0,
+        403
+    );
     server.stop().await;
 }
 
-async fn a_caller_may_speak_http2(ground: &Ground) {
+async fn a_caller_may_speak_http2(ground: &ServerFixture) {
     let server = ground.start().await;
     let stream = TcpStream::connect(&server.authority).await.unwrap();
     let (mut sender, connection) =

@@ -11,30 +11,30 @@ use tokio::{
 };
 use windlass_server::{
     config::{Given, Settings},
-    pace::{Pace, Paces},
+    pace::{Pace, RateLimits},
 };
 
-use crate::http::{ADMIN, Ground, TestServer};
+use crate::http::{ADMIN, ServerFixture, TestServer};
 
-fn settings(ground: &Ground) -> Settings {
+fn settings(ground: &ServerFixture) -> Settings {
     let given = Given { port: Some(0), ..ground.given() };
     Settings { pipelines: false, ..Settings::new(given, None).unwrap() }
 }
 
 /// Nothing comes back within the time of a test.
-fn once(burst: u32) -> Pace {
+fn burst_only(burst: u32) -> Pace {
     Pace { burst, per_second: 0 }
 }
 
 #[tokio::test]
 async fn guessing_tokens_is_slowed_down_and_owners_of_drawn_ones_are_not() {
-    let ground = Ground::sqlite();
-    let server = TestServer::start_as(settings(&ground)).await;
+    let ground = ServerFixture::sqlite();
+    let server = TestServer::start_with_settings(settings(&ground)).await;
     let mira = server.user("mira").await;
     server.stop().await;
     let mut settings = settings(&ground);
-    settings.paces = Paces { login: once(5), ..Paces::default() };
-    let server = TestServer::start_as(settings).await;
+    settings.paces = RateLimits { login: burst_only(5), ..RateLimits::default() };
+    let server = TestServer::start_with_settings(settings).await;
     for guess in 0..5 {
         let token = format!("password{guess}");
         assert_eq!(server.post(&token, "/api/users/get_my_user", "").await.0, 403);
@@ -53,10 +53,10 @@ async fn guessing_tokens_is_slowed_down_and_owners_of_drawn_ones_are_not() {
 
 #[tokio::test]
 async fn a_loop_that_submits_is_told_to_wait_and_others_are_not() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let mut settings = settings(&ground);
-    settings.paces = Paces { submit: once(3), logs: once(2), ..Paces::default() };
-    let server = TestServer::start_as(settings).await;
+    settings.paces = RateLimits { submit: burst_only(3), logs: burst_only(2), ..RateLimits::default() };
+    let server = TestServer::start_with_settings(settings).await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
     let task =
@@ -83,7 +83,7 @@ async fn a_loop_that_submits_is_told_to_wait_and_others_are_not() {
 }
 
 /// Sends what it is given and reads to the end; fails if the server never closes.
-async fn until_closed(server: &TestServer, sent: &[u8]) -> String {
+async fn read_until_closed(server: &TestServer, sent: &[u8]) -> String {
     let mut stream = TcpStream::connect(&server.authority).await.unwrap();
     stream.write_all(sent).await.unwrap();
     let mut answer = Vec::new();
@@ -95,24 +95,24 @@ async fn until_closed(server: &TestServer, sent: &[u8]) -> String {
 
 #[tokio::test]
 async fn a_body_that_does_not_come_is_not_waited_for() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let mut settings = settings(&ground);
     assert!(
         settings.head_timeout <= Duration::from_secs(30) && settings.body_timeout <= Duration::from_secs(30)
     );
     settings.body_timeout = Duration::from_millis(100);
-    let server = TestServer::start_as(settings).await;
+    let server = TestServer::start_with_settings(settings).await;
     let head = format!(
         "POST /api/users/list HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ADMIN}\r\nContent-Length: 100\r\n\r\n{{"
     );
-    assert!(until_closed(&server, head.as_bytes()).await.starts_with("HTTP/1.1 408 "));
+    assert!(read_until_closed(&server, head.as_bytes()).await.starts_with("HTTP/1.1 408 "));
     server.stop().await;
 }
 
 #[tokio::test]
 async fn heads_that_two_servers_could_read_differently_are_refused() {
-    let ground = Ground::sqlite();
-    let server = TestServer::start_as(settings(&ground)).await;
+    let ground = ServerFixture::sqlite();
+    let server = TestServer::start_with_settings(settings(&ground)).await;
     let hidden = "GET /healthcheck HTTP/1.1\r\nHost: a\r\n\r\n";
     for head in [
         "Content-Length: 4\r\nContent-Length: 5\r\n",
@@ -129,7 +129,7 @@ async fn heads_that_two_servers_could_read_differently_are_refused() {
         let sent = format!(
             "POST /api/server/get_info HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{head}\r\n{hidden}"
         );
-        let answer = until_closed(&server, sent.as_bytes()).await;
+        let answer = read_until_closed(&server, sent.as_bytes()).await;
         let statuses = answer.matches("HTTP/1.1 ").count();
         assert!(statuses <= 1, "{head:?} hides a request: {answer}");
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{head:?}: {answer}");
@@ -139,14 +139,14 @@ async fn heads_that_two_servers_could_read_differently_are_refused() {
 
 #[tokio::test]
 async fn a_request_that_names_two_hosts_is_refused_by_the_api() {
-    let ground = Ground::sqlite();
-    let server = TestServer::start_as(settings(&ground)).await;
+    let ground = ServerFixture::sqlite();
+    let server = TestServer::start_with_settings(settings(&ground)).await;
     let asked = |hosts: &str| format!("GET /healthcheck HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n");
     for hosts in ["Host: a\r\nHost: b\r\n", "Host: a\r\nX: y\r\nhost: a\r\n"] {
-        let answer = until_closed(&server, asked(hosts).as_bytes()).await;
+        let answer = read_until_closed(&server, asked(hosts).as_bytes()).await;
         assert!(answer.starts_with("HTTP/1.1 400 "), "{hosts:?}: {answer}");
     }
-    let answer = until_closed(&server, asked("Host: a\r\n").as_bytes()).await;
+    let answer = read_until_closed(&server, asked("Host: a\r\n").as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     server.stop().await;
 }
@@ -163,8 +163,8 @@ async fn thousands_of_idle_connections_harm_nobody() {
     if room < wanted {
         println!("only {room} connections: the limit of open files is {:?}", limit.maximum);
     }
-    let ground = Ground::sqlite();
-    let server = TestServer::start_as(settings(&ground)).await;
+    let ground = ServerFixture::sqlite();
+    let server = TestServer::start_with_settings(settings(&ground)).await;
     let mut idle = Vec::new();
     for at in 0..wanted.min(room) {
         let mut stream = TcpStream::connect(&server.authority).await.unwrap();
@@ -184,7 +184,7 @@ async fn thousands_of_idle_connections_harm_nobody() {
 
 #[tokio::test]
 async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let mut given = Given { port: Some(0), ..ground.given() };
     for (name, value) in [
         ("upload_max", "1KB"),
@@ -197,9 +197,10 @@ async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
         *given.limits.named(name).unwrap() = Some(value.to_owned());
     }
     let server =
-        TestServer::start_as(Settings { pipelines: false, ..Settings::new(given, None).unwrap() }).await;
+        TestServer::start_with_settings(Settings { pipelines: false, ..Settings::new(given, None).unwrap() })
+            .await;
     let file = vec![7_u8; 1025];
-    let name = crate::http_secrets::sha256(&file);
+    let name = crate::http_secrets::sha256_hex(&file);
     let (status, body) = server.upload(ADMIN, "/api/files/upload_archive", &name, &file).await;
     assert_eq!((status, body.to_string().contains("`upload_max` (`--upload-max`)")), (413, true), "{body}");
     let (status, body) = server.post(ADMIN, "/api/users/list", &format!("\"{}\"", "x".repeat(5000))).await;
@@ -227,17 +228,20 @@ async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
 
 #[tokio::test]
 async fn uploads_of_one_user_take_no_more_than_their_share_of_the_database() {
-    for ground in [Ground::sqlite(), Ground::postgres().await] {
+    for ground in [ServerFixture::sqlite(), ServerFixture::postgres().await] {
         let mut given = Given { port: Some(0), ..ground.given() };
         *given.limits.named("uploads_max").unwrap() = Some("100KB".to_owned());
-        let server =
-            TestServer::start_as(Settings { pipelines: false, ..Settings::new(given, None).unwrap() }).await;
+        let server = TestServer::start_with_settings(Settings {
+            pipelines: false,
+            ..Settings::new(given, None).unwrap()
+        })
+        .await;
         let mira = server.user("mira").await;
         let noor = server.user("noor").await;
         server.join("main", &[("mira", "user"), ("noor", "user")]).await;
         let upload = async |token: &str, path: &str, letter: u8, bytes: usize| {
             let file = vec![letter; bytes];
-            server.upload(token, path, &crate::http_secrets::sha256(&file), &file).await
+            server.upload(token, path, &crate::http_secrets::sha256_hex(&file), &file).await
         };
         let archive = "/api/files/upload_archive";
         let repo = json!({ "repo_id": "r", "repo_info": { "repo_type": "remote", "repo_name": "r" } });
@@ -266,11 +270,12 @@ async fn uploads_of_one_user_take_no_more_than_their_share_of_the_database() {
 
 #[tokio::test]
 async fn one_user_follows_no_more_than_their_share_and_others_still_can() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let mut given = Given { port: Some(0), ..ground.given() };
     *given.limits.named("streams_max").unwrap() = Some("2".to_owned());
     let server =
-        TestServer::start_as(Settings { pipelines: false, ..Settings::new(given, None).unwrap() }).await;
+        TestServer::start_with_settings(Settings { pipelines: false, ..Settings::new(given, None).unwrap() })
+            .await;
     let (mira, noor) = (server.user("mira").await, server.user("noor").await);
     server.join("main", &[("mira", "user"), ("noor", "user")]).await;
     let spec =
@@ -314,10 +319,10 @@ async fn one_user_follows_no_more_than_their_share_and_others_still_can() {
 
 #[tokio::test]
 async fn managed_jobs_are_launched_at_the_pace_of_submits() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let mut settings = settings(&ground);
-    settings.paces = Paces { submit: once(2), ..Paces::default() };
-    let server = TestServer::start_as(settings).await;
+    settings.paces = RateLimits { submit: burst_only(2), ..RateLimits::default() };
+    let server = TestServer::start_with_settings(settings).await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
     let launch = json!({ "text": "run: sleep 1\n" });
@@ -340,7 +345,7 @@ async fn connect_from(address: &str, server: &TestServer) -> TcpStream {
 const HEALTH: &str = "GET /healthcheck HTTP/1.1\r\nHost: a\r\n\r\n";
 
 /// The status line of one answer, which is read to its end.
-async fn answered(stream: &mut TcpStream, request: &str) -> String {
+async fn read_status_line(stream: &mut TcpStream, request: &str) -> String {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut all = Vec::new();
     loop {
@@ -361,15 +366,15 @@ async fn answered(stream: &mut TcpStream, request: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_heads_from_one_address_keep_nobody_out() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let mut settings = settings(&ground);
     settings.connections_max = Some(40);
-    let server = TestServer::start_as(settings).await;
+    let server = TestServer::start_with_settings(settings).await;
     let known_asks = format!(
         "POST /api/users/get_my_user HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ADMIN}\r\nContent-Length: 2\r\n\r\n{{}}"
     );
     let mut known = connect_from("127.0.0.1", &server).await;
-    assert_eq!(answered(&mut known, &known_asks).await, "HTTP/1.1 200 OK");
+    assert_eq!(read_status_line(&mut known, &known_asks).await, "HTTP/1.1 200 OK");
     let mut halves = Vec::new();
     for _ in 0..100 {
         let mut half = connect_from("127.0.0.1", &server).await;
@@ -380,10 +385,10 @@ async fn half_heads_from_one_address_keep_nobody_out() {
     // From elsewhere, and from the very same address.
     for address in ["127.0.0.2", "127.0.0.1"] {
         let mut stream = connect_from(address, &server).await;
-        assert_eq!(answered(&mut stream, HEALTH).await, "HTTP/1.1 200 OK", "{address}");
+        assert_eq!(read_status_line(&mut stream, HEALTH).await, "HTTP/1.1 200 OK", "{address}");
     }
     // Who has shown a token keeps their connection.
-    assert_eq!(answered(&mut known, &known_asks).await, "HTTP/1.1 200 OK");
+    assert_eq!(read_status_line(&mut known, &known_asks).await, "HTTP/1.1 200 OK");
     // The oldest were closed, and no more than must.
     let mut open = 0;
     for half in &mut halves {
@@ -397,8 +402,8 @@ async fn half_heads_from_one_address_keep_nobody_out() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn documents_that_are_nested_too_deeply_are_refused_wherever_one_is_taken() {
-    let ground = Ground::sqlite();
-    let server = TestServer::start_as(settings(&ground)).await;
+    let ground = ServerFixture::sqlite();
+    let server = TestServer::start_with_settings(settings(&ground)).await;
     let deep = format!("{}1{}", "{\"a\":".repeat(200), "}".repeat(200));
     for (path, body) in [
         ("runs/get_plan", format!(r#"{{"run_spec":{deep}}}"#)),

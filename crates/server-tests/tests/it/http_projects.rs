@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use windlass_server::config::Given;
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
 
 on_both! {
     a_project_uses_only_backends_that_it_was_granted
@@ -30,7 +30,7 @@ fn members(project: &Value) -> Vec<(String, String)> {
     list
 }
 
-async fn a_project_belongs_to_who_made_it_and_names_are_taken_once(ground: &Ground) {
+async fn a_project_belongs_to_who_made_it_and_names_are_taken_once(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     let project = server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;
@@ -51,7 +51,7 @@ async fn a_project_belongs_to_who_made_it_and_names_are_taken_once(ground: &Grou
     server.stop().await;
 }
 
-async fn members_are_added_removed_and_replaced_with_their_roles(ground: &Ground) {
+async fn members_are_added_removed_and_replaced_with_their_roles(ground: &ServerFixture) {
     let server = ground.start().await;
     for name in ["mira", "noor", "otto"] {
         server.user(name).await;
@@ -75,7 +75,7 @@ async fn members_are_added_removed_and_replaced_with_their_roles(ground: &Ground
     server.stop().await;
 }
 
-async fn only_admins_decide_who_is_admin_and_one_remains(ground: &Ground) {
+async fn only_admins_decide_who_is_admin_and_one_remains(ground: &ServerFixture) {
     let server = ground.start().await;
     let manager = server.user("mira").await;
     server.user("noor").await;
@@ -97,7 +97,7 @@ async fn only_admins_decide_who_is_admin_and_one_remains(ground: &Ground) {
     server.stop().await;
 }
 
-async fn a_public_project_can_be_joined_and_left(ground: &Ground) {
+async fn a_public_project_can_be_joined_and_left(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.user("noor").await;
@@ -125,7 +125,7 @@ async fn a_public_project_can_be_joined_and_left(ground: &Ground) {
     server.stop().await;
 }
 
-async fn a_project_with_something_alive_in_it_stays(ground: &Ground) {
+async fn a_project_with_something_alive_in_it_stays(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     for name in ["lab", "empty"] {
@@ -145,7 +145,7 @@ async fn a_project_with_something_alive_in_it_stays(ground: &Ground) {
     server.stop().await;
 }
 
-async fn leaving_a_project_ends_access_at_once(ground: &Ground) {
+async fn leaving_a_project_ends_access_at_once(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
@@ -157,7 +157,7 @@ async fn leaving_a_project_ends_access_at_once(ground: &Ground) {
     server.stop().await;
 }
 
-async fn a_project_uses_only_backends_that_it_was_granted(ground: &Ground) {
+async fn a_project_uses_only_backends_that_it_was_granted(ground: &ServerFixture) {
     let server = TestServer::start_with(Given { no_local: Some(false), ..ground.given() }).await;
     let main = server.admin("/api/projects/main/get", json!({})).await;
     assert_eq!(
@@ -206,7 +206,7 @@ async fn a_project_uses_only_backends_that_it_was_granted(ground: &Ground) {
     server.stop().await;
 }
 
-async fn ssh_fleets_are_for_those_who_were_given_the_right(ground: &Ground) {
+async fn ssh_fleets_are_for_those_who_were_given_the_right(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.ok(&mira, "/api/projects/create", json!({ "project_name": "lab" })).await;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use windlass_model::time::Span;
 use windlass_server::logs::retention;
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
 
 on_both! {
     a_container_is_locked_run_and_completed_and_its_tokens_die_with_it
@@ -93,7 +93,7 @@ pub(crate) fn text(record: &Value, name: &str) -> String {
     record[name].as_str().unwrap_or_else(|| panic!("no {name} in {record}")).to_owned()
 }
 
-async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(ground: &Ground) {
+async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
     let (request, uuid) =
@@ -142,7 +142,7 @@ async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(grou
     assert_eq!(states, ["Queued", "Locked", "Running", "Running", "Complete"]);
 }
 
-async fn an_admin_locks_runs_and_completes_a_container_with_their_own_token(ground: &Ground) {
+async fn an_admin_locks_runs_and_completes_a_container_with_their_own_token(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
     let (_, uuid) = queue.asked(json!({})).await;
@@ -171,7 +171,7 @@ async fn an_admin_locks_runs_and_completes_a_container_with_their_own_token(grou
     assert_eq!(queue.container(&uuid).await["state"], "Complete");
 }
 
-async fn of_many_who_lock_one_container_one_gets_it_and_the_others_hear_422(ground: &Ground) {
+async fn of_many_who_lock_one_container_one_gets_it_and_the_others_hear_422(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
     let (_, uuid) = queue.asked(json!({})).await;
@@ -187,7 +187,7 @@ async fn of_many_who_lock_one_container_one_gets_it_and_the_others_hear_422(grou
     assert_eq!((container["lock_count"].as_u64(), container["attempt"].as_u64()), (Some(1), Some(1)));
 }
 
-async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground: &Ground) {
+async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
     let (request, uuid) = queue.asked(json!({})).await;
@@ -223,7 +223,7 @@ async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground:
     assert_eq!(queue.container(&child).await["state"], "Cancelled");
 }
 
-async fn r14_ten_failed_locks_end_a_container_and_its_request_gets_another(ground: &Ground) {
+async fn r14_ten_failed_locks_end_a_container_and_its_request_gets_another(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
     let (request, uuid) = queue.asked(json!({ "container_count_max": 2 })).await;
@@ -255,10 +255,10 @@ async fn r14_ten_failed_locks_end_a_container_and_its_request_gets_another(groun
     assert_eq!(status, 422);
 }
 
-async fn the_same_work_is_done_once_for_one_user_and_never_for_another(ground: &Ground) {
+async fn the_same_work_is_done_once_for_one_user_and_never_for_another(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
-    let ann = server.queue_user("ann").await;
+    let ann = server.create_queue_user("ann").await;
     let same = json!({ "use_existing": true, "command": ["reuse", "me"] });
     let first = text(&queue.ask(ADMIN, same.clone()).await, "container_uuid");
     assert_eq!(text(&queue.ask(ADMIN, same.clone()).await, "container_uuid"), first);
@@ -282,7 +282,7 @@ async fn the_same_work_is_done_once_for_one_user_and_never_for_another(ground: &
     assert!(!seen.to_string().contains(&first));
 }
 
-async fn lists_are_filtered_ordered_and_counted(ground: &Ground) {
+async fn lists_are_filtered_ordered_and_counted(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
     for (at, name) in ["a", "b", "c"].iter().enumerate() {
@@ -331,7 +331,7 @@ async fn lists_are_filtered_ordered_and_counted(ground: &Ground) {
     assert!(found.get("items_available").is_none() && found["items"][0].get("state").is_none());
 }
 
-async fn a_call_that_comes_twice_is_done_once(ground: &Ground) {
+async fn a_call_that_comes_twice_is_done_once(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
     let dispatcher = queue.dispatcher().await;
@@ -364,7 +364,7 @@ async fn a_call_that_comes_twice_is_done_once(ground: &Ground) {
     assert_eq!(status, 422);
 }
 
-async fn what_a_container_writes_is_kept_byte_for_byte(ground: &Ground) {
+async fn what_a_container_writes_is_kept_byte_for_byte(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
     let (_, uuid) = queue.asked(json!({})).await;
@@ -392,7 +392,7 @@ async fn what_a_container_writes_is_kept_byte_for_byte(ground: &Ground) {
     let (status, bytes) = server.get(ADMIN, &path).await;
     assert_eq!((status, bytes.as_slice()), (200, &b"\x00abcd\n"[..]));
     // What is kept for a while is forgotten after it, once the container is over; the record stays.
-    let forget = || retention::forget_containers(server.app.db(), Span::secs(-60));
+    let forget = || retention::delete_container_logs(server.app.db(), Span::secs(-60));
     forget().await.unwrap();
     let (_, bytes) = server.get(ADMIN, &path).await;
     assert_eq!(bytes.len(), 6, "it is not over");

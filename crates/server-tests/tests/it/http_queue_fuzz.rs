@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use windlass_testkit::rng::Rng;
 
-use crate::http::{ADMIN, Ground, on_both};
+use crate::http::{ADMIN, ServerFixture, on_both};
 
 on_both! {
     fuzz_of_filters_of_the_queue
@@ -32,7 +32,7 @@ const OPERATORS: [&str; 14] =
 const ORDERS: [&str; 8] =
     ["created_at desc", "uuid", "uuid asc, uuid", "colour", "", "1", "uuid; x", "\u{0}"];
 
-fn value(rng: &mut Rng) -> Value {
+fn random_value(rng: &mut Rng) -> Value {
     let mut deep = json!(1);
     for _ in 0..150 {
         deep = json!([deep]);
@@ -57,32 +57,33 @@ fn value(rng: &mut Rng) -> Value {
     .clone()
 }
 
-fn filters(rng: &mut Rng) -> Value {
+fn random_filters(rng: &mut Rng) -> Value {
     let one = |rng: &mut Rng| match rng.below(8) {
-        0 => value(rng),
-        1 => json!([value(rng), value(rng)]),
-        _ => json!([rng.pick(&FIELDS), rng.pick(&OPERATORS), value(rng)]),
+        0 => random_value(rng),
+        1 => json!([random_value(rng), random_value(rng)]),
+        _ => json!([rng.pick(&FIELDS), rng.pick(&OPERATORS), random_value(rng)]),
     };
     let count = rng.below(4);
-    if rng.below(10) == 0 { value(rng) } else { (0..count).map(|_| one(rng)).collect() }
+    if rng.below(10) == 0 { random_value(rng) } else { (0..count).map(|_| one(rng)).collect() }
 }
 
-fn encoded(text: &str) -> String {
+fn url_encode(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
 
-async fn fuzz_of_filters_of_the_queue(ground: &Ground) {
+async fn fuzz_of_filters_of_the_queue(ground: &ServerFixture) {
     let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0x5eed);
     let server = ground.start().await;
     let mut rng = Rng::new(seed);
     for round in 0..windlass_testkit::fuzz_cases() {
         let list = *rng.pick(&LISTS);
-        let mut path = format!("/arvados/v1/{list}?filters={}", encoded(&filters(&mut rng).to_string()));
+        let mut path =
+            format!("/arvados/v1/{list}?filters={}", url_encode(&random_filters(&mut rng).to_string()));
         if rng.below(3) == 0 {
-            path.push_str(&format!("&order={}", encoded(rng.pick::<&str>(&ORDERS))));
+            path.push_str(&format!("&order={}", url_encode(rng.pick::<&str>(&ORDERS))));
         }
         if rng.below(3) == 0 {
-            path.push_str(&format!("&select={}", encoded(&value(&mut rng).to_string())));
+            path.push_str(&format!("&select={}", url_encode(&random_value(&mut rng).to_string())));
         }
         if rng.below(3) == 0 {
             let number = *rng.pick(&["0", "-1", "1000000000000", "x", "9999999999999999999999"]);

@@ -6,7 +6,7 @@ use futures_util::{StreamExt as _, future::join, stream};
 use serde_json::{Value, json};
 
 use crate::{
-    http::{ADMIN, Ground, on_both},
+    http::{ADMIN, ServerFixture, on_both},
     http_queue::Queue,
 };
 
@@ -16,22 +16,24 @@ on_both! {
 
 const CONTAINERS: usize = 1_000;
 /// Calls that each of them has under way.
-const AT_ONCE: usize = 8;
+const CALLS_MAX: usize = 8;
 
-async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_hears_422(ground: &Ground) {
+async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_hears_422(
+    ground: &ServerFixture,
+) {
     let server = &ground.start().await;
     let queue = &Queue { server };
     let made: Vec<String> = stream::iter(0..CONTAINERS)
         .map(|at| async move { queue.asked(json!({ "priority": 1 + at % 1000 })).await.1 })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(CALLS_MAX)
         .collect()
         .await;
     let (one, two) = (&queue.dispatcher().await, &queue.dispatcher().await);
     // Both go through the whole queue from its head. With equal orders the faster one could win all of it; so the
     // second swaps neighbouring blocks, and each is ahead of the other in every second block.
     let swapped: Vec<String> = made
-        .chunks(2 * AT_ONCE)
-        .flat_map(|pair| pair.iter().skip(AT_ONCE).chain(pair.iter().take(AT_ONCE)))
+        .chunks(2 * CALLS_MAX)
+        .flat_map(|pair| pair.iter().skip(CALLS_MAX).chain(pair.iter().take(CALLS_MAX)))
         .cloned()
         .collect();
     let race = |token, order: Vec<String>| {
@@ -41,7 +43,7 @@ async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_h
                 let (status, answer) = queue.call(token, "POST", &path, Value::Null).await;
                 (uuid, status, answer)
             })
-            .buffered(AT_ONCE)
+            .buffered(CALLS_MAX)
             .collect::<Vec<_>>()
     };
     let (first, second) = join(race(one, made), race(two, swapped)).await;

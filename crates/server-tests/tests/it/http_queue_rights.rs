@@ -9,11 +9,11 @@ use windlass_model::time::{Span, Timestamp};
 use windlass_server::{
     config::{Given, Settings},
     db::{Unit, Val},
-    pace::{Pace, Paces},
+    pace::{Pace, RateLimits},
 };
 
 use crate::{
-    http::{ADMIN, Ground, TestServer, on_both},
+    http::{ADMIN, ServerFixture, TestServer, on_both},
     http_queue::{Queue, text},
 };
 
@@ -24,11 +24,11 @@ on_both! {
     the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work
 }
 
-async fn make(queue: &Queue<'_>, token: &str, wish: Value) -> (u16, Value) {
+async fn create_token(queue: &Queue<'_>, token: &str, wish: Value) -> (u16, Value) {
     queue.call(token, "POST", "api_client_authorizations", json!({ "api_client_authorization": wish })).await
 }
 
-fn whole(record: &Value) -> String {
+fn full_token(record: &Value) -> String {
     format!("v2/{}/{}", text(record, "uuid"), text(record, "api_token"))
 }
 
@@ -36,19 +36,19 @@ fn time(record: &Value, name: &str) -> Timestamp {
     Timestamp::parse(&text(record, name)).unwrap()
 }
 
-async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &Ground) {
+async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
-    let ann = server.queue_user("ann").await;
-    let (status, made) = make(&queue, &ann, json!({})).await;
+    let ann = server.create_queue_user("ann").await;
+    let (status, made) = create_token(&queue, &ann, json!({})).await;
     assert_eq!(status, 200, "{made}");
     assert_eq!(time(&made, "expires_at").since(time(&made, "created_at")), Span::days(14), "{made}");
-    let first = whole(&made);
+    let first = full_token(&made);
     // One that was made with it ends no later.
     let far = json!({ "expires_at": "2999-01-01T00:00:00Z" });
-    let (status, second) = make(&queue, &first, far.clone()).await;
+    let (status, second) = create_token(&queue, &first, far.clone()).await;
     assert_eq!((status, &second["expires_at"]), (200, &made["expires_at"]), "{second}");
-    let (_, long) = make(&queue, &ann, far).await;
+    let (_, long) = create_token(&queue, &ann, far).await;
     assert!(text(&long, "expires_at").starts_with("2999-01-01"), "{long}");
     // What allows nothing, and what is over already, is not made.
     for wish in [
@@ -57,16 +57,16 @@ async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &G
         json!({ "expires_at": "2001-01-01T00:00:00Z" }),
         json!({ "expires_at": "soon" }),
     ] {
-        let (status, why) = make(&queue, &ann, wish.clone()).await;
+        let (status, why) = create_token(&queue, &ann, wish.clone()).await;
         assert_eq!(status, 422, "{wish}: {why}");
     }
-    let second = whole(&second);
+    let second = full_token(&second);
     for good in [&first, &second] {
         queue.ok(good, "GET", "users/current", Value::Null).await;
     }
     // Its end comes by itself.
     let past = "UPDATE queue_tokens SET expires_at = now_us() - 1 WHERE uuid = $1";
-    let over = whole(&long);
+    let over = full_token(&long);
     queue.ok(&over, "GET", "users/current", Value::Null).await;
     let unit = Unit::new().exec(past, vec![Val::from(text(&long, "uuid").as_str())]);
     server.app.db().write(unit).await.unwrap();
@@ -81,21 +81,21 @@ async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &G
         );
     }
     // A dispatcher is a service: it has no end but that of its maker's token.
-    let (_, dispatcher) = make(&queue, ADMIN, json!({ "scopes": ["dispatch"] })).await;
+    let (_, dispatcher) = create_token(&queue, ADMIN, json!({ "scopes": ["dispatch"] })).await;
     assert_eq!(dispatcher["expires_at"], Value::Null, "{dispatcher}");
 }
 
 /// The statements of the migration, on rows as they were before it.
-async fn tokens_that_were_there_before_are_bound_to_their_user(ground: &Ground) {
+async fn tokens_that_were_there_before_are_bound_to_their_user(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
-    let ann = server.queue_user("ann").await;
-    let (_, made) = make(&queue, &ann, json!({})).await;
+    let ann = server.create_queue_user("ann").await;
+    let (_, made) = create_token(&queue, &ann, json!({})).await;
     let dispatcher = queue.dispatcher().await;
     let db = server.app.db();
     let before = "UPDATE queue_tokens SET made_with = NULL, expires_at = NULL";
     db.write(Unit::new().exec(before, vec![])).await.unwrap();
-    assert_eq!(queue.call(&whole(&made), "GET", "users/current", Value::Null).await.0, 401);
+    assert_eq!(queue.call(&full_token(&made), "GET", "users/current", Value::Null).await.0, 401);
     let migration = include_str!("../../../server/migrations/0019_queue_rights.sql");
     let statements =
         migration.split(';').filter_map(|text| text.find("UPDATE queue_tokens").map(|at| &text[at..]));
@@ -104,12 +104,12 @@ async fn tokens_that_were_there_before_are_bound_to_their_user(ground: &Ground) 
     for statement in statements {
         db.write(Unit::new().exec(statement, vec![])).await.unwrap();
     }
-    let own = queue.ok(&whole(&made), "GET", "api_client_authorizations/current", Value::Null).await;
+    let own = queue.ok(&full_token(&made), "GET", "api_client_authorizations/current", Value::Null).await;
     assert!(time(&own, "expires_at") > time(&made, "created_at"), "{own}");
     let own = queue.ok(&dispatcher, "GET", "api_client_authorizations/current", Value::Null).await;
     assert_eq!(own["expires_at"], Value::Null);
     server.ok(&ann, "/api/users/refresh_token", json!({ "username": "ann" })).await;
-    assert_eq!(queue.call(&whole(&made), "GET", "users/current", Value::Null).await.0, 401);
+    assert_eq!(queue.call(&full_token(&made), "GET", "users/current", Value::Null).await.0, 401);
 }
 
 fn container_request() -> Value {
@@ -119,7 +119,7 @@ fn container_request() -> Value {
     } })
 }
 
-async fn the_queue_is_for_those_who_were_granted_it(ground: &Ground) {
+async fn the_queue_is_for_those_who_were_granted_it(ground: &ServerFixture) {
     let server = ground.start().await;
     let queue = Queue { server: &server };
     let ann = server.user("ann").await;
@@ -131,7 +131,7 @@ async fn the_queue_is_for_those_who_were_granted_it(ground: &Ground) {
     assert!(why.to_string().contains("windlass user grant"), "{why}");
     let draft = json!({ "container_request": { "name": "later" } });
     assert_eq!(queue.call(&ann, "POST", "container_requests", draft.clone()).await.0, 403);
-    assert_eq!(make(&queue, &ann, json!({})).await.0, 403);
+    assert_eq!(create_token(&queue, &ann, json!({})).await.0, 403);
     // To look is everybody's right: they see what is theirs.
     queue.ok(&ann, "GET", "container_requests", Value::Null).await;
 
@@ -165,11 +165,11 @@ async fn the_queue_is_for_those_who_were_granted_it(ground: &Ground) {
     server.stop().await;
 }
 
-async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(ground: &Ground) {
+async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = Queue { server };
-    let ann = server.queue_user("ann").await;
-    let (_, kept) = make(&queue, &ann, json!({})).await;
+    let ann = server.create_queue_user("ann").await;
+    let (_, kept) = create_token(&queue, &ann, json!({})).await;
     let other = queue.ask(&ann, json!({ "name": "other", "environment": { "KEY": "c4nary" } })).await;
     let foreign = queue.ask(ADMIN, json!({})).await;
     let mine = queue.ask(&ann, json!({ "name": "mine" })).await;
@@ -178,7 +178,7 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
     let executor = text(&locked, "executor_token");
     let auth = queue.ok(&executor, "GET", &format!("containers/{uuid}/auth"), Value::Null).await;
-    let inside = format!("{}/{uuid}", whole(&auth));
+    let inside = format!("{}/{uuid}", full_token(&auth));
 
     // Tokens are not theirs: neither to list, nor to make, nor to end.
     let keep = format!("api_client_authorizations/{}", text(&kept, "uuid"));
@@ -186,10 +186,10 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
         let list = queue.call(token, "GET", "api_client_authorizations", Value::Null).await;
         assert_eq!(list.0, 403, "{who}: {}", list.1);
         assert_eq!(queue.call(token, "DELETE", &keep, Value::Null).await.0, 403, "{who}");
-        assert_eq!(make(&queue, token, json!({})).await.0, 403, "{who}");
+        assert_eq!(create_token(&queue, token, json!({})).await.0, 403, "{who}");
         assert_eq!(queue.call(token, "GET", &keep, Value::Null).await.0, 403, "{who}");
     }
-    queue.ok(&whole(&kept), "GET", "users/current", Value::Null).await;
+    queue.ok(&full_token(&kept), "GET", "users/current", Value::Null).await;
 
     // Its own work is: its record, who it works for, what it asks for and what became of that.
     let own = queue.ok(&inside, "GET", "containers/current", Value::Null).await;
@@ -246,33 +246,33 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
     assert_eq!(queue.call(&inside, "POST", "container_requests", container_request()).await.0, 403);
 }
 
-fn settings(ground: &Ground, paces: Paces) -> Settings {
+fn settings_with_limits(ground: &ServerFixture, paces: RateLimits) -> Settings {
     let given = Given { port: Some(0), ..ground.given() };
     Settings { pipelines: false, paces, ..Settings::new(given, None).unwrap() }
 }
 
-fn once(burst: u32) -> Pace {
+fn burst_only(burst: u32) -> Pace {
     Pace { burst, per_second: 0 }
 }
 
 #[tokio::test]
 async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
-    let ground = Ground::sqlite();
-    let server = TestServer::start_as(settings(&ground, Paces::default())).await;
+    let ground = ServerFixture::sqlite();
+    let server = TestServer::start_with_settings(settings_with_limits(&ground, RateLimits::default())).await;
     let queue = Queue { server: &server };
-    let ann = server.queue_user("ann").await;
-    let (_, made) = make(&queue, &ann, json!({})).await;
+    let ann = server.create_queue_user("ann").await;
+    let (_, made) = create_token(&queue, &ann, json!({})).await;
     let look = |token: String| {
         let queue = &queue;
         async move { queue.call(&token, "GET", "users/current", Value::Null).await.0 }
     };
     // A name belongs to one token. Under another, and under none that is known, nothing is found.
     let own = queue.ok(ADMIN, "GET", "api_client_authorizations/current", Value::Null).await;
-    assert_eq!(look(whole(&own)).await, 200);
+    assert_eq!(look(full_token(&own)).await, 200);
     assert_eq!(look(format!("v2/x/{ADMIN}")).await, 401);
     assert_eq!(look(format!("v2/{}/{ADMIN}", text(&made, "uuid"))).await, 401);
     assert_eq!(look(format!("v2/{}/{}", text(&own, "uuid"), text(&made, "api_token"))).await, 401);
-    assert_eq!(look(format!("{}/wlass-dz642-000000000000000", whole(&own))).await, 401);
+    assert_eq!(look(format!("{}/wlass-dz642-000000000000000", full_token(&own))).await, 401);
     server.stop().await;
 
     let forms: [fn(u32) -> String; 4] = [
@@ -282,8 +282,8 @@ async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
         |n| format!("guess{n}"),
     ];
     for form in forms {
-        let paces = Paces { login: once(5), ..Paces::default() };
-        let server = TestServer::start_as(settings(&ground, paces)).await;
+        let paces = RateLimits { login: burst_only(5), ..RateLimits::default() };
+        let server = TestServer::start_with_settings(settings_with_limits(&ground, paces)).await;
         let queue = Queue { server: &server };
         let mut statuses = Vec::new();
         for n in 0..8 {
@@ -292,7 +292,7 @@ async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
         assert_eq!(statuses, [401, 401, 401, 401, 401, 429, 429, 429], "{}", form(0));
         let (status, _) = queue.call(&format!("v2/x/{ADMIN}"), "GET", "users/current", Value::Null).await;
         assert_eq!(status, 429, "the right one of those that can be guessed is not told from a wrong one");
-        for good in [&ann, &whole(&made)] {
+        for good in [&ann, &full_token(&made)] {
             queue.ok(good, "GET", "users/current", Value::Null).await;
         }
         server.stop().await;
@@ -301,14 +301,14 @@ async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
 
 #[tokio::test]
 async fn writes_of_one_user_have_the_pace_of_submissions_and_dispatchers_go_on() {
-    let ground = Ground::sqlite();
-    let server = TestServer::start_as(settings(&ground, Paces::default())).await;
-    let ann = server.queue_user("ann").await;
+    let ground = ServerFixture::sqlite();
+    let server = TestServer::start_with_settings(settings_with_limits(&ground, RateLimits::default())).await;
+    let ann = server.create_queue_user("ann").await;
     let queue = Queue { server: &server };
     let dispatcher = queue.dispatcher().await;
     server.stop().await;
-    let paces = Paces { submit: once(3), ..Paces::default() };
-    let server = TestServer::start_as(settings(&ground, paces)).await;
+    let paces = RateLimits { submit: burst_only(3), ..RateLimits::default() };
+    let server = TestServer::start_with_settings(settings_with_limits(&ground, paces)).await;
     let queue = Queue { server: &server };
     let mut last = Value::Null;
     for _ in 0..3 {
@@ -316,7 +316,7 @@ async fn writes_of_one_user_have_the_pace_of_submissions_and_dispatchers_go_on()
     }
     let (status, why) = queue.call(&ann, "POST", "container_requests", container_request()).await;
     assert_eq!(status, 429, "{why}");
-    assert_eq!(make(&queue, &ann, json!({})).await.0, 429);
+    assert_eq!(create_token(&queue, &ann, json!({})).await.0, 429);
     queue.ok(&ann, "GET", "container_requests", Value::Null).await;
     // A long question comes as a POST, and is none that writes.
     queue.ok(&ann, "POST", "container_requests?_method=GET", Value::Null).await;
@@ -330,7 +330,7 @@ async fn writes_of_one_user_have_the_pace_of_submissions_and_dispatchers_go_on()
 }
 
 /// Asks for events, and answers the status and the connection.
-async fn listen(server: &TestServer, token: &str) -> (String, TcpStream) {
+async fn open_event_stream(server: &TestServer, token: &str) -> (String, TcpStream) {
     let mut stream = TcpStream::connect(&server.authority).await.unwrap();
     let head = format!(
         "GET /websocket HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\nConnection: Upgrade\r\n\
@@ -344,27 +344,27 @@ async fn listen(server: &TestServer, token: &str) -> (String, TcpStream) {
 
 #[tokio::test]
 async fn one_user_has_so_many_event_streams_and_dispatchers_have_their_own() {
-    let ground = Ground::sqlite();
-    let server = TestServer::start_as(settings(&ground, Paces::default())).await;
-    let (ann, bea) = (server.queue_user("ann").await, server.queue_user("bea").await);
+    let ground = ServerFixture::sqlite();
+    let server = TestServer::start_with_settings(settings_with_limits(&ground, RateLimits::default())).await;
+    let (ann, bea) = (server.create_queue_user("ann").await, server.create_queue_user("bea").await);
     let queue = Queue { server: &server };
     let mut open = Vec::new();
     for _ in 0..64 {
-        let (status, stream) = listen(&server, &ann).await;
+        let (status, stream) = open_event_stream(&server, &ann).await;
         assert_eq!(status, "101");
         open.push(stream);
     }
-    assert_eq!(listen(&server, &ann).await.0, "429");
+    assert_eq!(open_event_stream(&server, &ann).await.0, "429");
     // Another token of the same user makes no difference.
-    let (_, made) = make(&queue, &ann, json!({})).await;
-    assert_eq!(listen(&server, &whole(&made)).await.0, "429");
+    let (_, made) = create_token(&queue, &ann, json!({})).await;
+    assert_eq!(open_event_stream(&server, &full_token(&made)).await.0, "429");
     for other in [bea, queue.dispatcher().await] {
-        assert_eq!(listen(&server, &other).await.0, "101");
+        assert_eq!(open_event_stream(&server, &other).await.0, "101");
     }
     // Whoever lets some go may have others.
     drop(open);
     windlass_testkit::wait::eventually_ok_async("a place is free again", async || {
-        match listen(&server, &ann).await.0.as_str() {
+        match open_event_stream(&server, &ann).await.0.as_str() {
             "101" => Ok(()),
             other => Err(other.to_owned()),
         }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use windlass_server::params;
 
 use crate::{
-    http::{ADMIN, Ground, TestServer, on_both},
+    http::{ADMIN, ServerFixture, TestServer, on_both},
     wire,
 };
 
@@ -29,7 +29,7 @@ on_both! {
 const APPLY: &str = "/api/project/main/runs/apply";
 const GET: &str = "/api/project/main/runs/get";
 
-fn task(name: Value) -> Value {
+fn task_spec(name: Value) -> Value {
     json!({
         "run_name": name, "repo_id": null, "repo_data": null, "configuration_path": "train.yml",
         "configuration": { "type": "task", "image": "debian:12", "user": "root", "commands": ["python train.py"],
@@ -40,14 +40,14 @@ fn task(name: Value) -> Value {
     })
 }
 
-async fn submit(server: &TestServer, spec: &Value) -> Value {
+async fn submit_run(server: &TestServer, spec: &Value) -> Value {
     server
         .admin(APPLY, json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": false }))
         .await
 }
 
 /// The run as it is stored. Its place in the line is of the moment and in no answer to a submit.
-async fn stored(server: &TestServer, asked: Value) -> Value {
+async fn get_run(server: &TestServer, asked: Value) -> Value {
     let mut run = server.admin(GET, asked).await;
     let latest = run["latest_job_submission"].as_object_mut().unwrap().remove("queue_position");
     let of_job = run["jobs"][0]["job_submissions"][0].as_object_mut().unwrap().remove("queue_position");
@@ -56,7 +56,7 @@ async fn stored(server: &TestServer, asked: Value) -> Value {
 }
 
 /// What the pipelines do when all is over.
-async fn finish(server: &TestServer, run: &Value) {
+async fn finish_run(server: &TestServer, run: &Value) {
     let unit = windlass_server::db::Unit::new()
         .exec(
             "UPDATE jobs SET status = 'done', finished = TRUE, finished_at = now_us(), \
@@ -70,12 +70,12 @@ async fn finish(server: &TestServer, run: &Value) {
     server.app.db().write(unit).await.unwrap().done().unwrap();
 }
 
-async fn a_plan_returns_what_was_sent_and_completes_a_copy(ground: &Ground) {
+async fn a_plan_returns_what_was_sent_and_completes_a_copy(ground: &ServerFixture) {
     let server = ground.start().await;
-    let spec = task(json!("train-1"));
+    let spec = task_spec(json!("train-1"));
     let plan =
         server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec, "max_offers": 3 })).await;
-    wire::run_plan(&plan);
+    wire::assert_run_plan(&plan);
     assert_eq!(plan["run_spec"], spec);
     let effective = &plan["effective_run_spec"];
     let me = server.admin("/api/users/get_my_user", json!({})).await;
@@ -95,17 +95,17 @@ async fn a_plan_returns_what_was_sent_and_completes_a_copy(ground: &Ground) {
     assert_eq!(job["commands"], json!(["/bin/sh", "-i", "-c", "python train.py"]));
     assert_eq!(job["app_specs"][0]["port"], 6006);
     let unnamed =
-        server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": task(Value::Null) })).await;
+        server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": task_spec(Value::Null) })).await;
     assert_eq!(unnamed["effective_run_spec"]["run_name"], Value::Null);
     assert_eq!(server.admin("/api/runs/list", json!({})).await, json!([]), "a plan submits nothing");
     server.stop().await;
 }
 
-async fn a_submitted_run_is_read_back_as_it_was_planned(ground: &Ground) {
+async fn a_submitted_run_is_read_back_as_it_was_planned(ground: &ServerFixture) {
     let server = ground.start().await;
-    let spec = task(json!("train-1"));
+    let spec = task_spec(json!("train-1"));
     let plan = server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec })).await;
-    let run = submit(&server, &spec).await;
+    let run = submit_run(&server, &spec).await;
     wire::run(&run);
     assert_eq!(run["run_spec"], plan["effective_run_spec"]);
     assert_eq!((&run["status"], &run["status_message"]), (&json!("submitted"), &json!("submitted")));
@@ -115,8 +115,8 @@ async fn a_submitted_run_is_read_back_as_it_was_planned(ground: &Ground) {
     );
     assert_eq!(run["jobs"][0]["job_spec"], plan["job_plans"][0]["job_spec"]);
     assert_eq!(run["latest_job_submission"], run["jobs"][0]["job_submissions"][0]);
-    assert_eq!(stored(&server, json!({ "run_name": "train-1", "id": null })).await, run);
-    assert_eq!(stored(&server, json!({ "id": run["id"] })).await, run);
+    assert_eq!(get_run(&server, json!({ "run_name": "train-1", "id": null })).await, run);
+    assert_eq!(get_run(&server, json!({ "id": run["id"] })).await, run);
     let listed =
         server.admin("/api/runs/list", json!({ "project_name": "main", "job_submissions_limit": 1 })).await;
     assert_eq!(listed, json!([run]));
@@ -132,33 +132,34 @@ async fn a_submitted_run_is_read_back_as_it_was_planned(ground: &Ground) {
     server.stop().await;
 }
 
-async fn a_run_without_a_name_gets_one_and_names_are_taken_once(ground: &Ground) {
+async fn a_run_without_a_name_gets_one_and_names_are_taken_once(ground: &ServerFixture) {
     let server = ground.start().await;
-    let run = submit(&server, &task(Value::Null)).await;
+    let run = submit_run(&server, &task_spec(Value::Null)).await;
     let name = run["run_spec"]["run_name"].as_str().unwrap();
     assert_eq!(name.split('-').count(), 3, "{name}");
     assert_eq!(run["jobs"][0]["job_spec"]["job_name"], format!("{name}-0-0"));
-    let mut by_configuration = task(Value::Null);
+    let mut by_configuration = task_spec(Value::Null);
     by_configuration["configuration"]["name"] = json!("own-name");
-    let run = submit(&server, &by_configuration).await;
+    let run = submit_run(&server, &by_configuration).await;
     assert_eq!(run["run_spec"]["run_name"], "own-name");
-    let blind = json!({ "plan": { "run_spec": task(json!("own-name")) }, "force": false });
+    let blind = json!({ "plan": { "run_spec": task_spec(json!("own-name")) }, "force": false });
     let said = server.refused(ADMIN, APPLY, blind, "error").await;
     assert!(said.contains("changed"), "{said}");
     server.stop().await;
 }
 
-async fn a_finished_run_gives_its_name_to_the_next_and_is_still_found_by_id(ground: &Ground) {
+async fn a_finished_run_gives_its_name_to_the_next_and_is_still_found_by_id(ground: &ServerFixture) {
     let server = ground.start().await;
-    let first = submit(&server, &task(json!("train-1"))).await;
-    finish(&server, &first).await;
+    let first = submit_run(&server, &task_spec(json!("train-1"))).await;
+    finish_run(&server, &first).await;
     let ended = server.admin(GET, json!({ "run_name": "train-1" })).await;
     assert_eq!((&ended["status"], &ended["termination_reason"]), (&json!("done"), &json!("all_jobs_done")));
     assert_eq!(ended["jobs"][0]["job_submissions"][0]["status_message"], "exited (0)");
-    let plan =
-        server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": task(json!("train-1")) })).await;
+    let plan = server
+        .admin("/api/project/main/runs/get_plan", json!({ "run_spec": task_spec(json!("train-1")) }))
+        .await;
     assert_eq!((&plan["action"], &plan["current_resource"]["id"]), (&json!("create"), &first["id"]));
-    let second = submit(&server, &task(json!("train-1"))).await;
+    let second = submit_run(&server, &task_spec(json!("train-1"))).await;
     assert_ne!(second["id"], first["id"]);
     assert_eq!(server.admin(GET, json!({ "run_name": "train-1" })).await["id"], second["id"]);
     assert_eq!(server.admin(GET, json!({ "id": first["id"] })).await["deleted"], true);
@@ -166,9 +167,9 @@ async fn a_finished_run_gives_its_name_to_the_next_and_is_still_found_by_id(grou
     server.stop().await;
 }
 
-async fn an_active_run_changes_in_place_or_not_at_all(ground: &Ground) {
+async fn an_active_run_changes_in_place_or_not_at_all(ground: &ServerFixture) {
     let server = ground.start().await;
-    let run = submit(&server, &task(json!("train-1"))).await;
+    let run = submit_run(&server, &task_spec(json!("train-1"))).await;
     let seen = json!({ "id": run["id"], "run_spec": run["run_spec"], "jobs": [] });
     let mut spec = run["run_spec"].clone();
     spec["configuration"]["priority"] = json!(50);
@@ -189,9 +190,9 @@ async fn an_active_run_changes_in_place_or_not_at_all(ground: &Ground) {
     server.stop().await;
 }
 
-async fn l14_a_stop_is_stored_as_a_wish_and_never_moves_the_status(ground: &Ground) {
+async fn l14_a_stop_is_stored_as_a_wish_and_never_moves_the_status(ground: &ServerFixture) {
     let server = ground.start().await;
-    let run = submit(&server, &task(json!("train-1"))).await;
+    let run = submit_run(&server, &task_spec(json!("train-1"))).await;
     // Somebody works on the row.
     let token = server.app.db().new_id().unwrap();
     let lock = windlass_server::db::Unit::new().exec(
@@ -217,23 +218,23 @@ async fn l14_a_stop_is_stored_as_a_wish_and_never_moves_the_status(ground: &Grou
     server.stop().await;
 }
 
-async fn only_finished_runs_are_deleted(ground: &Ground) {
+async fn only_finished_runs_are_deleted(ground: &ServerFixture) {
     let server = ground.start().await;
-    let run = submit(&server, &task(json!("train-1"))).await;
+    let run = submit_run(&server, &task_spec(json!("train-1"))).await;
     let names = json!({ "runs_names": ["train-1", "unknown"] });
     server.refused(ADMIN, "/api/project/main/runs/delete", names.clone(), "error").await;
-    finish(&server, &run).await;
+    finish_run(&server, &run).await;
     server.admin("/api/project/main/runs/delete", names).await;
     server.refused(ADMIN, GET, json!({ "run_name": "train-1" }), "resource_not_exists").await;
     assert_eq!(server.admin("/api/runs/list", json!({})).await, json!([]));
     server.stop().await;
 }
 
-async fn a5_pages_of_runs_neither_skip_nor_repeat(ground: &Ground) {
+async fn a5_pages_of_runs_neither_skip_nor_repeat(ground: &ServerFixture) {
     let server = ground.start().await;
     let mut made = Vec::new();
     for n in 0..7 {
-        made.push(submit(&server, &task(json!(format!("run-{n}")))).await["id"].clone());
+        made.push(submit_run(&server, &task_spec(json!(format!("run-{n}")))).await["id"].clone());
     }
     let mut seen = Vec::new();
     let (mut at, mut id) = (Value::Null, Value::Null);
@@ -243,7 +244,7 @@ async fn a5_pages_of_runs_neither_skip_nor_repeat(ground: &Ground) {
         let Some(last) = page.as_array().unwrap().last() else { break };
         (at, id) = (last["submitted_at"].clone(), last["id"].clone());
         // New runs come before the page that is being read.
-        submit(&server, &task(Value::Null)).await;
+        submit_run(&server, &task_spec(Value::Null)).await;
         seen.extend(page.as_array().unwrap().iter().map(|run| run["id"].clone()));
     }
     made.reverse();
@@ -266,14 +267,14 @@ async fn send_with_key(server: &TestServer, key: &str, body: &Value) -> (u16, Va
     (status, serde_json::from_slice(&body).unwrap())
 }
 
-async fn a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict(ground: &Ground) {
+async fn a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict(ground: &ServerFixture) {
     let server = ground.start().await;
     let send = async |key: &str, body: &Value| send_with_key(&server, key, body).await;
-    let body = json!({ "plan": { "run_spec": task(Value::Null) }, "force": false });
+    let body = json!({ "plan": { "run_spec": task_spec(Value::Null) }, "force": false });
     let (first, second) = tokio::join!(send("k1", &body), send("k1", &body));
     assert_eq!((first.0, second.0), (200, 200), "{first:?} {second:?}");
     assert_eq!(first.1["id"], second.1["id"]);
-    let other = json!({ "plan": { "run_spec": task(json!("another")) }, "force": false });
+    let other = json!({ "plan": { "run_spec": task_spec(json!("another")) }, "force": false });
     assert_eq!(send("k1", &other).await.0, 409);
     assert_ne!(send("k2", &body).await.1["id"], first.1["id"]);
     assert_eq!(server.admin("/api/runs/list", json!({})).await.as_array().unwrap().len(), 2);
@@ -281,11 +282,11 @@ async fn a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict(gr
 }
 
 /// With a name it is the name that stands in the way of a repeat, or the run that is active by then.
-async fn a1_a_repeat_that_overtakes_its_first_try_is_given_the_same_run(ground: &Ground) {
+async fn a1_a_repeat_that_overtakes_its_first_try_is_given_the_same_run(ground: &ServerFixture) {
     let server = ground.start().await;
     for round in 0..8 {
         let name = format!("named-{round}");
-        let body = json!({ "plan": { "run_spec": task(json!(name)) }, "force": false });
+        let body = json!({ "plan": { "run_spec": task_spec(json!(name)) }, "force": false });
         let answers =
             futures_util::future::join_all((0..6).map(|_| send_with_key(&server, &name, &body))).await;
         for (status, run) in &answers {
@@ -295,11 +296,11 @@ async fn a1_a_repeat_that_overtakes_its_first_try_is_given_the_same_run(ground: 
     server.stop().await;
 }
 
-async fn a_scheduled_run_waits_without_jobs(ground: &Ground) {
+async fn a_scheduled_run_waits_without_jobs(ground: &ServerFixture) {
     let server = ground.start().await;
-    let mut spec = task(json!("nightly"));
+    let mut spec = task_spec(json!("nightly"));
     spec["configuration"]["schedule"] = json!({ "cron": ["0 3 * * *"] });
-    let run = submit(&server, &spec).await;
+    let run = submit_run(&server, &spec).await;
     wire::run(&run);
     assert_eq!((&run["status"], &run["jobs"]), (&json!("pending"), &json!([])));
     assert!(
@@ -312,12 +313,12 @@ async fn a_scheduled_run_waits_without_jobs(ground: &Ground) {
     server.stop().await;
 }
 
-async fn a_service_has_an_address_and_its_replicas(ground: &Ground) {
+async fn a_service_has_an_address_and_its_replicas(ground: &ServerFixture) {
     let server = ground.start().await;
     let spec = json!({ "run_name": "llm", "configuration": { "type": "service", "image": "vllm", "user": "root",
         "commands": ["serve"], "port": { "local_port": 80, "container_port": 8000 }, "replicas": { "min": 2, "max": 2 },
         "model": { "type": "chat", "name": "m", "format": "openai", "prefix": "/v1" } } });
-    let run = submit(&server, &spec).await;
+    let run = submit_run(&server, &spec).await;
     wire::run(&run);
     assert_eq!(run["service"]["url"], "/proxy/services/main/llm/");
     assert_eq!(run["service"]["model"]["name"], "m");
@@ -331,10 +332,10 @@ async fn a_service_has_an_address_and_its_replicas(ground: &Ground) {
     server.stop().await;
 }
 
-async fn specs_that_cannot_run_are_refused_with_the_reason(ground: &Ground) {
+async fn specs_that_cannot_run_are_refused_with_the_reason(ground: &ServerFixture) {
     let server = ground.start().await;
     let with = |change: &dyn Fn(&mut Value)| {
-        let mut spec = task(json!("bad"));
+        let mut spec = task_spec(json!("bad"));
         change(&mut spec);
         json!({ "plan": { "run_spec": spec } })
     };
@@ -359,16 +360,16 @@ async fn specs_that_cannot_run_are_refused_with_the_reason(ground: &Ground) {
     server.stop().await;
 }
 
-async fn a_restart_keeps_every_run(ground: &Ground) {
+async fn a_restart_keeps_every_run(ground: &ServerFixture) {
     let server = ground.start().await;
-    let run = submit(&server, &task(json!("train-1"))).await;
+    let run = submit_run(&server, &task_spec(json!("train-1"))).await;
     server.stop().await;
     let server = ground.start().await;
-    assert_eq!(stored(&server, json!({ "run_name": "train-1" })).await, run);
+    assert_eq!(get_run(&server, json!({ "run_name": "train-1" })).await, run);
     server.stop().await;
 }
 
-async fn a_plan_offers_the_instances_that_fit(ground: &Ground) {
+async fn a_plan_offers_the_instances_that_fit(ground: &ServerFixture) {
     let server = ground.start().await;
     let fleet = json!({ "plan": { "spec": { "profile": { "name": "default" }, "configuration": { "type": "fleet", "name": "own",
         "ssh_config": { "user": "u", "identity_file": "f", "hosts": ["10.0.0.1", "10.0.0.2", "10.0.0.3"] } } } } });
@@ -385,7 +386,7 @@ async fn a_plan_offers_the_instances_that_fit(ground: &Ground) {
         );
         server.app.db().write(unit).await.unwrap().done().unwrap();
     }
-    let asked = json!({ "run_spec": task(json!("train-1")), "max_offers": 1 });
+    let asked = json!({ "run_spec": task_spec(json!("train-1")), "max_offers": 1 });
     let plan = server.admin("/api/project/main/runs/get_plan", asked).await;
     let job = &plan["job_plans"][0];
     assert_eq!((&job["total_offers"], job["offers"].as_array().unwrap().len()), (&json!(2), 1), "{job}");
@@ -395,7 +396,8 @@ async fn a_plan_offers_the_instances_that_fit(ground: &Ground) {
         (&json!("remote"), &json!("idle"), &json!(0.0))
     );
     assert_eq!(offer["instance"], kind(26));
-    let gpus = server.admin("/api/project/main/gpus/list", json!({ "run_spec": task(Value::Null) })).await;
+    let gpus =
+        server.admin("/api/project/main/gpus/list", json!({ "run_spec": task_spec(Value::Null) })).await;
     assert_eq!(
         (&gpus["gpus"][0]["name"], &gpus["gpus"][0]["availability"]),
         (&json!("H100"), &json!(["idle"]))

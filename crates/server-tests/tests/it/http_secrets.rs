@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use windlass_server::services::secrets::turn_keys;
 
-use crate::http::{ADMIN, Ground, on_both};
+use crate::http::{ADMIN, ServerFixture, on_both};
 
 on_both! {
     secrets_are_set_read_listed_and_deleted
@@ -18,13 +18,13 @@ on_both! {
     passwords_that_an_earlier_version_stored_are_sealed_at_the_next_start
 }
 
-pub(crate) fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-const CANARY: &str = "canary-4f9d2c-value";
+const SECRET_VALUE: &str = "canary-4f9d2c-value";
 
-async fn secrets_are_set_read_listed_and_deleted(ground: &Ground) {
+async fn secrets_are_set_read_listed_and_deleted(ground: &ServerFixture) {
     let server = ground.start().await;
     let base = "/api/project/main/secrets";
     let set = |value: &str| json!({ "name": "KEY", "value": value });
@@ -47,16 +47,20 @@ async fn secrets_are_set_read_listed_and_deleted(ground: &Ground) {
 
 #[tokio::test]
 async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
-    let ground = Ground::sqlite();
+    let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "manager")]).await;
     let me = server.ok(&mira, "/api/users/get_my_user", json!({})).await;
     server
-        .ok(&mira, "/api/project/main/secrets/create_or_update", json!({ "name": "KEY", "value": CANARY }))
+        .ok(
+            &mira,
+            "/api/project/main/secrets/create_or_update",
+            json!({ "name": "KEY", "value": SECRET_VALUE }),
+        )
         .await;
     let creds = json!({ "repo_id": "r", "repo_info": { "repo_type": "remote", "repo_name": "r" },
-        "repo_creds": { "clone_url": "https://x/r.git", "oauth_token": CANARY } });
+        "repo_creds": { "clone_url": "https://x/r.git", "oauth_token": SECRET_VALUE } });
     server.ok(&mira, "/api/project/main/repos/init", creds).await;
     let right = json!({ "project_name": "main", "username": "mira", "can_manage_ssh_fleets": true });
     server.admin("/api/projects/set_member_rights", right).await;
@@ -67,7 +71,7 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
     let fleet = server.ok(&mira, "/api/project/main/fleets/apply", fleet).await;
     assert!(!fleet.to_string().contains("PRIVATE KEY"), "a private key comes back: {fleet}");
     let nodes = json!({ "plan": { "run_spec": { "configuration": { "type": "task", "nodes": 2, "commands": ["true"],
-        "image": "registry.example/private", "registry_auth": { "username": "u", "password": CANARY } } } } });
+        "image": "registry.example/private", "registry_auth": { "username": "u", "password": SECRET_VALUE } } } } });
     let run = server.ok(&mira, "/api/project/main/runs/apply", nodes).await;
     assert!(!run.to_string().contains("PRIVATE KEY"), "{run}");
     server.stop().await;
@@ -81,7 +85,8 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
         }
         let bytes = std::fs::read(&path).unwrap();
         seen += bytes.len();
-        for needle in [CANARY, mira.as_str(), ADMIN, private.as_str(), of_fleet, "OPENSSH PRIVATE KEY"] {
+        for needle in [SECRET_VALUE, mira.as_str(), ADMIN, private.as_str(), of_fleet, "OPENSSH PRIVATE KEY"]
+        {
             let found = bytes.windows(needle.len()).any(|window| window == needle.as_bytes());
             assert!(!found, "{} holds a secret", path.display());
         }
@@ -89,13 +94,13 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
     assert!(seen > 10_000, "the database was not looked at");
 }
 
-async fn keys_turn_and_everything_sealed_is_still_readable(ground: &Ground) {
+async fn keys_turn_and_everything_sealed_is_still_readable(ground: &ServerFixture) {
     let server = ground.start().await;
     server
-        .admin("/api/project/main/secrets/create_or_update", json!({ "name": "KEY", "value": CANARY }))
+        .admin("/api/project/main/secrets/create_or_update", json!({ "name": "KEY", "value": SECRET_VALUE }))
         .await;
     let creds = json!({ "repo_id": "r", "repo_info": { "repo_type": "remote", "repo_name": "r" },
-        "repo_creds": { "clone_url": "https://x/r.git", "oauth_token": CANARY } });
+        "repo_creds": { "clone_url": "https://x/r.git", "oauth_token": SECRET_VALUE } });
     server.admin("/api/project/main/repos/init", creds).await;
     let me = server.admin("/api/users/get_my_user", json!({})).await;
     let file = ground.dir.path().join("keys/master");
@@ -108,16 +113,16 @@ async fn keys_turn_and_everything_sealed_is_still_readable(ground: &Ground) {
     // Nothing is remembered from before.
     let server = ground.start().await;
     let secret = server.admin("/api/project/main/secrets/get", json!({ "name": "KEY" })).await;
-    assert_eq!(secret["value"], CANARY);
+    assert_eq!(secret["value"], SECRET_VALUE);
     let repo =
         server.admin("/api/project/main/repos/get", json!({ "repo_id": "r", "include_creds": true })).await;
-    assert_eq!(repo["repo_creds"]["oauth_token"], CANARY);
+    assert_eq!(repo["repo_creds"]["oauth_token"], SECRET_VALUE);
     let again = server.admin("/api/users/get_my_user", json!({})).await;
     assert_eq!(again["ssh_private_key"], me["ssh_private_key"]);
     server.stop().await;
 }
 
-async fn repos_keep_credentials_per_user(ground: &Ground) {
+async fn repos_keep_credentials_per_user(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
@@ -134,10 +139,14 @@ async fn repos_keep_credentials_per_user(ground: &Ground) {
     assert_eq!(other["repo_creds"], Value::Null, "credentials are their owner's");
     let diff = b"diff --git";
     let path = format!("{base}/upload_code?repo_id=r");
-    assert_eq!(server.upload(&mira, &path, &sha256(diff), diff).await.0, 200);
-    assert_eq!(server.upload(&mira, &path, &sha256(b"other"), diff).await.0, 400, "the name is not the hash");
+    assert_eq!(server.upload(&mira, &path, &sha256_hex(diff), diff).await.0, 200);
     assert_eq!(
-        server.upload(&mira, &format!("{base}/upload_code?repo_id=x"), &sha256(diff), diff).await.0,
+        server.upload(&mira, &path, &sha256_hex(b"other"), diff).await.0,
+        400,
+        "the name is not the hash"
+    );
+    assert_eq!(
+        server.upload(&mira, &format!("{base}/upload_code?repo_id=x"), &sha256_hex(diff), diff).await.0,
         400
     );
     assert_eq!(server.ok(&mira, &format!("{base}/list"), json!({})).await.as_array().unwrap().len(), 1);
@@ -146,21 +155,21 @@ async fn repos_keep_credentials_per_user(ground: &Ground) {
     server.stop().await;
 }
 
-async fn archives_are_stored_once_per_user_and_content(ground: &Ground) {
+async fn archives_are_stored_once_per_user_and_content(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
-    let (hash, path) = (sha256(b"tar"), "/api/files/upload_archive");
+    let (hash, path) = (sha256_hex(b"tar"), "/api/files/upload_archive");
     let first = server.upload(&mira, path, &hash, b"tar").await.1;
     assert_eq!(server.upload(&mira, path, &hash, b"tar").await.1, first);
     assert_ne!(server.upload(ADMIN, path, &hash, b"tar").await.1["id"], first["id"]);
     let found = server.ok(&mira, "/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
     assert_eq!(found, first);
-    let none = json!({ "hash": sha256(b"none") });
+    let none = json!({ "hash": sha256_hex(b"none") });
     server.refused(&mira, "/api/files/get_archive_by_hash", none, "resource_not_exists").await;
     server.stop().await;
 }
 
-async fn events_tell_what_was_done_and_by_whom(ground: &Ground) {
+async fn events_tell_what_was_done_and_by_whom(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "manager")]).await;
@@ -201,7 +210,7 @@ async fn events_tell_what_was_done_and_by_whom(ground: &Ground) {
     server.stop().await;
 }
 
-async fn a_server_without_the_keys_of_its_database_does_not_start(ground: &Ground) {
+async fn a_server_without_the_keys_of_its_database_does_not_start(ground: &ServerFixture) {
     use windlass_server::{
         Server,
         config::{Given, Settings},
@@ -221,12 +230,12 @@ async fn a_server_without_the_keys_of_its_database_does_not_start(ground: &Groun
     ground.start().await.stop().await;
 }
 
-async fn a_secret_is_used_by_those_whom_it_is_for(ground: &Ground) {
+async fn a_secret_is_used_by_those_whom_it_is_for(ground: &ServerFixture) {
     let server = ground.start().await;
     let (mira, noor, otto) =
         (server.user("mira").await, server.user("noor").await, server.user("otto").await);
     server.join("main", &[("mira", "user"), ("noor", "user"), ("otto", "manager")]).await;
-    let set = |users: Value| json!({ "name": "KEY", "value": CANARY, "users": users });
+    let set = |users: Value| json!({ "name": "KEY", "value": SECRET_VALUE, "users": users });
     let path = "/api/project/main/secrets/create_or_update";
     let mut number = 0;
     let mut may = async |token: &str| {
@@ -246,18 +255,18 @@ async fn a_secret_is_used_by_those_whom_it_is_for(ground: &Ground) {
                 server.post(token, &format!("/api/project/main/{path}"), &body.to_string()).await;
             let said = answer.to_string();
             assert!(status == 200 || (status == 400 && said.contains("secret `KEY`")), "{path}: {said}");
-            assert!(!said.contains(CANARY), "{said}");
+            assert!(!said.contains(SECRET_VALUE), "{said}");
             answers.push(status == 200);
         }
         assert!(answers.iter().all(|one| one == &answers[0]), "{answers:?}");
         answers[0]
     };
-    server.admin(path, json!({ "name": "KEY", "value": CANARY })).await;
+    server.admin(path, json!({ "name": "KEY", "value": SECRET_VALUE })).await;
     assert!(may(&mira).await && may(&noor).await, "everyone, unless somebody says otherwise");
     let kept = server.admin(path, set(json!("managers"))).await;
     assert_eq!(kept["users"], "managers");
     assert!(!may(&mira).await && may(&otto).await && may(ADMIN).await);
-    server.admin(path, json!({ "name": "KEY", "value": CANARY })).await;
+    server.admin(path, json!({ "name": "KEY", "value": SECRET_VALUE })).await;
     assert!(!may(&mira).await, "a new value is for the same people");
     let named = server.admin(path, set(json!(["noor"]))).await;
     assert_eq!(named["users"], json!(["noor"]));
@@ -280,13 +289,13 @@ async fn a_secret_is_used_by_those_whom_it_is_for(ground: &Ground) {
     assert!(said.contains("secret `KEY`"), "{said}");
     server.stop().await;
 }
-fn private_image(password: &str) -> Value {
+fn private_image_spec(password: &str) -> Value {
     json!({ "run_name": "private", "configuration": { "type": "task", "commands": ["true"],
         "image": "registry.example/private", "registry_auth": { "username": "mira", "password": password } } })
 }
 
 /// All documents of runs and jobs.
-async fn documents(server: &crate::http::TestServer) -> String {
+async fn stored_documents(server: &crate::http::TestServer) -> String {
     let mut all = String::new();
     for sql in ["SELECT spec FROM runs", "SELECT job_spec FROM jobs", "SELECT message FROM events"] {
         for row in server.app.db().query(sql, vec![]).await.unwrap() {
@@ -296,15 +305,16 @@ async fn documents(server: &crate::http::TestServer) -> String {
     all
 }
 
-async fn a_registrys_password_is_in_no_answer_and_no_row(ground: &Ground) {
+async fn a_registrys_password_is_in_no_answer_and_no_row(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     let noor = server.user("noor").await;
     server.join("main", &[("mira", "user"), ("noor", "user")]).await;
     let base = "/api/project/main/runs";
-    let plan =
-        server.ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": private_image(CANARY) })).await;
-    assert!(!plan.to_string().contains(CANARY), "{plan:#}");
+    let plan = server
+        .ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": private_image_spec(SECRET_VALUE) }))
+        .await;
+    assert!(!plan.to_string().contains(SECRET_VALUE), "{plan:#}");
     // Clients send back what they were shown.
     let shown = plan["run_spec"].clone();
     let run = server.ok(&mira, &format!("{base}/apply"), json!({ "plan": { "run_spec": shown } })).await;
@@ -314,48 +324,49 @@ async fn a_registrys_password_is_in_no_answer_and_no_row(ground: &Ground) {
     for (token, path, body) in [
         (&noor, format!("{base}/get"), json!({ "run_name": "private" })),
         (&noor, "/api/runs/list".to_owned(), json!({})),
-        (&mira, format!("{base}/get_plan"), json!({ "run_spec": private_image(CANARY) })),
+        (&mira, format!("{base}/get_plan"), json!({ "run_spec": private_image_spec(SECRET_VALUE) })),
     ] {
         let answer = server.ok(token, &path, body).await.to_string();
-        assert!(answer.contains(&password) && !answer.contains(CANARY), "{path}: {answer}");
+        assert!(answer.contains(&password) && !answer.contains(SECRET_VALUE), "{path}: {answer}");
     }
-    let stored = documents(&server).await;
-    assert!(stored.contains(&password) && !stored.contains(CANARY), "{stored}");
+    let stored = stored_documents(&server).await;
+    assert!(stored.contains(&password) && !stored.contains(SECRET_VALUE), "{stored}");
     // The same password is the same specification; a reference to a secret is no password.
-    let again =
-        server.ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": private_image(CANARY) })).await;
+    let again = server
+        .ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": private_image_spec(SECRET_VALUE) }))
+        .await;
     assert_eq!(again["run_spec"]["configuration"]["registry_auth"]["password"], password.as_str());
-    let named = private_image("${{ secrets.registry }}");
+    let named = private_image_spec("${{ secrets.registry }}");
     let named = server.ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": named })).await;
     let kept = &named["effective_run_spec"]["configuration"]["registry_auth"]["password"];
     assert_eq!(kept, "${{ secrets.registry }}");
     // Whoever names the image decides who is told the password.
-    let stolen = json!({ "run_spec": private_image(&password) });
+    let stolen = json!({ "run_spec": private_image_spec(&password) });
     let said = server.refused(&noor, &format!("{base}/get_plan"), stolen, "error").await;
     assert!(said.contains("of another user"), "{said}");
     turn_keys(&server.app).await.unwrap();
     server.stop().await;
 }
 
-async fn passwords_that_an_earlier_version_stored_are_sealed_at_the_next_start(ground: &Ground) {
+async fn passwords_that_an_earlier_version_stored_are_sealed_at_the_next_start(ground: &ServerFixture) {
     let server = ground.start().await;
-    let run = json!({ "plan": { "run_spec": private_image("${{ secrets.registry }}") } });
+    let run = json!({ "plan": { "run_spec": private_image_spec("${{ secrets.registry }}") } });
     server.admin("/api/project/main/runs/apply", run).await;
     // As it was written before.
     for sql in [
         "UPDATE runs SET spec = replace(spec, '${{ secrets.registry }}', $1)",
         "UPDATE jobs SET job_spec = replace(job_spec, '${{ secrets.registry }}', $1)",
     ] {
-        let unit = windlass_server::db::Unit::new().exec(sql, windlass_server::params![CANARY]);
+        let unit = windlass_server::db::Unit::new().exec(sql, windlass_server::params![SECRET_VALUE]);
         server.app.db().write(unit).await.unwrap();
     }
     let unit = windlass_server::db::Unit::new().exec("DELETE FROM chores", vec![]);
     server.app.db().write(unit).await.unwrap();
-    assert_eq!(documents(&server).await.matches(CANARY).count(), 2);
+    assert_eq!(stored_documents(&server).await.matches(SECRET_VALUE).count(), 2);
     server.stop().await;
     let again = ground.start().await;
-    let stored = documents(&again).await;
-    assert!(!stored.contains(CANARY) && stored.matches("sealed:").count() == 2, "{stored}");
+    let stored = stored_documents(&again).await;
+    assert!(!stored.contains(SECRET_VALUE) && stored.matches("sealed:").count() == 2, "{stored}");
     let run = again.admin("/api/project/main/runs/get", json!({ "run_name": "private" })).await;
     assert_eq!(
         run["run_spec"]["configuration"]["registry_auth"]["password"],

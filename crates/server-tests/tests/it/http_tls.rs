@@ -13,10 +13,10 @@ use tokio::{
 };
 use windlass_server::config::{Given, Settings};
 
-use crate::http::{Ground, TestServer};
+use crate::http::{ServerFixture, TestServer};
 
 /// A certificate for `localhost` that somebody gave us.
-fn certificate(folder: &Path) {
+fn create_certificate(folder: &Path) {
     let made = Command::new("openssl")
         .args(
             "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=test".split(' '),
@@ -51,18 +51,18 @@ async fn asked(address: SocketAddr, trusted: &Path, version: &'static str) -> St
     asked.await.unwrap()
 }
 
-fn settings(ground: &Ground, given: Given) -> Settings {
+fn tls_settings(ground: &ServerFixture, given: Given) -> Settings {
     let given = Given { port: Some(0), tls_port: Some(0), ..given }.or(ground.given());
     Settings { pipelines: false, ..Settings::new(given, None).unwrap() }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_port_with_a_certificate_of_ones_own_is_strict_and_speaks_no_old_tls() {
-    let ground = Ground::sqlite();
-    certificate(ground.dir.path());
+    let ground = ServerFixture::sqlite();
+    create_certificate(ground.dir.path());
     let (cert, key) = (ground.dir.path().join("cert.pem"), ground.dir.path().join("key.pem"));
     let given = Given { tls_cert: Some(cert.clone()), tls_key: Some(key), ..Given::default() };
-    let server = TestServer::start_as(settings(&ground, given)).await;
+    let server = TestServer::start_with_settings(tls_settings(&ground, given)).await;
     let address = server.encrypted.unwrap();
     for version in ["-tls1_2", "-tls1_3"] {
         let said = asked(address, &cert, version).await;
@@ -95,8 +95,8 @@ async fn a_port_with_a_certificate_of_ones_own_is_strict_and_speaks_no_old_tls()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificate_that_the_server_made_for_itself_binds_no_browser() {
-    let ground = Ground::sqlite();
-    let server = TestServer::start_as(settings(&ground, Given::default())).await;
+    let ground = ServerFixture::sqlite();
+    let server = TestServer::start_with_settings(tls_settings(&ground, Given::default())).await;
     let cert = ground.dir.path().join("tls/cert.pem");
     let said = asked(server.encrypted.unwrap(), &cert, "-tls1_3").await;
     assert!(said.starts_with("http/1.1 200 ") && !said.contains("strict-transport"), "{said}");

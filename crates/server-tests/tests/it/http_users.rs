@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::{Value, json};
 use windlass_server::config::Given;
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
 
 on_both! {
     a_first_start_makes_an_admin_a_project_and_a_token_once
@@ -21,7 +21,7 @@ on_both! {
     tokens_expire_as_the_server_is_set
 }
 
-async fn a_first_start_makes_an_admin_a_project_and_a_token_once(ground: &Ground) {
+async fn a_first_start_makes_an_admin_a_project_and_a_token_once(ground: &ServerFixture) {
     let data_dir = ground.dir.path().join("data");
     let given = || Given { data_dir: Some(data_dir.clone()), admin_token: None, ..ground.given() };
     let server = TestServer::start_with(given()).await;
@@ -45,7 +45,7 @@ async fn a_first_start_makes_an_admin_a_project_and_a_token_once(ground: &Ground
     again.stop().await;
 }
 
-async fn a_token_chosen_by_the_operator_works_after_every_start(ground: &Ground) {
+async fn a_token_chosen_by_the_operator_works_after_every_start(ground: &ServerFixture) {
     let server = ground.start().await;
     assert_eq!(server.first_token, None, "whoever chose it knows it");
     let fresh = server.admin("/api/users/refresh_token", json!({ "username": "admin" })).await;
@@ -58,7 +58,7 @@ async fn a_token_chosen_by_the_operator_works_after_every_start(ground: &Ground)
     again.stop().await;
 }
 
-async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_deleted(ground: &Ground) {
+async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_deleted(ground: &ServerFixture) {
     let server = ground.start().await;
     let first = server.user("mira").await;
     // Asked twice: the second answer comes from memory.
@@ -86,7 +86,7 @@ async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_delet
     server.stop().await;
 }
 
-async fn a_user_sees_only_themself_and_an_admin_everybody(ground: &Ground) {
+async fn a_user_sees_only_themself_and_an_admin_everybody(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     server.user("noor").await;
@@ -113,7 +113,7 @@ async fn a_user_sees_only_themself_and_an_admin_everybody(ground: &Ground) {
     server.stop().await;
 }
 
-async fn pages_of_users_neither_skip_nor_repeat(ground: &Ground) {
+async fn pages_of_users_neither_skip_nor_repeat(ground: &ServerFixture) {
     let server = ground.start().await;
     for n in 0..7 {
         server.user(&format!("user{n}")).await;
@@ -137,7 +137,7 @@ async fn pages_of_users_neither_skip_nor_repeat(ground: &Ground) {
     server.stop().await;
 }
 
-async fn the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced(ground: &Ground) {
+async fn the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     let me = server.ok(&mira, "/api/users/get_my_user", json!({})).await;
@@ -159,7 +159,7 @@ async fn the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced(ground: &
     server.stop().await;
 }
 
-async fn public_keys_are_added_listed_and_removed_by_their_owner_alone(ground: &Ground) {
+async fn public_keys_are_added_listed_and_removed_by_their_owner_alone(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
     let noor = server.user("noor").await;
@@ -180,7 +180,7 @@ async fn public_keys_are_added_listed_and_removed_by_their_owner_alone(ground: &
     server.stop().await;
 }
 
-async fn an_admin_can_neither_disable_nor_delete_themself(ground: &Ground) {
+async fn an_admin_can_neither_disable_nor_delete_themself(ground: &ServerFixture) {
     let server = ground.start().await;
     let demote = json!({ "username": "admin", "global_role": "user" });
     server.refused(ADMIN, "/api/users/update", demote, "error").await;
@@ -197,18 +197,18 @@ async fn an_admin_can_neither_disable_nor_delete_themself(ground: &Ground) {
     server.stop().await;
 }
 
-async fn make(server: &TestServer, owner: &str, asked: Value) -> String {
+async fn create_token(server: &TestServer, owner: &str, asked: Value) -> String {
     let made = server.ok(owner, "/api/users/tokens/create", asked).await;
     made["token"].as_str().unwrap().to_owned()
 }
 
-async fn a_token_with_a_scope_opens_what_its_scope_says(ground: &Ground) {
+async fn a_token_with_a_scope_opens_what_its_scope_says(ground: &ServerFixture) {
     let server = ground.start().await;
     let first = server.user("mira").await;
     server.join("main", &[("mira", "admin")]).await;
     let mut of = Vec::new();
     for scope in ["all", "read", "submit", "services"] {
-        of.push((scope, make(&server, &first, json!({ "name": scope, "scope": scope })).await));
+        of.push((scope, create_token(&server, &first, json!({ "name": scope, "scope": scope })).await));
     }
     let run =
         json!({ "plan": { "run_spec": { "configuration": { "type": "task", "commands": ["true"] } } } });
@@ -245,11 +245,12 @@ async fn a_token_with_a_scope_opens_what_its_scope_says(ground: &Ground) {
     server.stop().await;
 }
 
-async fn tokens_have_names_and_an_expiry_and_are_revoked_one_by_one(ground: &Ground) {
+async fn tokens_have_names_and_an_expiry_and_are_revoked_one_by_one(ground: &ServerFixture) {
     let server = ground.start().await;
     let first = server.user("mira").await;
-    let ci = make(&server, &first, json!({ "name": "ci", "scope": "read", "expires_in": 86400 })).await;
-    let app = make(&server, &first, json!({ "name": "app" })).await;
+    let ci =
+        create_token(&server, &first, json!({ "name": "ci", "scope": "read", "expires_in": 86400 })).await;
+    let app = create_token(&server, &first, json!({ "name": "app" })).await;
     assert!(ci.starts_with("wl_") && ci != app);
     let taken = json!({ "name": "ci" });
     server.refused(&first, "/api/users/tokens/create", taken, "resource_exists").await;
@@ -270,7 +271,7 @@ async fn tokens_have_names_and_an_expiry_and_are_revoked_one_by_one(ground: &Gro
     assert_eq!(server.post(&ci, "/api/users/get_my_user", "").await.0, 403);
     server.ok(&app, "/api/users/get_my_user", json!({})).await;
     // The name is free again; whoever replaces the first token wants all of them gone.
-    let again = make(&server, &first, json!({ "name": "ci" })).await;
+    let again = create_token(&server, &first, json!({ "name": "ci" })).await;
     server.ok(&first, "/api/users/refresh_token", json!({ "username": "mira" })).await;
     for token in [&first, &app, &again] {
         assert_eq!(server.post(token, "/api/users/get_my_user", "").await.0, 403);
@@ -278,11 +279,11 @@ async fn tokens_have_names_and_an_expiry_and_are_revoked_one_by_one(ground: &Gro
     server.stop().await;
 }
 
-async fn tokens_expire_as_the_server_is_set(ground: &Ground) {
+async fn tokens_expire_as_the_server_is_set(ground: &ServerFixture) {
     let server = TestServer::start_with(Given { token_expiry: Some("30d".into()), ..ground.given() }).await;
     let first = server.user("mira").await;
-    make(&server, &first, json!({ "name": "usual" })).await;
-    make(&server, &first, json!({ "name": "short", "expires_in": 3600 })).await;
+    create_token(&server, &first, json!({ "name": "usual" })).await;
+    create_token(&server, &first, json!({ "name": "short", "expires_in": 3600 })).await;
     let sql = "SELECT name, (expires_at - created_at) / 1000000 FROM tokens \
                WHERE user_id = (SELECT id FROM users WHERE name = $1)";
     let lives = async |user: &str| {

@@ -16,8 +16,8 @@ use windlass_server::{
 };
 
 use crate::{
-    http::{ADMIN, Ground, TestServer, on_both},
-    scripted_hosts::Hosts,
+    http::{ADMIN, ServerFixture, TestServer, on_both},
+    scripted_hosts::ScriptedHosts,
 };
 
 on_both! {
@@ -27,16 +27,16 @@ on_both! {
     logs_of_old_and_of_deleted_runs_are_removed_and_no_others
 }
 
-struct Scene {
+struct MetricsTestEnv {
     server: TestServer,
     job: SubmissionId,
 }
 
-impl Scene {
+impl MetricsTestEnv {
     /// One job that runs on an instance.
-    async fn new(ground: &Ground) -> Self {
+    async fn new(ground: &ServerFixture) -> Self {
         let server = ground.start().await;
-        let job = submit(&server, "train-1").await;
+        let job = submit_run(&server, "train-1").await;
         let project = jobs::find(server.app.db(), job).await.unwrap().unwrap().project_id;
         let instance = InstanceId(server.app.db().new_id().unwrap());
         let unit = Unit::new()
@@ -65,7 +65,7 @@ impl Scene {
     }
 
     /// Makes all samples so much older.
-    async fn age(&self, by: Span) {
+    async fn age_samples(&self, by: Span) {
         let unit = Unit::new().exec("UPDATE job_metrics SET at = at - $1", params![by.0]);
         self.server.app.db().write(unit).await.unwrap().done().unwrap();
     }
@@ -77,7 +77,7 @@ impl Scene {
     }
 }
 
-async fn submit(server: &TestServer, name: &str) -> SubmissionId {
+async fn submit_run(server: &TestServer, name: &str) -> SubmissionId {
     let spec = json!({ "run_name": name, "configuration": { "type": "task", "commands": ["true"] } });
     let plan = json!({ "plan": { "run_spec": spec }, "force": false });
     let run = server.admin("/api/project/main/runs/apply", plan).await;
@@ -85,9 +85,9 @@ async fn submit(server: &TestServer, name: &str) -> SubmissionId {
 }
 
 /// A host whose job uses two processors and half of its second GPU; each look is ten seconds after the last.
-fn host() -> Hosts {
+fn host() -> ScriptedHosts {
     let looks = AtomicI64::new(0);
-    Hosts::with_metrics(move || {
+    ScriptedHosts::with_metrics(move || {
         let look = looks.fetch_add(1, Ordering::SeqCst);
         Metrics {
             timestamp_micro: 1_000_000_000 + look * 10_000_000,
@@ -102,9 +102,9 @@ fn host() -> Hosts {
     })
 }
 
-async fn running_jobs_are_sampled_and_shown_as_series(ground: &Ground) {
-    let scene = Scene::new(ground).await;
-    submit(&scene.server, "waits").await;
+async fn running_jobs_are_sampled_and_shown_as_series(ground: &ServerFixture) {
+    let scene = MetricsTestEnv::new(ground).await;
+    submit_run(&scene.server, "waits").await;
     let host = host();
     assert_eq!(scene.read("").await, (200, json!({ "metrics": [] })));
     sampler::round(scene.server.app.db(), &host).await;
@@ -112,7 +112,7 @@ async fn running_jobs_are_sampled_and_shown_as_series(ground: &Ground) {
     assert_eq!(scene.count().await, 1, "whoever comes second finds a young sample");
     assert_eq!(scene.read("").await, (200, json!({ "metrics": [] })), "one sample is no series");
     for _ in 0..2 {
-        scene.age(Span::secs(10)).await;
+        scene.age_samples(Span::secs(10)).await;
         sampler::round(scene.server.app.db(), &host).await;
     }
     let (status, answer) = scene.read("?limit=1000").await;
@@ -145,29 +145,29 @@ async fn running_jobs_are_sampled_and_shown_as_series(ground: &Ground) {
     scene.server.stop().await;
 }
 
-async fn samples_are_kept_for_their_time(ground: &Ground) {
-    let scene = Scene::new(ground).await;
+async fn samples_are_kept_for_their_time(ground: &ServerFixture) {
+    let scene = MetricsTestEnv::new(ground).await;
     let (host, db) = (host(), scene.server.app.db().clone());
     sampler::round(&db, &host).await;
-    scene.age(Span::mins(59)).await;
+    scene.age_samples(Span::mins(59)).await;
     sampler::round(&db, &host).await;
     assert_eq!(scene.count().await, 2);
-    scene.age(Span::mins(2)).await;
+    scene.age_samples(Span::mins(2)).await;
     sampler::round(&db, &host).await;
     assert_eq!(scene.count().await, 2, "of a job that runs the last hour is kept");
     let ended = "UPDATE jobs SET status = 'done', finished = TRUE WHERE id = $1";
     db.write(Unit::new().expect_one(ended, params![scene.job])).await.unwrap().done().unwrap();
-    scene.age(Span::days(6)).await;
+    scene.age_samples(Span::days(6)).await;
     sampler::round(&db, &host).await;
     assert_eq!(scene.count().await, 2, "what was there at the end stays");
-    scene.age(Span::days(1)).await;
+    scene.age_samples(Span::days(1)).await;
     sampler::round(&db, &host).await;
     assert_eq!(scene.count().await, 0);
     scene.server.stop().await;
 }
 
-async fn a_gpu_that_idles_for_the_whole_window_is_found(ground: &Ground) {
-    let scene = Scene::new(ground).await;
+async fn a_gpu_that_idles_for_the_whole_window_is_found(ground: &ServerFixture) {
+    let scene = MetricsTestEnv::new(ground).await;
     let (host, db) = (host(), scene.server.app.db().clone());
     let judge = async |percent| {
         let now = db.now().await.unwrap();
@@ -176,7 +176,7 @@ async fn a_gpu_that_idles_for_the_whole_window_is_found(ground: &Ground) {
     for _ in 0..5 {
         sampler::round(&db, &host).await;
         assert!(!judge(10).await, "the window is not covered yet");
-        scene.age(Span::secs(110)).await;
+        scene.age_samples(Span::secs(110)).await;
     }
     sampler::round(&db, &host).await;
     assert!(judge(10).await, "the first GPU did nothing");
@@ -184,8 +184,8 @@ async fn a_gpu_that_idles_for_the_whole_window_is_found(ground: &Ground) {
     scene.server.stop().await;
 }
 
-async fn logs_of_old_and_of_deleted_runs_are_removed_and_no_others(ground: &Ground) {
-    let scene = Scene::new(ground).await;
+async fn logs_of_old_and_of_deleted_runs_are_removed_and_no_others(ground: &ServerFixture) {
+    let scene = MetricsTestEnv::new(ground).await;
     let (db, archive) = (scene.server.app.db().clone(), scene.server.app.logs().clone());
     let mut logs = Vec::new();
     // Name, days since its end (`None`: it runs), whether it was deleted.
@@ -196,7 +196,7 @@ async fn logs_of_old_and_of_deleted_runs_are_removed_and_no_others(ground: &Grou
         ("gone", Some(1), true),
     ];
     for (name, days, deleted) in runs {
-        let job = jobs::find(&db, submit(&scene.server, name).await).await.unwrap().unwrap();
+        let job = jobs::find(&db, submit_run(&scene.server, name).await).await.unwrap().unwrap();
         let log = Log { project: job.project_id, run: job.run_id, submission: job.id, stream: Stream::Job };
         archive.append(&log, 0, 0, b"dear").await.unwrap();
         if let Some(days) = days {

@@ -5,7 +5,7 @@ use windlass_api::agent::shim::TaskStatus;
 use windlass_server::params;
 
 use crate::{
-    http::{Ground, on_both},
+    http::{ServerFixture, on_both},
     jobs_stage::Stage,
     scripted_hosts::ends,
 };
@@ -35,7 +35,7 @@ on_both! {
     a_job_whose_volume_is_gone_ends_with_a_volume_error
 }
 
-fn ended(run: &Value) -> (&str, &str, &str) {
+fn end_fields(run: &Value) -> (&str, &str, &str) {
     let job = &run["latest_job_submission"];
     (
         run["status"].as_str().unwrap(),
@@ -44,17 +44,17 @@ fn ended(run: &Value) -> (&str, &str, &str) {
     )
 }
 
-async fn a_job_that_ends_well_is_done_with_its_log_kept(ground: &Ground) {
+async fn a_job_that_ends_well_is_done_with_its_log_kept(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
-    stage.direct(|script| {
+    stage.update_script(|script| {
         script.job_ends = Some(ends("done", "", Some(0)));
         script.log = b"hello\n".to_vec();
     });
     stage.apply("good", json!({})).await;
-    stage.job_comes_to("good", "running").await;
+    stage.wait_for_job("good", "running").await;
     stage.poke().await;
-    let run = stage.comes_to("good", "done").await;
-    assert_eq!(ended(&run), ("done", "done", "done_by_runner"));
+    let run = stage.wait_for_run("good", "done").await;
+    assert_eq!(end_fields(&run), ("done", "done", "done_by_runner"));
     assert_eq!(run["latest_job_submission"]["exit_status"], 0);
     assert_eq!(run["latest_job_submission"]["status_message"], "exited (0)");
     let asked = json!({"run_name": "good", "job_submission_id": run["latest_job_submission"]["id"]});
@@ -64,26 +64,26 @@ async fn a_job_that_ends_well_is_done_with_its_log_kept(ground: &Ground) {
     stage.end().await;
 }
 
-async fn a_job_that_fails_says_with_what(ground: &Ground) {
+async fn a_job_that_fails_says_with_what(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     let oom = Some("oom_killed".to_owned());
-    stage.direct(|script| {
+    stage.update_script(|script| {
         let failed = ends("failed", "container_exited_with_error", Some(137));
         script.job_ends = Some(windlass_api::agent::runner::JobState { detail: oom, ..failed });
     });
     stage.apply("bad", json!({})).await;
-    stage.job_comes_to("bad", "running").await;
+    stage.wait_for_job("bad", "running").await;
     stage.poke().await;
-    let run = stage.comes_to("bad", "failed").await;
-    assert_eq!(ended(&run), ("failed", "failed", "container_exited_with_error"));
+    let run = stage.wait_for_run("bad", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "container_exited_with_error"));
     assert_eq!(run["latest_job_submission"]["status_message"], "exited (137)");
     stage.end().await;
 }
 
-async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &Ground) {
+async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     let said = "disk limit exceeded: the job holds 3.0GB, and its `disk` allows 1.0GB";
-    stage.direct(|script| {
+    stage.update_script(|script| {
         script.job_ends = Some(windlass_api::agent::runner::JobState {
             detail: Some("disk_limit_exceeded".to_owned()),
             termination_message: said.to_owned(),
@@ -91,11 +91,11 @@ async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &Grou
         });
     });
     stage.apply("large", json!({"resources": {"disk": "..1GB"}})).await;
-    stage.job_comes_to("large", "running").await;
+    stage.wait_for_job("large", "running").await;
     assert_eq!(stage.hosts.specs.lock()[0].disk, 1 << 30);
     stage.poke().await;
-    let run = stage.comes_to("large", "failed").await;
-    assert_eq!(ended(&run), ("failed", "failed", "executor_error"));
+    let run = stage.wait_for_run("large", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "executor_error"));
     let job = &run["latest_job_submission"];
     assert_eq!(job["status_message"], "disk limit exceeded");
     assert_eq!(job["termination_reason_message"], said);
@@ -104,212 +104,212 @@ async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &Grou
     stage.end().await;
 }
 
-async fn a_job_ends_with_the_word_of_its_runner(ground: &Ground) {
+async fn a_job_ends_with_the_word_of_its_runner(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     for (name, reason, status) in [
         ("quota", "log_quota_exceeded", "failed"),
         ("long", "max_duration_exceeded", "terminated"),
         ("broken", "executor_error", "failed"),
     ] {
-        stage.direct(|script| script.job_ends = Some(ends("failed", reason, None)));
+        stage.update_script(|script| script.job_ends = Some(ends("failed", reason, None)));
         stage.apply(name, json!({})).await;
-        stage.job_comes_to(name, "running").await;
+        stage.wait_for_job(name, "running").await;
         stage.poke().await;
-        let run = stage.comes_to(name, "failed").await;
-        assert_eq!(ended(&run), ("failed", status, reason));
+        let run = stage.wait_for_run(name, "failed").await;
+        assert_eq!(end_fields(&run), ("failed", status, reason));
     }
     stage.end().await;
 }
 
-async fn a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason(ground: &Ground) {
+async fn a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     for (name, reason, message) in [
         ("image", "creating_container_error", "no such image"),
         ("ports", "ports_binding_failed", "port 8000 is taken"),
     ] {
-        stage.direct(|script| script.task_ends = Some((reason, message)));
+        stage.update_script(|script| script.task_ends = Some((reason, message)));
         stage.apply(name, json!({})).await;
-        let run = stage.comes_to(name, "failed").await;
-        assert_eq!(ended(&run), ("failed", "failed", reason));
+        let run = stage.wait_for_run(name, "failed").await;
+        assert_eq!(end_fields(&run), ("failed", "failed", reason));
         assert_eq!(run["latest_job_submission"]["termination_reason_message"], message);
     }
     stage.end().await;
 }
 
-async fn a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words(ground: &Ground) {
+async fn a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
-    stage.direct(|script| script.refuses = Some("privileged: not on this host"));
+    stage.update_script(|script| script.refuses = Some("privileged: not on this host"));
     stage.apply("proud", json!({"privileged": true})).await;
-    let run = stage.comes_to("proud", "failed").await;
-    assert_eq!(ended(&run), ("failed", "failed", "executor_error"));
+    let run = stage.wait_for_run("proud", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "executor_error"));
     let said = &run["latest_job_submission"]["termination_reason_message"];
     assert_eq!(said, "privileged: not on this host");
     stage.end().await;
 }
 
-async fn a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server(ground: &Ground) {
+async fn a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "s3cret"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
-    stage.direct(|script| script.deaf = true);
+    stage.update_script(|script| script.deaf = true);
     stage.apply("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}})).await;
-    stage.job_comes_to("needy", "provisioning").await;
+    stage.wait_for_job("needy", "provisioning").await;
     stage.server.admin("/api/project/main/secrets/delete", json!({"secrets_names": ["token"]})).await;
-    stage.direct(|script| script.deaf = false);
+    stage.update_script(|script| script.deaf = false);
     stage.poke().await;
-    let run = stage.comes_to("needy", "failed").await;
-    assert_eq!(ended(&run), ("failed", "terminated", "terminated_by_server"));
+    let run = stage.wait_for_run("needy", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_by_server"));
     let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
     assert!(said.contains("secret `token` is not in this project"), "{said}");
     assert!(stage.hosts.specs.lock().is_empty());
     stage.end().await;
 }
 
-async fn a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_server(ground: &Ground) {
+async fn a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_server(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     let set = |users: &str| json!({"name": "token", "value": "s3cret", "users": users});
     stage.server.admin("/api/project/main/secrets/create_or_update", set("everyone")).await;
     let mira = stage.server.user("mira").await;
     stage.server.join("main", &[("mira", "user")]).await;
-    stage.direct(|script| script.deaf = true);
+    stage.update_script(|script| script.deaf = true);
     let spec = Stage::spec("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}}));
     stage.server.ok(&mira, "/api/project/main/runs/apply", json!({"plan": {"run_spec": spec}})).await;
-    stage.job_comes_to("needy", "provisioning").await;
+    stage.wait_for_job("needy", "provisioning").await;
     stage.server.admin("/api/project/main/secrets/create_or_update", set("managers")).await;
-    stage.direct(|script| script.deaf = false);
+    stage.update_script(|script| script.deaf = false);
     stage.poke().await;
-    let run = stage.comes_to("needy", "failed").await;
-    assert_eq!(ended(&run), ("failed", "terminated", "terminated_by_server"));
+    let run = stage.wait_for_run("needy", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_by_server"));
     let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
     assert!(said.contains("secret `token` is no longer for runs of this user"), "{said}");
     assert!(stage.hosts.specs.lock().is_empty());
     stage.end().await;
 }
 
-async fn a_stop_asks_the_runner_and_an_abort_does_not(ground: &Ground) {
+async fn a_stop_asks_the_runner_and_an_abort_does_not(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     stage.apply("gentle", json!({})).await;
-    stage.job_comes_to("gentle", "running").await;
+    stage.wait_for_job("gentle", "running").await;
     stage.stop_run("gentle", false).await;
-    let run = stage.comes_to("gentle", "terminated").await;
-    assert_eq!(ended(&run), ("terminated", "terminated", "terminated_by_user"));
+    let run = stage.wait_for_run("gentle", "terminated").await;
+    assert_eq!(end_fields(&run), ("terminated", "terminated", "terminated_by_user"));
     assert_eq!(run["latest_job_submission"]["status_message"], "stopped");
     assert_eq!(*stage.hosts.calls.lock(), ["stop", "terminate terminated_by_user", "remove"]);
     stage.hosts.calls.lock().clear();
     stage.apply("rough", json!({})).await;
-    stage.job_comes_to("rough", "running").await;
+    stage.wait_for_job("rough", "running").await;
     stage.stop_run("rough", true).await;
-    let run = stage.comes_to("rough", "terminated").await;
-    assert_eq!(ended(&run), ("terminated", "aborted", "aborted_by_user"));
+    let run = stage.wait_for_run("rough", "terminated").await;
+    assert_eq!(end_fields(&run), ("terminated", "aborted", "aborted_by_user"));
     assert_eq!(*stage.hosts.calls.lock(), ["terminate aborted_by_user", "remove"]);
     stage.end().await;
 }
 
-async fn an_abort_hurries_a_stop(ground: &Ground) {
+async fn an_abort_hurries_a_stop(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     stage.apply("slow", json!({})).await;
-    stage.job_comes_to("slow", "running").await;
+    stage.wait_for_job("slow", "running").await;
     // A host that does not answer keeps the stop waiting.
-    stage.direct(|script| script.silent = true);
+    stage.update_script(|script| script.silent = true);
     stage.stop_run("slow", false).await;
-    stage.job_comes_to("slow", "terminating").await;
+    stage.wait_for_job("slow", "terminating").await;
     stage.stop_run("slow", true).await;
-    stage.job_was_asked_to_end("aborted_by_user").await;
-    stage.direct(|script| script.silent = false);
+    stage.wait_for_end_request("aborted_by_user").await;
+    stage.update_script(|script| script.silent = false);
     stage.poke().await;
-    let run = stage.comes_to("slow", "terminated").await;
-    assert_eq!(ended(&run), ("terminated", "aborted", "aborted_by_user"));
+    let run = stage.wait_for_run("slow", "terminated").await;
+    assert_eq!(end_fields(&run), ("terminated", "aborted", "aborted_by_user"));
     stage.end().await;
 }
 
-async fn a_silent_host_ends_its_job_as_unreachable(ground: &Ground) {
+async fn a_silent_host_ends_its_job_as_unreachable(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     stage.apply("lost", json!({})).await;
-    stage.job_comes_to("lost", "running").await;
-    stage.direct(|script| script.silent = true);
+    stage.wait_for_job("lost", "running").await;
+    stage.update_script(|script| script.silent = true);
     stage.poke().await;
     let waits =
         |run: &Value| run["latest_job_submission"]["status_message"].as_str().unwrap().starts_with("waits");
     stage.until("lost", "waiting", waits).await;
     stage.age("disconnected_at", 121).await;
-    stage.job_comes_to("lost", "terminating").await;
+    stage.wait_for_job("lost", "terminating").await;
     let waits =
         |run: &Value| run["latest_job_submission"]["status_message"] == "waits for the host to answer";
     stage.until("lost", "waiting", waits).await;
     stage.age("stop_deadline_at", 31).await;
     stage.age("terminating_at", 301).await;
-    let run = stage.comes_to("lost", "failed").await;
-    assert_eq!(ended(&run), ("failed", "failed", "instance_unreachable"));
+    let run = stage.wait_for_run("lost", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "instance_unreachable"));
     assert_eq!(run["latest_job_submission"]["error"], "instance unreachable");
     stage.end().await;
 }
 
-async fn a_spot_host_that_was_taken_back_interrupts_its_job(ground: &Ground) {
+async fn a_spot_host_that_was_taken_back_interrupts_its_job(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     stage.write("UPDATE instances SET spot = TRUE", vec![]).await;
     stage.apply("spot", json!({})).await;
-    stage.job_comes_to("spot", "running").await;
+    stage.wait_for_job("spot", "running").await;
     stage.write("UPDATE instances SET status = 'terminated', finished = TRUE", vec![]).await;
     stage.poke().await;
-    let run = stage.comes_to("spot", "failed").await;
-    assert_eq!(ended(&run), ("failed", "failed", "interrupted_by_no_capacity"));
+    let run = stage.wait_for_run("spot", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "interrupted_by_no_capacity"));
     assert_eq!(run["latest_job_submission"]["status_message"], "interrupted");
     stage.end().await;
 }
 
-async fn an_instance_that_was_never_made_is_no_capacity(ground: &Ground) {
+async fn an_instance_that_was_never_made_is_no_capacity(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
-    stage.direct(|script| script.deaf = true);
+    stage.update_script(|script| script.deaf = true);
     stage.apply("early", json!({})).await;
-    stage.job_comes_to("early", "provisioning").await;
+    stage.wait_for_job("early", "provisioning").await;
     let sql = "UPDATE instances SET status = 'terminated', finished = TRUE, termination_reason = 'no_offers'";
     stage.write(sql, vec![]).await;
     stage.poke().await;
-    let run = stage.comes_to("early", "failed").await;
-    assert_eq!(ended(&run), ("failed", "failed", "failed_to_start_due_to_no_capacity"));
+    let run = stage.wait_for_run("early", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "failed_to_start_due_to_no_capacity"));
     stage.end().await;
 }
 
-async fn an_instance_of_another_project_is_access_revoked(ground: &Ground) {
+async fn an_instance_of_another_project_is_access_revoked(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     stage.server.admin("/api/projects/create", json!({"project_name": "other", "is_public": false})).await;
     stage.apply("guest", json!({})).await;
-    stage.job_comes_to("guest", "running").await;
+    stage.wait_for_job("guest", "running").await;
     let sql = "UPDATE instances SET project_id = (SELECT id FROM projects WHERE name = 'other')";
     stage.write(sql, vec![]).await;
     stage.poke().await;
-    let run = stage.comes_to("guest", "failed").await;
-    assert_eq!(ended(&run), ("failed", "failed", "instance_access_revoked"));
+    let run = stage.wait_for_run("guest", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "instance_access_revoked"));
     stage.end().await;
 }
 
-async fn an_instance_that_is_not_ready_in_time_ends_the_job(ground: &Ground) {
+async fn an_instance_that_is_not_ready_in_time_ends_the_job(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
-    stage.direct(|script| script.deaf = true);
+    stage.update_script(|script| script.deaf = true);
     stage.apply("patient", json!({})).await;
-    stage.job_comes_to("patient", "provisioning").await;
+    stage.wait_for_job("patient", "provisioning").await;
     // As a machine that is still being made; nobody but its own pipeline may look at it.
     let sql = "UPDATE instances SET status = 'provisioning', lock_token = 'held', \
                lock_expires_at = now_us() + 600000000";
     stage.write(sql, vec![]).await;
     stage.age("provisioned_at", 601).await;
-    let run = stage.comes_to("patient", "failed").await;
-    assert_eq!(ended(&run), ("failed", "failed", "waiting_instance_limit_exceeded"));
+    let run = stage.wait_for_run("patient", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "waiting_instance_limit_exceeded"));
     stage.end().await;
 }
 
-async fn a_pull_that_never_ends_is_ended(ground: &Ground) {
+async fn a_pull_that_never_ends_is_ended(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
-    stage.direct(|script| script.stuck = Some(TaskStatus::Pulling));
+    stage.update_script(|script| script.stuck = Some(TaskStatus::Pulling));
     stage.apply("heavy", json!({})).await;
-    stage.job_comes_to("heavy", "pulling").await;
+    stage.wait_for_job("heavy", "pulling").await;
     stage.age("pulling_at", 26 * 60).await;
-    let run = stage.comes_to("heavy", "failed").await;
-    assert_eq!(ended(&run), ("failed", "failed", "waiting_runner_limit_exceeded"));
+    let run = stage.wait_for_run("heavy", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "waiting_runner_limit_exceeded"));
     stage.end().await;
 }
 
-async fn a_dev_environment_that_nobody_uses_is_ended(ground: &Ground) {
+async fn a_dev_environment_that_nobody_uses_is_ended(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     let dev = |secs: i64| {
         json!({"run_name": "dev", "profile": {"name": "default"}, "configuration":
@@ -320,9 +320,9 @@ async fn a_dev_environment_that_nobody_uses_is_ended(ground: &Ground) {
         let plan = json!({"plan": {"run_spec": dev(secs)}, "force": true});
         stage.server.admin("/api/project/main/runs/apply", plan).await
     };
-    stage.direct(|script| script.no_connections_secs = Some(100));
+    stage.update_script(|script| script.no_connections_secs = Some(100));
     apply(3600).await;
-    let run = stage.comes_to("dev", "running").await;
+    let run = stage.wait_for_run("dev", "running").await;
     let way = &run["jobs"][0]["job_connection_info"];
     assert_eq!(way["attached_ide_url"], "vscode://vscode-remote/ssh-remote+dev/workflow");
     assert_eq!(way["ide_name"], "VS Code");
@@ -331,38 +331,38 @@ async fn a_dev_environment_that_nobody_uses_is_ended(ground: &Ground) {
     stage.until("dev", "idle", |run| idle(run).is_some_and(|secs| secs >= 100)).await;
     // Changed in place: the environment that is up follows.
     apply(60).await;
-    let run = stage.comes_to("dev", "failed").await;
-    assert_eq!(ended(&run), ("failed", "terminated", "inactivity_duration_exceeded"));
+    let run = stage.wait_for_run("dev", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "terminated", "inactivity_duration_exceeded"));
     stage.end().await;
 }
 
 /// It ends nothing there, and clients show it wherever it is told.
-async fn idleness_is_not_told_of_where_it_ends_nothing(ground: &Ground) {
+async fn idleness_is_not_told_of_where_it_ends_nothing(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
-    stage.direct(|script| script.no_connections_secs = Some(100));
+    stage.update_script(|script| script.no_connections_secs = Some(100));
     stage.apply("busy", json!({})).await;
-    stage.job_comes_to("busy", "running").await;
+    stage.wait_for_job("busy", "running").await;
     stage.passes(2).await;
     let run = stage.run("busy").await;
     assert_eq!(run["jobs"][0]["job_submissions"][0]["inactivity_secs"], Value::Null, "{run:#}");
     stage.end().await;
 }
 
-async fn a_runner_that_forgets_max_duration_is_reminded_by_the_server(ground: &Ground) {
+async fn a_runner_that_forgets_max_duration_is_reminded_by_the_server(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     stage.apply("endless", json!({"max_duration": 600})).await;
-    stage.job_comes_to("endless", "running").await;
+    stage.wait_for_job("endless", "running").await;
     stage.age("running_at", 721).await;
-    let run = stage.comes_to("endless", "failed").await;
-    assert_eq!(ended(&run), ("failed", "terminated", "max_duration_exceeded"));
+    let run = stage.wait_for_run("endless", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "terminated", "max_duration_exceeded"));
     stage.end().await;
 }
 
-async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &Ground) {
+async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     let policy = json!({"utilization_policy": {"min_gpu_utilization": 20, "time_window": 300}});
     stage.apply("idle", policy).await;
-    stage.comes_to("idle", "running").await;
+    stage.wait_for_run("idle", "running").await;
     // A sample every half a minute, all the way back; one GPU works, the other does not.
     for ago in 0..12_i64 {
         let sql = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
@@ -372,12 +372,12 @@ async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &Ground) {
     stage.poke().await;
     assert_eq!(stage.run("idle").await["status"], "running", "it has not run for the whole window yet");
     stage.age("running_at", 301).await;
-    let run = stage.comes_to("idle", "failed").await;
-    assert_eq!(ended(&run), ("failed", "terminated", "terminated_due_to_utilization_policy"));
+    let run = stage.wait_for_run("idle", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_due_to_utilization_policy"));
     stage.end().await;
 }
 
-async fn a_service_that_shrinks_scales_down_its_last_replica(ground: &Ground) {
+async fn a_service_that_shrinks_scales_down_its_last_replica(ground: &ServerFixture) {
     let stage = Stage::new(ground, 2, 1).await;
     let service = |count: i64| json!({"type": "service", "port": 8000, "replicas": {"min": count, "max": count}, "auth": false});
     stage.apply("web", service(2)).await;
@@ -395,11 +395,11 @@ async fn a_service_that_shrinks_scales_down_its_last_replica(ground: &Ground) {
     stage.end().await;
 }
 
-async fn a_job_whose_volume_is_gone_ends_with_a_volume_error(ground: &Ground) {
+async fn a_job_whose_volume_is_gone_ends_with_a_volume_error(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
-    stage.direct(|script| script.deaf = true);
+    stage.update_script(|script| script.deaf = true);
     stage.apply("disk", json!({})).await;
-    stage.job_comes_to("disk", "provisioning").await;
+    stage.wait_for_job("disk", "provisioning").await;
     // The volume was there when the run was submitted.
     let rows = stage.server.app.db().query("SELECT job_spec FROM jobs", vec![]).await.unwrap();
     let mut spec: Value = serde_json::from_str(&rows[0].text(0).unwrap()).unwrap();
@@ -407,9 +407,9 @@ async fn a_job_whose_volume_is_gone_ends_with_a_volume_error(ground: &Ground) {
     stage.write("UPDATE jobs SET job_spec = $1", params![spec.to_string()]).await;
     // A pass under way has read the old one.
     stage.passes(2).await;
-    stage.direct(|script| script.deaf = false);
+    stage.update_script(|script| script.deaf = false);
     stage.poke().await;
-    let run = stage.comes_to("disk", "failed").await;
-    assert_eq!(ended(&run), ("failed", "failed", "volume_error"));
+    let run = stage.wait_for_run("disk", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "volume_error"));
     stage.end().await;
 }

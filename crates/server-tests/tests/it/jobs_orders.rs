@@ -6,7 +6,7 @@ use windlass_api::agent::shim::NetworkMode;
 use windlass_server::params;
 
 use crate::{
-    http::{ADMIN, Ground, on_both},
+    http::{ADMIN, ServerFixture, on_both},
     jobs_stage::Stage,
     scripted_hosts::ends,
 };
@@ -23,10 +23,10 @@ on_both! {
     no_secret_is_in_what_is_stored_of_a_job
 }
 
-async fn a_whole_machine_has_no_limits_and_the_hosts_network(ground: &Ground) {
+async fn a_whole_machine_has_no_limits_and_the_hosts_network(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     stage.apply("whole", json!({"resources": {"cpu": "2..", "memory": "8GB..", "shm_size": "2GB"}})).await;
-    stage.job_comes_to("whole", "running").await;
+    stage.wait_for_job("whole", "running").await;
     let task = stage.hosts.specs.lock()[0].clone();
     // The usual wish for a disk has no upper end.
     assert_eq!((task.cpu, task.memory, task.gpu, task.disk), (0.0, 0, 4, 0));
@@ -36,13 +36,13 @@ async fn a_whole_machine_has_no_limits_and_the_hosts_network(ground: &Ground) {
     stage.end().await;
 }
 
-async fn a_part_of_a_machine_gets_its_share_and_ports_of_its_own(ground: &Ground) {
+async fn a_part_of_a_machine_gets_its_share_and_ports_of_its_own(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 4).await;
     for (name, memory, expected) in
         [("one", "8GB..", (8.0, 16_i64 << 30, 1)), ("two", "30GB..", (16.0, 32 << 30, 2))]
     {
         stage.apply(name, json!({"resources": {"cpu": "2..", "memory": memory}})).await;
-        stage.job_comes_to(name, "running").await;
+        stage.wait_for_job(name, "running").await;
         let task = stage.hosts.specs.lock().last().unwrap().clone();
         assert_eq!((task.cpu, task.memory, task.gpu), expected, "{name}");
         assert_eq!(task.network_mode, NetworkMode::Bridge);
@@ -50,7 +50,7 @@ async fn a_part_of_a_machine_gets_its_share_and_ports_of_its_own(ground: &Ground
     stage.end().await;
 }
 
-async fn a_task_brings_keys_mounts_and_credentials(ground: &Ground) {
+async fn a_task_brings_keys_mounts_and_credentials(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     let set = json!({"name": "registry", "value": "s3cret$$"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
@@ -59,7 +59,7 @@ async fn a_task_brings_keys_mounts_and_credentials(ground: &Ground) {
         "registry_auth": {"username": "${{ env.WHO }}", "password": "${{ secrets.registry }}"},
         "volumes": [{"instance_path": "/mnt/cache", "path": "/cache", "optional": true}]});
     stage.apply("rich", more).await;
-    stage.job_comes_to("rich", "running").await;
+    stage.wait_for_job("rich", "running").await;
     let task = stage.hosts.specs.lock()[0].clone();
     let key = key.as_str().unwrap().trim();
     // The project's key goes by the project's name.
@@ -79,10 +79,10 @@ async fn a_task_brings_keys_mounts_and_credentials(ground: &Ground) {
     stage.end().await;
 }
 
-async fn a_password_in_a_configuration_is_opened_for_the_host_alone(ground: &Ground) {
+async fn a_password_in_a_configuration_is_opened_for_the_host_alone(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     stage.apply("literal", json!({"registry_auth": {"username": "ada", "password": "l1teral-pw"}})).await;
-    let run = stage.job_comes_to("literal", "running").await;
+    let run = stage.wait_for_job("literal", "running").await;
     let task = stage.hosts.specs.lock()[0].clone();
     assert_eq!((task.registry_username.as_str(), task.registry_password.as_str()), ("ada", "l1teral-pw"));
     let shown = stage.server.admin("/api/project/main/runs/get", json!({"run_name": "literal"})).await;
@@ -91,7 +91,7 @@ async fn a_password_in_a_configuration_is_opened_for_the_host_alone(ground: &Gro
     stage.end().await;
 }
 
-async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &Ground) {
+async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "${{ secrets.token }} is no loop"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
@@ -115,7 +115,7 @@ async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &Ground) 
     spec["file_archives"] = json!([{"id": archive["id"], "path": "conf"}]);
     let plan = json!({"plan": {"run_spec": spec}, "force": true});
     stage.server.admin("/api/project/main/runs/apply", plan).await;
-    let run = stage.comes_to("told", "running").await;
+    let run = stage.wait_for_run("told", "running").await;
     let start = stage.hosts.starts.lock()[0].clone();
     let (submit, job) = (&start.submit, &start.submit.job_spec);
     assert_eq!(job.env["TOKEN"], "x ${{ secrets.token }} is no loop");
@@ -148,7 +148,7 @@ async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &Ground) 
     stage.end().await;
 }
 
-async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: &Ground) {
+async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: &ServerFixture) {
     let stage = Stage::new(ground, 2, 1).await;
     let groups = json!({"commands": null, "retry": {"on_events": ["error"], "duration": 3600}, "groups": [
         {"name": "head", "nodes": 1, "commands": ["serve $$HOME"]},
@@ -177,17 +177,19 @@ async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: 
     );
 
     // One node fails: the replica is resubmitted as a whole, with a key of its own.
-    stage.direct(|script| script.job_ends = Some(ends("failed", "container_exited_with_error", Some(1))));
+    stage.update_script(|script| {
+        script.job_ends = Some(ends("failed", "container_exited_with_error", Some(1)))
+    });
     stage.poke().await;
-    stage.comes_to("pair", "pending").await;
+    stage.wait_for_run("pair", "pending").await;
     // Their logs are complete only while their hosts say that they ended.
     let is_over = |job: &Value| {
         let status = &job["job_submissions"].as_array().unwrap().last().unwrap()["status"];
         status == "failed" || status == "terminated"
     };
     stage.until("pair", "over", |run| run["jobs"].as_array().unwrap().iter().all(is_over)).await;
-    stage.direct(|script| script.job_ends = None);
-    stage.back_off_is_over("pair").await;
+    stage.update_script(|script| script.job_ends = None);
+    stage.skip_backoff("pair").await;
     stage.until("pair", "running again", all("running")).await;
     let starts = stage.hosts.starts.lock().clone();
     assert_eq!(starts.len(), 2);
@@ -197,10 +199,10 @@ async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: 
     stage.end().await;
 }
 
-async fn clients_read_where_a_job_runs_and_how_to_reach_it(ground: &Ground) {
+async fn clients_read_where_a_job_runs_and_how_to_reach_it(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 4).await;
     stage.apply("seen", json!({"max_duration": 3600})).await;
-    let run = stage.comes_to("seen", "running").await;
+    let run = stage.wait_for_run("seen", "running").await;
     let job = &run["latest_job_submission"];
     let host = &job["job_provisioning_data"];
     assert_eq!((&host["backend"], &host["hostname"]), (&json!("remote"), &json!("host-0")));
@@ -219,7 +221,7 @@ async fn clients_read_where_a_job_runs_and_how_to_reach_it(ground: &Ground) {
     stage.end().await;
 }
 
-async fn a_variable_that_no_program_can_have_is_refused_at_submit(ground: &Ground) {
+async fn a_variable_that_no_program_can_have_is_refused_at_submit(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     let plan = json!({"plan": {"run_spec": Stage::spec("odd", json!({"env": {"A=B": "x"}}))}, "force": true});
     let said = stage.server.refused(ADMIN, "/api/project/main/runs/apply", plan, "error").await;
@@ -227,12 +229,12 @@ async fn a_variable_that_no_program_can_have_is_refused_at_submit(ground: &Groun
     stage.end().await;
 }
 
-async fn no_secret_is_in_what_is_stored_of_a_job(ground: &Ground) {
+async fn no_secret_is_in_what_is_stored_of_a_job(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "never-to-be-seen"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
     stage.apply("shy", json!({"env": {"TOKEN": "${{ secrets.token }}"}})).await;
-    let run = stage.comes_to("shy", "running").await;
+    let run = stage.wait_for_run("shy", "running").await;
     assert_eq!(stage.hosts.starts.lock()[0].submit.job_spec.env["TOKEN"], "never-to-be-seen");
     assert!(!run.to_string().contains("never-to-be-seen"));
     let sql = "SELECT job_spec || coalesce(runtime, '') || coalesce(provisioning, '') || coalesce(connection_info, '') \

@@ -1,12 +1,12 @@
 //! Plain processes and container engines: what a host says of them, and which jobs it is given.
 
 use serde_json::{Value, json};
-use windlass_api::agent::shim::{ConfinedBy, ProcessIsolation, ProcessMode, ProcessesInfo};
+use windlass_api::agent::shim::{ConfinementMethod, ProcessIsolation, ProcessMode, ProcessesInfo};
 use windlass_server::{config::Given, params};
 use windlass_testkit::wait::eventually_ok_async;
 
 use crate::{
-    http::{Ground, on_both},
+    http::{ServerFixture, on_both},
     jobs_stage::Stage,
     scripted_hosts::ends,
 };
@@ -18,16 +18,16 @@ on_both! {
     an_engine_that_goes_and_comes_back_is_one_event_each_and_jobs_with_an_image_wait
 }
 
-const USERS: ProcessesInfo =
-    ProcessesInfo { mode: ProcessMode::Own, confined_by: Some(ConfinedBy::Users), problem: None };
+const OWN_PROCESSES: ProcessesInfo =
+    ProcessesInfo { mode: ProcessMode::Own, confined_by: Some(ConfinementMethod::Users), problem: None };
 
-async fn own(ground: &Ground) -> Stage {
+async fn start_with_own_processes(ground: &ServerFixture) -> Stage {
     let given = Given { local_processes: Some("own".into()), ..ground.given() };
-    Stage::with_given(given, 1, 4).await
+    Stage::with_settings(given, 1, 4).await
 }
 
 /// The host is asked anew, until what is stored of it holds this.
-async fn learns(stage: &Stage, sql: &str, holds: impl Fn(&Value) -> bool) {
+async fn wait_for_stored(stage: &Stage, sql: &str, holds: impl Fn(&Value) -> bool) {
     stage.write(sql, params![]).await;
     eventually_ok_async("the host's word is stored", async || {
         stage.write("UPDATE instances SET due_at = NULL", params![]).await;
@@ -38,40 +38,42 @@ async fn learns(stage: &Stage, sql: &str, holds: impl Fn(&Value) -> bool) {
     .await;
 }
 
-async fn isolation(stage: &Stage, name: &str) -> (ProcessIsolation, Value) {
+async fn submitted_isolation(stage: &Stage, name: &str) -> (ProcessIsolation, Value) {
     stage.apply(name, json!({"image": "none", "user": null})).await;
-    let job = stage.job_comes_to(name, "running").await;
+    let job = stage.wait_for_job(name, "running").await;
     let task = stage.hosts.specs.lock().last().unwrap().clone();
     assert_eq!((task.image_name.as_str(), task.name.as_str()), ("none", format!("{name}-0-0").as_str()));
     (task.process_isolation, job["job_runtime_data"]["runs_in"].clone())
 }
 
-async fn a_task_is_the_servers_own_user_on_its_own_machine_alone_and_while_it_has_one_user(ground: &Ground) {
-    let stage = own(ground).await;
-    stage.direct(|script| script.processes = Some(USERS));
+async fn a_task_is_the_servers_own_user_on_its_own_machine_alone_and_while_it_has_one_user(
+    ground: &ServerFixture,
+) {
+    let stage = start_with_own_processes(ground).await;
+    stage.update_script(|script| script.processes = Some(OWN_PROCESSES));
     let here = "UPDATE instances SET backend = 'local', due_at = NULL";
-    learns(&stage, here, |kind| kind["processes"]["mode"] == "own").await;
+    wait_for_stored(&stage, here, |kind| kind["processes"]["mode"] == "own").await;
     let server = "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
-    assert_eq!(isolation(&stage, "alone").await, (ProcessIsolation::Own, json!(server)));
+    assert_eq!(submitted_isolation(&stage, "alone").await, (ProcessIsolation::Own, json!(server)));
 
     stage.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;
     let confined = (ProcessIsolation::Confined, json!("a plain process, confined (user of its own)"));
-    assert_eq!(isolation(&stage, "together").await, confined);
+    assert_eq!(submitted_isolation(&stage, "together").await, confined);
     let asked = json!({"run_spec": Stage::spec("plan", json!({"image": "none", "user": null}))});
     let plan = stage.server.admin("/api/project/main/runs/get_plan", asked).await;
     assert_eq!(plan["job_plans"][0]["runs_in"], json!([confined.1]), "{plan}");
 
     let disabled = json!({"username": "alice", "global_role": "user", "active": false});
     stage.server.admin("/api/users/update", disabled).await;
-    assert_eq!(isolation(&stage, "again").await.0, ProcessIsolation::Own);
+    assert_eq!(submitted_isolation(&stage, "again").await.0, ProcessIsolation::Own);
 
     // Whatever a host over SSH would take, it is asked for confined ones.
     stage.write("UPDATE instances SET backend = 'remote', due_at = NULL", params![]).await;
-    assert_eq!(isolation(&stage, "there").await, confined);
+    assert_eq!(submitted_isolation(&stage, "there").await, confined);
     stage.end().await;
 }
 
-async fn a_host_that_cannot_confine_takes_no_plain_process_and_says_why(ground: &Ground) {
+async fn a_host_that_cannot_confine_takes_no_plain_process_and_says_why(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 4).await;
     let problem = Some("the kernel allows no user namespaces".to_owned());
     let cannot = ProcessesInfo { mode: ProcessMode::Confined, confined_by: None, problem };
@@ -81,42 +83,47 @@ async fn a_host_that_cannot_confine_takes_no_plain_process_and_says_why(ground: 
         ("refused", refused, "is a plain process, and the machine refuses those"),
     ] {
         let mode = json!(told.mode);
-        stage.direct(|script| script.processes = Some(told.clone()));
-        learns(&stage, "UPDATE instances SET due_at = NULL", |kind| kind["processes"]["mode"] == mode).await;
+        stage.update_script(|script| script.processes = Some(told.clone()));
+        wait_for_stored(&stage, "UPDATE instances SET due_at = NULL", |kind| {
+            kind["processes"]["mode"] == mode
+        })
+        .await;
         stage.apply(name, json!({"image": "none", "user": null})).await;
-        let run = stage.comes_to(name, "failed").await;
+        let run = stage.wait_for_run(name, "failed").await;
         assert!(run.to_string().contains(why), "{run}");
     }
     assert!(stage.hosts.specs.lock().is_empty());
     // One with an image is none of that.
     stage.apply("imaged", json!({})).await;
-    stage.job_comes_to("imaged", "running").await;
+    stage.wait_for_job("imaged", "running").await;
     stage.end().await;
 }
 
-async fn a_job_that_cannot_be_confined_any_more_is_not_started(ground: &Ground) {
-    let stage = own(ground).await;
+async fn a_job_that_cannot_be_confined_any_more_is_not_started(ground: &ServerFixture) {
+    let stage = start_with_own_processes(ground).await;
     let problem = Some("the kernel allows no user namespaces".to_owned());
-    stage.direct(|script| {
+    stage.update_script(|script| {
         script.processes = Some(ProcessesInfo { mode: ProcessMode::Own, confined_by: None, problem });
         script.deaf = true;
     });
     let here = "UPDATE instances SET backend = 'local', due_at = NULL";
-    learns(&stage, here, |kind| kind["processes"]["mode"] == "own").await;
+    wait_for_stored(&stage, here, |kind| kind["processes"]["mode"] == "own").await;
     // It is placed while there is one user, and its host takes the task when there are two.
     stage.apply("late", json!({"image": "none", "user": null})).await;
-    stage.job_comes_to("late", "provisioning").await;
+    stage.wait_for_job("late", "provisioning").await;
     stage.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;
-    stage.direct(|script| script.deaf = false);
+    stage.update_script(|script| script.deaf = false);
     stage.poke().await;
-    let run = stage.comes_to("late", "failed").await;
+    let run = stage.wait_for_run("late", "failed").await;
     let why = "start the job: it is a plain process, and cannot be confined there: the kernel allows no user namespaces";
     assert!(run.to_string().contains(why), "{run}");
     assert!(stage.hosts.specs.lock().is_empty());
     stage.end().await;
 }
 
-async fn an_engine_that_goes_and_comes_back_is_one_event_each_and_jobs_with_an_image_wait(ground: &Ground) {
+async fn an_engine_that_goes_and_comes_back_is_one_event_each_and_jobs_with_an_image_wait(
+    ground: &ServerFixture,
+) {
     let stage = Stage::new(ground, 1, 1).await;
     let notes = async || {
         let events = stage.server.admin("/api/events/list", json!({"limit": 100})).await;
@@ -126,24 +133,24 @@ async fn an_engine_that_goes_and_comes_back_is_one_event_each_and_jobs_with_an_i
     };
     let any = "UPDATE instances SET instance_type = replace(instance_type, '{\"name\":\"big\"', \
                '{\"runtime\":\"any\",\"name\":\"big\"')";
-    learns(&stage, any, |kind| kind["runtime"] == "any").await;
-    stage.direct(|script| {
+    wait_for_stored(&stage, any, |kind| kind["runtime"] == "any").await;
+    stage.update_script(|script| {
         script.engine = Some("connection refused");
         script.job_ends = Some(ends("done", "", Some(0)));
     });
     let look = "UPDATE instances SET due_at = NULL";
-    learns(&stage, look, |kind| kind["engine_away"] == "connection refused").await;
+    wait_for_stored(&stage, look, |kind| kind["engine_away"] == "connection refused").await;
     stage.apply("waits", json!({})).await;
     let why = "needs image busybox, and the container engine there is away: connection refused";
     stage.until("waits", "it says what it waits for", |run| run.to_string().contains(why)).await;
     assert_eq!(stage.run("waits").await["status"], "submitted");
     for _ in 0..3 {
-        learns(&stage, look, |kind| kind["engine_away"].is_string()).await;
+        wait_for_stored(&stage, look, |kind| kind["engine_away"].is_string()).await;
     }
     assert_eq!(notes().await, (1, 0));
-    stage.direct(|script| script.engine = None);
-    learns(&stage, look, |kind| kind["engine_away"].is_null()).await;
-    stage.comes_to("waits", "done").await;
+    stage.update_script(|script| script.engine = None);
+    wait_for_stored(&stage, look, |kind| kind["engine_away"].is_null()).await;
+    stage.wait_for_run("waits", "done").await;
     assert_eq!(notes().await, (1, 1));
     stage.end().await;
 }

@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 use windlass_backend::Backends;
 use windlass_server::{
-    agents::Agents,
+    agents::AgentApi,
     config::Given,
     db::{Unit, Val},
     params, pipelines,
@@ -16,28 +16,28 @@ use windlass_server::{
 use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
 
 use crate::{
-    http::{Ground, TestServer},
-    scripted_hosts::{Hosts, Script},
+    http::{ServerFixture, TestServer},
+    scripted_hosts::{HostScript, ScriptedHosts},
 };
 
 /// One server, its hosts, and what a test does to them.
 pub(crate) struct Stage {
     pub(crate) server: TestServer,
-    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) hosts: Arc<ScriptedHosts>,
     running: pipelines::Running,
 }
 
 impl Stage {
     /// A fleet `hosts` of so many idle machines with 32 CPUs, 64 GB and 4 GPUs in so many blocks.
-    pub(crate) async fn new(ground: &Ground, machines: usize, blocks: i64) -> Self {
-        Self::with_given(ground.given(), machines, blocks).await
+    pub(crate) async fn new(ground: &ServerFixture, machines: usize, blocks: i64) -> Self {
+        Self::with_settings(ground.given(), machines, blocks).await
     }
 
     /// The same with settings of its own.
-    pub(crate) async fn with_given(given: Given, machines: usize, blocks: i64) -> Self {
+    pub(crate) async fn with_settings(given: Given, machines: usize, blocks: i64) -> Self {
         let server = TestServer::start_with(given).await;
-        let hosts = Arc::new(Hosts::default());
-        let agents: Arc<dyn Agents> = Arc::clone(&hosts) as _;
+        let hosts = Arc::new(ScriptedHosts::default());
+        let agents: Arc<dyn AgentApi> = Arc::clone(&hosts) as _;
         let running = pipelines::start(&server.app, agents, Backends::default()).unwrap();
         let stage = Self { server, hosts, running };
         let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
@@ -102,7 +102,7 @@ impl Stage {
 
     /// Moves the pending run to the end of its back-off. A pass under way writes what it had read, so this is said
     /// until it was heard.
-    pub(crate) async fn back_off_is_over(&self, name: &str) {
+    pub(crate) async fn skip_backoff(&self, name: &str) {
         let sql =
             "UPDATE runs SET retry_since = submitted_at - 20000000, due_at = NULL WHERE status = 'pending'";
         let asked = Instant::now();
@@ -114,7 +114,7 @@ impl Stage {
     }
 
     /// Waits until the run's pipeline has left this request on the job.
-    pub(crate) async fn job_was_asked_to_end(&self, reason: &str) {
+    pub(crate) async fn wait_for_end_request(&self, reason: &str) {
         let sql = "SELECT end_asked FROM jobs WHERE NOT finished";
         eventually_async(&format!("the job is asked to end: {reason}"), async || {
             let rows = self.server.app.db().query(sql, vec![]).await.unwrap();
@@ -137,7 +137,7 @@ impl Stage {
         }
     }
 
-    pub(crate) fn direct(&self, change: impl FnOnce(&mut Script)) {
+    pub(crate) fn update_script(&self, change: impl FnOnce(&mut HostScript)) {
         change(&mut self.hosts.script.lock());
     }
 
@@ -171,12 +171,12 @@ impl Stage {
     }
 
     /// Waits for the run's status.
-    pub(crate) async fn comes_to(&self, name: &str, status: &str) -> Value {
+    pub(crate) async fn wait_for_run(&self, name: &str, status: &str) -> Value {
         self.until(name, status, |run| run["status"] == status).await
     }
 
     /// Waits until the latest submission is at this status.
-    pub(crate) async fn job_comes_to(&self, name: &str, status: &str) -> Value {
+    pub(crate) async fn wait_for_job(&self, name: &str, status: &str) -> Value {
         let run = self.until(name, status, |run| run["latest_job_submission"]["status"] == status).await;
         run["latest_job_submission"].clone()
     }

@@ -6,12 +6,12 @@ use parking_lot::Mutex;
 use windlass_api::agent::client::LogPart;
 use windlass_model::{id::InstanceId, time::Timestamp};
 use windlass_server::{
-    agents::{AgentError, Agents, Call},
+    agents::{AgentApi, AgentError, Call},
     db::Db,
     logs::{
         Log, Range, Store,
         archive::Archive,
-        copy::{self, CUT, Copier, CopyError, Limits, PIECE_BYTES_MAX, Progress, catch_up},
+        copy::{self, CHUNK_BYTES_MAX, CopyError, Limits, LogCopier, Progress, TRUNCATION_NOTICE, catch_up},
         files::Files,
     },
 };
@@ -19,26 +19,26 @@ use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
     logs::{log, random_id},
-    scripted_hosts::Hosts,
+    scripted_hosts::ScriptedHosts,
 };
 
 /// A host that tells the truth about these bytes.
-fn honest(bytes: Vec<u8>, is_complete: bool) -> Hosts {
-    Hosts::with_log(move |offset, limit| Ok(part(&bytes, offset, limit, is_complete)))
+fn hosts_with_log(bytes: Vec<u8>, is_complete: bool) -> ScriptedHosts {
+    ScriptedHosts::with_log(move |offset, limit| Ok(log_part(&bytes, offset, limit, is_complete)))
 }
 
-fn part(bytes: &[u8], offset: u64, limit: usize, is_complete: bool) -> LogPart {
+fn log_part(bytes: &[u8], offset: u64, limit: usize, is_complete: bool) -> LogPart {
     let rest = bytes.get(offset as usize..).unwrap_or_default();
     LogPart { bytes: rest[..rest.len().min(limit)].to_vec().into(), end: bytes.len() as u64, is_complete }
 }
 
-struct Kept {
+struct CopyTestEnv {
     archive: Arc<Archive>,
     log: Log,
     _home: TempDir,
 }
 
-impl Kept {
+impl CopyTestEnv {
     fn new() -> Self {
         let home = temp_dir("logs").unwrap();
         let archive = Arc::new(Archive::new(Arc::new(Files::new(home.path().to_owned()))));
@@ -49,7 +49,7 @@ impl Kept {
         Call { instance: InstanceId(random_id()), submission: self.log.submission, epoch: 1 }
     }
 
-    async fn copy(&self, host: &Hosts, limits: Limits) -> Result<Progress, CopyError> {
+    async fn copy(&self, host: &ScriptedHosts, limits: Limits) -> Result<Progress, CopyError> {
         catch_up(&self.archive, host, self.call(), &self.log, Timestamp(5), limits).await
     }
 
@@ -66,7 +66,7 @@ impl Kept {
     }
 }
 
-fn noise(len: usize) -> Vec<u8> {
+fn random_bytes(len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     getrandom::fill(&mut bytes).unwrap();
     bytes
@@ -74,58 +74,60 @@ fn noise(len: usize) -> Vec<u8> {
 
 #[tokio::test]
 async fn o1_a_log_is_copied_byte_for_byte_and_a_second_copy_adds_nothing() {
-    let (kept, whole) = (Kept::new(), noise(3 * PIECE_BYTES_MAX + 17));
-    let host = honest(whole.clone(), false);
+    let (kept, whole) = (CopyTestEnv::new(), random_bytes(3 * CHUNK_BYTES_MAX + 17));
+    let host = hosts_with_log(whole.clone(), false);
     let end = whole.len() as u64;
     let progress = kept.copy(&host, Limits::default()).await.unwrap();
     assert_eq!(progress, Progress { end, complete: false, more: false });
-    let host = honest(whole.clone(), true);
+    let host = hosts_with_log(whole.clone(), true);
     let progress = kept.copy(&host, Limits::default()).await.unwrap();
     assert_eq!(progress, Progress { end, complete: true, more: false });
-    assert_eq!(*host.log_reads.lock(), [(end, PIECE_BYTES_MAX)], "only what is new is asked for");
+    assert_eq!(*host.log_reads.lock(), [(end, CHUNK_BYTES_MAX)], "only what is new is asked for");
     assert!(kept.bytes().await == whole);
-    assert_eq!(kept.archive.open_logs(), 0);
+    assert_eq!(kept.archive.open_log_count(), 0);
 }
 
 #[tokio::test]
 async fn a_call_stops_at_its_bounds_and_the_next_goes_on_from_there() {
-    let (kept, whole) = (Kept::new(), noise(5 * PIECE_BYTES_MAX));
-    let host = honest(whole.clone(), true);
-    let limits = Limits { bytes: 2 * PIECE_BYTES_MAX as u64, ..Limits::default() };
+    let (kept, whole) = (CopyTestEnv::new(), random_bytes(5 * CHUNK_BYTES_MAX));
+    let host = hosts_with_log(whole.clone(), true);
+    let limits = Limits { bytes: 2 * CHUNK_BYTES_MAX as u64, ..Limits::default() };
     let first = kept.copy(&host, limits).await.unwrap();
-    assert_eq!(first, Progress { end: 2 * PIECE_BYTES_MAX as u64, complete: false, more: true });
+    assert_eq!(first, Progress { end: 2 * CHUNK_BYTES_MAX as u64, complete: false, more: true });
     let in_no_time = Limits { time: Duration::ZERO, ..Limits::default() };
     let second = kept.copy(&host, in_no_time).await.unwrap();
-    assert_eq!(second, Progress { end: 3 * PIECE_BYTES_MAX as u64, complete: false, more: true });
+    assert_eq!(second, Progress { end: 3 * CHUNK_BYTES_MAX as u64, complete: false, more: true });
     assert!(kept.copy(&host, Limits::default()).await.unwrap().complete);
     assert!(kept.bytes().await == whole);
 }
 
 #[tokio::test]
 async fn a_host_that_promises_terabytes_and_brings_nothing_is_asked_once() {
-    let kept = Kept::new();
-    let host =
-        Hosts::with_log(|_, _| Ok(LogPart { bytes: Vec::new().into(), end: 1 << 42, is_complete: false }));
+    let kept = CopyTestEnv::new();
+    let host = ScriptedHosts::with_log(|_, _| {
+        Ok(LogPart { bytes: Vec::new().into(), end: 1 << 42, is_complete: false })
+    });
     let progress = kept.copy(&host, Limits::default()).await.unwrap();
     assert_eq!(
         (progress, host.log_reads.lock().len()),
         (Progress { end: 0, complete: false, more: true }, 1)
     );
-    let host =
-        Hosts::with_log(|_, _| Ok(LogPart { bytes: Vec::new().into(), end: u64::MAX, is_complete: true }));
+    let host = ScriptedHosts::with_log(|_, _| {
+        Ok(LogPart { bytes: Vec::new().into(), end: u64::MAX, is_complete: true })
+    });
     let progress = kept.copy(&host, Limits::default()).await.unwrap();
     assert!(!progress.complete, "what it says it has is not here");
 }
 
 #[tokio::test]
 async fn a_host_that_never_ends_is_cut_off_and_the_log_says_so() {
-    let kept = Kept::new();
-    let host = Hosts::with_log(|_, limit| {
+    let kept = CopyTestEnv::new();
+    let host = ScriptedHosts::with_log(|_, limit| {
         Ok(LogPart { bytes: vec![b'x'; limit * 2].into(), end: u64::MAX, is_complete: false })
     });
     let limits = Limits { kept: 1_000_000, ..Limits::default() };
     let progress = kept.copy(&host, limits).await.unwrap();
-    let end = 1_000_000 + CUT.len() as u64;
+    let end = 1_000_000 + TRUNCATION_NOTICE.len() as u64;
     assert_eq!(progress, Progress { end, complete: true, more: false });
     let asked = host.log_reads.lock().len();
     assert!(asked <= 6, "{asked} reads");
@@ -133,13 +135,13 @@ async fn a_host_that_never_ends_is_cut_off_and_the_log_says_so() {
     assert_eq!(host.log_reads.lock().len(), asked, "a full log is not asked for");
     let bytes = kept.bytes().await;
     assert!(bytes[..1_000_000].iter().all(|byte| *byte == b'x'));
-    assert_eq!(&bytes[1_000_000..], CUT);
+    assert_eq!(&bytes[1_000_000..], TRUNCATION_NOTICE);
 }
 
 #[tokio::test]
 async fn a_log_that_is_just_as_long_as_allowed_is_whole() {
-    let (kept, whole) = (Kept::new(), noise(1000));
-    let host = honest(whole.clone(), true);
+    let (kept, whole) = (CopyTestEnv::new(), random_bytes(1000));
+    let host = hosts_with_log(whole.clone(), true);
     let limits = Limits { kept: 1000, ..Limits::default() };
     assert!(kept.copy(&host, limits).await.unwrap().complete);
     assert!(kept.copy(&host, limits).await.unwrap().complete);
@@ -148,44 +150,44 @@ async fn a_log_that_is_just_as_long_as_allowed_is_whole() {
 
 #[tokio::test]
 async fn more_bytes_than_were_asked_for_are_left() {
-    let kept = Kept::new();
-    let host = Hosts::with_log(|offset, limit| {
-        let end = 2 * PIECE_BYTES_MAX as u64;
+    let kept = CopyTestEnv::new();
+    let host = ScriptedHosts::with_log(|offset, limit| {
+        let end = 2 * CHUNK_BYTES_MAX as u64;
         Ok(LogPart { bytes: vec![(offset >> 18) as u8; limit * 3].into(), end, is_complete: true })
     });
     let progress = kept.copy(&host, Limits::default()).await.unwrap();
-    assert_eq!(progress, Progress { end: 2 * PIECE_BYTES_MAX as u64, complete: true, more: false });
+    assert_eq!(progress, Progress { end: 2 * CHUNK_BYTES_MAX as u64, complete: true, more: false });
     let bytes = kept.bytes().await;
-    let (first, second) = bytes.split_at(PIECE_BYTES_MAX);
+    let (first, second) = bytes.split_at(CHUNK_BYTES_MAX);
     assert!(first.iter().all(|byte| *byte == 0) && second.iter().all(|byte| *byte == 1));
 }
 
 #[tokio::test]
 async fn a_log_that_shrank_on_its_host_keeps_what_was_read() {
-    let (kept, whole) = (Kept::new(), noise(5000));
-    kept.copy(&honest(whole.clone(), false), Limits::default()).await.unwrap();
-    let shrunk = honest(whole[..100].to_vec(), false);
+    let (kept, whole) = (CopyTestEnv::new(), random_bytes(5000));
+    kept.copy(&hosts_with_log(whole.clone(), false), Limits::default()).await.unwrap();
+    let shrunk = hosts_with_log(whole[..100].to_vec(), false);
     let progress = kept.copy(&shrunk, Limits::default()).await.unwrap();
     assert_eq!(
         (progress, shrunk.log_reads.lock().len()),
         (Progress { end: 5000, complete: false, more: false }, 1)
     );
-    assert!(kept.copy(&honest(Vec::new(), true), Limits::default()).await.unwrap().complete);
+    assert!(kept.copy(&hosts_with_log(Vec::new(), true), Limits::default()).await.unwrap().complete);
     assert!(kept.bytes().await == whole);
 }
 
 #[tokio::test]
 async fn a_host_that_fails_in_the_middle_loses_nothing() {
-    let (kept, whole) = (Kept::new(), noise(4 * PIECE_BYTES_MAX));
+    let (kept, whole) = (CopyTestEnv::new(), random_bytes(4 * CHUNK_BYTES_MAX));
     let said = whole.clone();
     let calls = Mutex::new(0);
-    let host = Hosts::with_log(move |offset, limit| {
+    let host = ScriptedHosts::with_log(move |offset, limit| {
         let mut calls = calls.lock();
         *calls += 1;
         if *calls % 2 == 0 {
             return Err(AgentError::silent(InstanceId(random_id())));
         }
-        Ok(part(&said, offset, limit, true))
+        Ok(log_part(&said, offset, limit, true))
     });
     let mut failures = 0;
     loop {
@@ -202,15 +204,15 @@ async fn a_host_that_fails_in_the_middle_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn replicas_that_copy_the_same_log_at_once_make_one_log() {
-    let (kept, whole) = (Kept::new(), noise(40 * PIECE_BYTES_MAX + 5));
-    let host = Arc::new(honest(whole.clone(), true));
+    let (kept, whole) = (CopyTestEnv::new(), random_bytes(40 * CHUNK_BYTES_MAX + 5));
+    let host = Arc::new(hosts_with_log(whole.clone(), true));
     // Each replica is a process of its own: it knows nothing of the others' copies.
     let copies: Vec<_> = (0..4)
         .map(|_| {
             let replica = Archive::new(Arc::clone(&kept.archive) as Arc<dyn Store>);
             let (host, call, log) = (Arc::clone(&host), kept.call(), kept.log);
             tokio::spawn(async move {
-                let limits = Limits { bytes: 3 * PIECE_BYTES_MAX as u64, ..Limits::default() };
+                let limits = Limits { bytes: 3 * CHUNK_BYTES_MAX as u64, ..Limits::default() };
                 while !catch_up(&replica, &*host, call, &log, Timestamp(1), limits).await.unwrap().complete {}
             })
         })
@@ -223,13 +225,13 @@ async fn replicas_that_copy_the_same_log_at_once_make_one_log() {
 
 #[tokio::test]
 async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
-    let (kept, whole) = (Kept::new(), noise(1000));
-    let mut host = honest(whole.clone(), false);
+    let (kept, whole) = (CopyTestEnv::new(), random_bytes(1000));
+    let mut host = hosts_with_log(whole.clone(), false);
     host.log_pause = Duration::from_millis(50);
     let host = Arc::new(host);
-    let agents: Arc<dyn Agents> = Arc::clone(&host) as Arc<dyn Agents>;
+    let agents: Arc<dyn AgentApi> = Arc::clone(&host) as Arc<dyn AgentApi>;
     let db = Db::open_inline(Arc::new(|| 7), 1).unwrap();
-    let copier = Copier::new(Arc::clone(&kept.archive), db);
+    let copier = LogCopier::new(Arc::clone(&kept.archive), db);
     let call = kept.call();
     for _ in 0..1000 {
         copier.heard(&agents, call, kept.log);
@@ -245,19 +247,19 @@ async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
         copier.heard(&agents, call, kept.log);
     }
     let idle = async {
-        while kept.archive.open_logs() > 0 {
+        while kept.archive.open_log_count() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(10), idle).await.unwrap();
     assert!(kept.bytes().await == whole);
     // The first look brings all that the host has, the second finds that there is no more.
-    assert_eq!(*host.log_reads.lock(), [(0, PIECE_BYTES_MAX), (1000, PIECE_BYTES_MAX)]);
+    assert_eq!(*host.log_reads.lock(), [(0, CHUNK_BYTES_MAX), (1000, CHUNK_BYTES_MAX)]);
 }
 
 #[test]
 fn what_one_call_takes_fits_what_one_log_may_have() {
     assert!(
-        (copy::PIECE_BYTES_MAX as u64) < copy::CALL_BYTES_MAX && copy::CALL_BYTES_MAX < copy::LOG_BYTES_MAX
+        (copy::CHUNK_BYTES_MAX as u64) < copy::CALL_BYTES_MAX && copy::CALL_BYTES_MAX < copy::LOG_BYTES_MAX
     );
 }

@@ -7,20 +7,20 @@ use windlass_server::{
     logs::{
         Log, LogError, Piece, Range, Store, Stream,
         files::Files,
-        objects::{Bucket, Objects, dir::Dir},
+        objects::{Bucket, ObjectLogStore, dir::Dir},
     },
 };
 use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
-    fake_s3::{FakeS3, Shop},
+    fake_s3::{FakeS3, FakeS3State},
     http::TestServer,
-    logs::{ALL, log, text},
-    real_s3::{Over, RealS3},
+    logs::{FULL_RANGE, log, text},
+    real_s3::{RealS3, S3Transport},
 };
 
 /// Where stores of one test keep their logs; each store is a process of its own.
-enum Ground {
+enum StoreFixture {
     Files(TempDir),
     Dir(TempDir),
     S3(FakeS3),
@@ -28,13 +28,13 @@ enum Ground {
     RealS3(Box<RealS3>),
 }
 
-impl Ground {
+impl StoreFixture {
     fn store(&self) -> Arc<dyn Store> {
         match self {
             Self::Files(home) => Arc::new(Files::new(home.path().to_owned())),
-            Self::Dir(home) => Arc::new(Objects::new(Arc::new(Dir::new(home.path().to_owned())))),
-            Self::S3(fake) => Arc::new(Objects::new(Arc::new(fake.bucket()))),
-            Self::RealS3(real) => Arc::new(Objects::new(Arc::new(real.bucket()))),
+            Self::Dir(home) => Arc::new(ObjectLogStore::new(Arc::new(Dir::new(home.path().to_owned())))),
+            Self::S3(fake) => Arc::new(ObjectLogStore::new(Arc::new(fake.bucket()))),
+            Self::RealS3(real) => Arc::new(ObjectLogStore::new(Arc::new(real.bucket()))),
         }
     }
 }
@@ -44,25 +44,25 @@ macro_rules! on_all {
         mod files {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name(&super::Ground::Files(super::temp_dir("logs").unwrap())).await;
+                super::$name(&super::StoreFixture::Files(super::temp_dir("logs").unwrap())).await;
             })*
         }
         mod dir {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name(&super::Ground::Dir(super::temp_dir("logs").unwrap())).await;
+                super::$name(&super::StoreFixture::Dir(super::temp_dir("logs").unwrap())).await;
             })*
         }
         mod s3 {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name(&super::Ground::S3(super::FakeS3::start(super::Shop::default()).await)).await;
+                super::$name(&super::StoreFixture::S3(super::FakeS3::start(super::FakeS3State::default()).await)).await;
             })*
         }
         /// One store for all: it takes seconds to start.
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn an_object_store_of_somebody_else_does_all_of_it_over_tls() {
-            let ground = Ground::RealS3(Box::new(RealS3::start(Over::Tls).await));
+            let ground = StoreFixture::RealS3(Box::new(RealS3::start(S3Transport::Tls).await));
             $($name(&ground).await;)*
         }
     };
@@ -79,68 +79,71 @@ on_all! {
 }
 
 /// Appends as a piece of its own.
-async fn put(store: &dyn Store, log: &Log, offset: u64, at: i64, bytes: &[u8]) -> u64 {
+async fn append_chunk(store: &dyn Store, log: &Log, offset: u64, at: i64, bytes: &[u8]) -> u64 {
     let end = store.append(log, offset, at, bytes).await.unwrap();
     store.sync(log).await.unwrap();
     end
 }
 
-async fn o1_repeats_add_nothing_and_gaps_are_refused(ground: &Ground) {
+async fn o1_repeats_add_nothing_and_gaps_are_refused(ground: &StoreFixture) {
     let (store, log) = (ground.store(), log());
     assert_eq!(store.end(&log).await.unwrap(), 0);
-    assert!(store.read(&log, ALL).await.unwrap().is_empty());
-    assert_eq!(put(&*store, &log, 0, 10, b"hello ").await, 6);
-    assert_eq!(put(&*store, &log, 0, 11, b"hello ").await, 6);
-    assert_eq!(put(&*store, &log, 3, 12, b"lo world").await, 11);
+    assert!(store.read(&log, FULL_RANGE).await.unwrap().is_empty());
+    assert_eq!(append_chunk(&*store, &log, 0, 10, b"hello ").await, 6);
+    assert_eq!(append_chunk(&*store, &log, 0, 11, b"hello ").await, 6);
+    assert_eq!(append_chunk(&*store, &log, 3, 12, b"lo world").await, 11);
     let gap = store.append(&log, 12, 13, b"!").await.unwrap_err();
     assert!(matches!(gap, LogError::Gap { offset: 12, end: 11 }), "{gap}");
-    let pieces = store.read(&log, ALL).await.unwrap();
+    let pieces = store.read(&log, FULL_RANGE).await.unwrap();
     assert_eq!(text(&pieces), "hello world");
     assert_eq!(pieces.iter().map(|piece| (piece.offset, piece.at)).collect::<Vec<_>>(), [(0, 10), (6, 12)]);
     // Both streams of a job are logs of their own.
     let runner = Log { stream: Stream::Runner, ..log };
     assert_eq!(store.end(&runner).await.unwrap(), 0);
-    assert_eq!(put(&*store, &runner, 0, 1, b"r").await, 1);
+    assert_eq!(append_chunk(&*store, &runner, 0, 1, b"r").await, 1);
     assert_eq!(ground.store().end(&log).await.unwrap(), 11);
 }
 
-async fn ranges_are_read_by_offset_and_by_time_in_both_directions(ground: &Ground) {
+async fn ranges_are_read_by_offset_and_by_time_in_both_directions(ground: &StoreFixture) {
     let (store, log) = (ground.store(), log());
     for n in 0..20_u64 {
-        put(&*store, &log, n * 3, 100 + n.cast_signed(), format!("{n:02};").as_bytes()).await;
+        append_chunk(&*store, &log, n * 3, 100 + n.cast_signed(), format!("{n:02};").as_bytes()).await;
     }
     for store in [store, ground.store()] {
         let read = async |range| text(&store.read(&log, range).await.unwrap());
-        assert_eq!(read(Range { pieces_max: 3, ..ALL }).await, "00;01;02;");
-        assert_eq!(read(Range { from: Some(9), pieces_max: 2, ..ALL }).await, "03;04;");
-        assert_eq!(read(Range { from: Some(10), pieces_max: 2, ..ALL }).await, "3;04;");
-        assert_eq!(read(Range { from: Some(10), bytes_max: 1, ..ALL }).await, "3");
-        assert_eq!(read(Range { descending: true, pieces_max: 2, ..ALL }).await, "19;18;");
-        assert_eq!(read(Range { descending: true, from: Some(57), pieces_max: 2, ..ALL }).await, "18;17;");
-        assert_eq!(read(Range { after: Some(102), until: Some(105), ..ALL }).await, "03;04;05;");
-        assert_eq!(read(Range { after: Some(117), descending: true, ..ALL }).await, "19;18;");
-        assert_eq!(read(Range { bytes_max: 7, ..ALL }).await, "00;01;");
-        assert_eq!(read(Range { after: Some(999), ..ALL }).await, "");
-        assert_eq!(read(Range { from: Some(60), ..ALL }).await, "");
+        assert_eq!(read(Range { pieces_max: 3, ..FULL_RANGE }).await, "00;01;02;");
+        assert_eq!(read(Range { from: Some(9), pieces_max: 2, ..FULL_RANGE }).await, "03;04;");
+        assert_eq!(read(Range { from: Some(10), pieces_max: 2, ..FULL_RANGE }).await, "3;04;");
+        assert_eq!(read(Range { from: Some(10), bytes_max: 1, ..FULL_RANGE }).await, "3");
+        assert_eq!(read(Range { descending: true, pieces_max: 2, ..FULL_RANGE }).await, "19;18;");
+        assert_eq!(
+            read(Range { descending: true, from: Some(57), pieces_max: 2, ..FULL_RANGE }).await,
+            "18;17;"
+        );
+        assert_eq!(read(Range { after: Some(102), until: Some(105), ..FULL_RANGE }).await, "03;04;05;");
+        assert_eq!(read(Range { after: Some(117), descending: true, ..FULL_RANGE }).await, "19;18;");
+        assert_eq!(read(Range { bytes_max: 7, ..FULL_RANGE }).await, "00;01;");
+        assert_eq!(read(Range { after: Some(999), ..FULL_RANGE }).await, "");
+        assert_eq!(read(Range { from: Some(60), ..FULL_RANGE }).await, "");
     }
 }
 
-async fn what_was_appended_is_read_at_once_and_elsewhere_after_a_sync(ground: &Ground) {
+async fn what_was_appended_is_read_at_once_and_elsewhere_after_a_sync(ground: &StoreFixture) {
     let (here, there, log) = (ground.store(), ground.store(), log());
-    put(&*here, &log, 0, 1, b"one ").await;
+    append_chunk(&*here, &log, 0, 1, b"one ").await;
     here.append(&log, 4, 2, b"two").await.unwrap();
-    assert_eq!(text(&here.read(&log, ALL).await.unwrap()), "one two");
+    assert_eq!(text(&here.read(&log, FULL_RANGE).await.unwrap()), "one two");
     assert_eq!(here.end(&log).await.unwrap(), 7);
     here.sync(&log).await.unwrap();
     assert_eq!(there.end(&log).await.unwrap(), 7);
-    assert_eq!(text(&there.read(&log, ALL).await.unwrap()), "one two");
+    assert_eq!(text(&there.read(&log, FULL_RANGE).await.unwrap()), "one two");
     // One that thought it knew the end goes on behind what came since.
-    put(&*here, &log, 7, 3, b" three").await;
-    assert_eq!(put(&*there, &log, 4, 4, b"two three four").await, 18);
-    assert_eq!(text(&there.read(&log, ALL).await.unwrap()), "one two three four");
+    append_chunk(&*here, &log, 7, 3, b" three").await;
+    assert_eq!(append_chunk(&*there, &log, 4, 4, b"two three four").await, 18);
+    assert_eq!(text(&there.read(&log, FULL_RANGE).await.unwrap()), "one two three four");
 }
 
-async fn o1_writers_in_several_processes_make_one_log(ground: &Ground) {
+async fn o1_writers_in_several_processes_make_one_log(ground: &StoreFixture) {
     let log = log();
     let whole: Arc<Vec<u8>> = Arc::new((0..40_000_u32).flat_map(u32::to_be_bytes).collect());
     let writers: Vec<_> = [700_usize, 3000, 11_000, 50_000]
@@ -170,15 +173,15 @@ async fn o1_writers_in_several_processes_make_one_log(ground: &Ground) {
     for writer in writers {
         writer.await.unwrap();
     }
-    let pieces: Vec<Piece> = ground.store().read(&log, ALL).await.unwrap();
+    let pieces: Vec<Piece> = ground.store().read(&log, FULL_RANGE).await.unwrap();
     assert!(pieces.iter().flat_map(|piece| &piece.bytes).eq(whole.iter()));
 }
 
-async fn o1_a_process_that_dies_between_leaves_a_log_that_can_be_made_whole(ground: &Ground) {
+async fn o1_a_process_that_dies_between_leaves_a_log_that_can_be_made_whole(ground: &StoreFixture) {
     let log = log();
     let whole: Vec<u8> = (0..3_000_000_u32).map(|n| (n % 251) as u8).collect();
     let store = ground.store();
-    put(&*store, &log, 0, 1, &whole[..1000]).await;
+    append_chunk(&*store, &log, 0, 1, &whole[..1000]).await;
     let mut end = 1000;
     for part in whole[1000..2_500_000].chunks(200_000) {
         end = store.append(&log, end, 2, part).await.unwrap();
@@ -193,61 +196,61 @@ async fn o1_a_process_that_dies_between_leaves_a_log_that_can_be_made_whole(grou
         end = next.append(&log, end, 3, &whole[end as usize..until]).await.unwrap();
     }
     next.sync(&log).await.unwrap();
-    let pieces = ground.store().read(&log, ALL).await.unwrap();
+    let pieces = ground.store().read(&log, FULL_RANGE).await.unwrap();
     assert!(pieces.iter().flat_map(|piece| &piece.bytes).eq(whole.iter()));
 }
 
-async fn removing_a_run_removes_its_logs_and_no_others(ground: &Ground) {
+async fn removing_a_run_removes_its_logs_and_no_others(ground: &StoreFixture) {
     let (store, elsewhere, old) = (ground.store(), ground.store(), log());
     let kept = Log { project: old.project, ..log() };
     for log in [&old, &kept] {
         for n in 0..10 {
-            put(&*store, log, n, 1, b"x").await;
+            append_chunk(&*store, log, n, 1, b"x").await;
         }
     }
-    assert_eq!(elsewhere.read(&old, ALL).await.unwrap().len(), 10);
+    assert_eq!(elsewhere.read(&old, FULL_RANGE).await.unwrap().len(), 10);
     store.remove(old.project, old.run).await.unwrap();
     store.remove(old.project, old.run).await.unwrap();
     assert_eq!(store.end(&old).await.unwrap(), 0);
-    assert!(elsewhere.read(&old, ALL).await.unwrap().is_empty(), "also where it was known");
-    assert_eq!(text(&store.read(&kept, ALL).await.unwrap()), "xxxxxxxxxx");
+    assert!(elsewhere.read(&old, FULL_RANGE).await.unwrap().is_empty(), "also where it was known");
+    assert_eq!(text(&store.read(&kept, FULL_RANGE).await.unwrap()), "xxxxxxxxxx");
     // A log may begin again under the same name.
-    assert_eq!(put(&*store, &old, 0, 1, b"again").await, 5);
+    assert_eq!(append_chunk(&*store, &old, 0, 1, b"again").await, 5);
     assert_eq!(ground.store().end(&old).await.unwrap(), 5);
 }
 
-async fn a_store_that_settles_has_written_everything(ground: &Ground) {
+async fn a_store_that_settles_has_written_everything(ground: &StoreFixture) {
     let (here, logs) = (ground.store(), [log(), log(), log()]);
     for log in &logs {
         here.append(log, 0, 1, b"gathered").await.unwrap();
     }
     here.settle().await.unwrap();
     for log in &logs {
-        assert_eq!(text(&ground.store().read(log, ALL).await.unwrap()), "gathered");
+        assert_eq!(text(&ground.store().read(log, FULL_RANGE).await.unwrap()), "gathered");
     }
     here.settle().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stops_writes_what_it_had_gathered() {
-    let (ground, shared, log) = (crate::http::Ground::sqlite(), temp_dir("logs").unwrap(), log());
+    let (ground, shared, log) = (crate::http::ServerFixture::sqlite(), temp_dir("logs").unwrap(), log());
     let place = Some(format!("dir:{}", shared.path().display()));
     let server = TestServer::start_with(Given { log_store: place, ..ground.given() }).await;
     server.app.logs().append(&log, 0, 1, b"last words").await.unwrap();
     server.stop().await;
-    let elsewhere = Objects::new(Arc::new(Dir::new(shared.path().to_owned())));
-    assert_eq!(text(&elsewhere.read(&log, ALL).await.unwrap()), "last words");
+    let elsewhere = ObjectLogStore::new(Arc::new(Dir::new(shared.path().to_owned())));
+    assert_eq!(text(&elsewhere.read(&log, FULL_RANGE).await.unwrap()), "last words");
 }
 
 #[tokio::test]
 async fn a_real_object_store_knows_our_signatures_from_others() {
-    let real = RealS3::start(Over::Tcp).await;
+    let real = RealS3::start(S3Transport::Tcp).await;
     real.bucket().check().await.unwrap();
     let wrong = real.bucket_with("a wrong secret").check().await.unwrap_err().to_string();
     assert!(wrong.contains("403") && wrong.contains("SignatureDoesNotMatch"), "{wrong}");
-    let (store, log) = (Objects::new(Arc::new(real.bucket())), log());
+    let (store, log) = (ObjectLogStore::new(Arc::new(real.bucket())), log());
     for n in 0..3 {
-        put(&store, &log, n * 5, 1, b"piece").await;
+        append_chunk(&store, &log, n * 5, 1, b"piece").await;
     }
     // What another client, with the same key, says is there.
     let name = format!("a/b/{}/{}/{}/job/", log.project, log.run, log.submission);
@@ -257,25 +260,25 @@ async fn a_real_object_store_knows_our_signatures_from_others() {
 
 #[tokio::test]
 async fn a_certificate_that_nobody_vouches_for_is_refused() {
-    let real = RealS3::start(Over::Tls).await;
+    let real = RealS3::start(S3Transport::Tls).await;
     let error = real.bucket_trusting("/etc/ssl/certs/ca-certificates.crt").check().await.unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
 }
 
 #[tokio::test]
 async fn an_object_store_that_stumbles_loses_and_doubles_nothing() {
-    let fake = FakeS3::start(Shop::default()).await;
-    let (store, log) = (Objects::new(Arc::new(fake.bucket())), log());
+    let fake = FakeS3::start(FakeS3State::default()).await;
+    let (store, log) = (ObjectLogStore::new(Arc::new(fake.bucket())), log());
     let mut whole = Vec::new();
     for n in 0..30_u64 {
         fake.shop.fail_before.store((n % 3) as usize, Ordering::SeqCst);
         // Done, and the answer lost: it is sent again and finds itself there.
         fake.shop.fail_after.store((n % 2) as usize, Ordering::SeqCst);
         let part = vec![n as u8; 100];
-        put(&store, &log, whole.len() as u64, 1, &part).await;
+        append_chunk(&store, &log, whole.len() as u64, 1, &part).await;
         whole.extend(part);
     }
-    let pieces = Objects::new(Arc::new(fake.bucket())).read(&log, ALL).await.unwrap();
+    let pieces = ObjectLogStore::new(Arc::new(fake.bucket())).read(&log, FULL_RANGE).await.unwrap();
     assert!(pieces.iter().flat_map(|piece| &piece.bytes).eq(&whole));
     fake.shop.fail_before.store(100, Ordering::SeqCst);
     let error = store.end(&log).await.unwrap_err();
@@ -285,12 +288,12 @@ async fn an_object_store_that_stumbles_loses_and_doubles_nothing() {
 
 #[tokio::test]
 async fn a_store_that_cannot_be_used_says_so_at_the_start() {
-    let fake = FakeS3::start(Shop::default()).await;
+    let fake = FakeS3::start(FakeS3State::default()).await;
     fake.bucket().check().await.unwrap();
     assert!(fake.bucket().list("check/", None).await.unwrap().objects.is_empty(), "nothing is left behind");
     let error = fake.bucket_with("a wrong secret").check().await.unwrap_err().to_string();
     assert!(error.contains("403") && error.contains("SignatureDoesNotMatch"), "{error}");
-    let careless = FakeS3::start(Shop { ignores_conditions: true, ..Shop::default() }).await;
+    let careless = FakeS3::start(FakeS3State { ignores_conditions: true, ..FakeS3State::default() }).await;
     let error = careless.bucket().check().await.unwrap_err().to_string();
     assert!(error.contains("If-None-Match"), "{error}");
 }
@@ -298,13 +301,13 @@ async fn a_store_that_cannot_be_used_says_so_at_the_start() {
 #[tokio::test]
 async fn a_damaged_object_is_reported_and_not_invented() {
     let home = temp_dir("logs").unwrap();
-    let (store, log) = (Objects::new(Arc::new(Dir::new(home.path().to_owned()))), log());
-    put(&store, &log, 0, 1, b"precious").await;
+    let (store, log) = (ObjectLogStore::new(Arc::new(Dir::new(home.path().to_owned()))), log());
+    append_chunk(&store, &log, 0, 1, b"precious").await;
     let name = format!("{}/{}/{}/job/{:016x}", log.project, log.run, log.submission, 0);
     let mut bytes = std::fs::read(home.path().join(&name)).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(home.path().join(&name), bytes).unwrap();
-    let error = store.read(&log, ALL).await.unwrap_err();
+    let error = store.read(&log, FULL_RANGE).await.unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(cause, "the piece at 0 is damaged");
 }

@@ -9,7 +9,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::{net::TcpStream, time::timeout};
 use windlass_api::{
-    client::Client,
+    client::ApiClient,
     log_stream::{LogStream, News},
     logs::StreamRequest,
 };
@@ -22,7 +22,7 @@ use windlass_server::{
 };
 use windlass_testkit::wait::WITHIN;
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
 
 on_both! {
     o4_hundreds_of_readers_see_the_same_bytes_and_the_end
@@ -35,13 +35,13 @@ on_both! {
 }
 
 /// A server with a run and its log.
-pub(crate) struct Scene {
+pub(crate) struct LogTestEnv {
     pub(crate) server: TestServer,
     pub(crate) log: Log,
 }
 
-impl Scene {
-    pub(crate) async fn new(ground: &Ground) -> Self {
+impl LogTestEnv {
+    pub(crate) async fn new(ground: &ServerFixture) -> Self {
         let server = ground.start().await;
         let run = json!({ "run_name": "train-1", "configuration": { "type": "task", "commands": ["true"] } });
         let plan = json!({ "plan": { "run_spec": run }, "force": false });
@@ -63,8 +63,8 @@ impl Scene {
         }
     }
 
-    pub(crate) async fn stream_as(&self, token: &str, asked: &StreamRequest) -> LogStream {
-        let client = Client::new(&format!("http://{}", self.server.authority), Some(token)).unwrap();
+    pub(crate) async fn open_stream(&self, token: &str, asked: &StreamRequest) -> LogStream {
+        let client = ApiClient::new(&format!("http://{}", self.server.authority), Some(token)).unwrap();
         client.stream_logs("main", asked).await.unwrap()
     }
 
@@ -82,7 +82,7 @@ impl Scene {
 }
 
 /// Reads to the end: the bytes, and what the end says.
-async fn read(stream: &mut LogStream) -> (Vec<u8>, News) {
+async fn read_to_end(stream: &mut LogStream) -> (Vec<u8>, News) {
     let mut bytes = Vec::new();
     let reading = async {
         loop {
@@ -99,7 +99,7 @@ async fn read(stream: &mut LogStream) -> (Vec<u8>, News) {
     (bytes, end)
 }
 
-fn failed() -> News {
+fn failed_end() -> News {
     News::End {
         status: "failed".into(),
         exit_status: Some(3),
@@ -107,18 +107,18 @@ fn failed() -> News {
     }
 }
 
-async fn o4_hundreds_of_readers_see_the_same_bytes_and_the_end(ground: &Ground) {
-    let scene = Arc::new(Scene::new(ground).await);
+async fn o4_hundreds_of_readers_see_the_same_bytes_and_the_end(ground: &ServerFixture) {
+    let scene = Arc::new(LogTestEnv::new(ground).await);
     let mut end = scene.write(0, b"before anybody came\n").await;
     let mut readers = Vec::new();
     for _ in 0..200 {
-        let mut stream = scene.stream_as(ADMIN, &scene.asked()).await;
-        readers.push(tokio::spawn(async move { read(&mut stream).await }));
+        let mut stream = scene.open_stream(ADMIN, &scene.asked()).await;
+        readers.push(tokio::spawn(async move { read_to_end(&mut stream).await }));
     }
     // Nobody reads these: they hold up neither the writer nor the others.
     let mut asleep = Vec::new();
     for _ in 0..20 {
-        asleep.push(scene.stream_as(ADMIN, &scene.asked()).await);
+        asleep.push(scene.open_stream(ADMIN, &scene.asked()).await);
     }
     let mut whole = b"before anybody came\n".to_vec();
     for n in 0..40_u8 {
@@ -130,19 +130,19 @@ async fn o4_hundreds_of_readers_see_the_same_bytes_and_the_end(ground: &Ground) 
     for reader in readers {
         let (bytes, said) = reader.await.unwrap();
         assert!(bytes == whole);
-        assert_eq!(said, failed());
+        assert_eq!(said, failed_end());
     }
     for mut stream in asleep {
-        assert!(read(&mut stream).await.0 == whole);
+        assert!(read_to_end(&mut stream).await.0 == whole);
     }
     let scene = Arc::into_inner(scene).unwrap();
     let app = scene.server.app.clone();
     scene.server.stop().await;
-    assert_eq!(app.logs().open_logs(), 0, "nothing is remembered of logs nobody follows");
+    assert_eq!(app.logs().open_log_count(), 0, "nothing is remembered of logs nobody follows");
 }
 
 /// Raw, as a browser does it: the text of the stream until `enough`.
-async fn raw(scene: &Scene, last: Option<&str>, enough: &str) -> String {
+async fn read_raw_stream(scene: &LogTestEnv, last: Option<&str>, enough: &str) -> String {
     let path =
         format!("/api/project/main/logs/stream?run_name=train-1&job_submission_id={}", scene.log.submission);
     let mut request = Request::get(path)
@@ -164,66 +164,66 @@ async fn raw(scene: &Scene, last: Option<&str>, enough: &str) -> String {
     text
 }
 
-async fn a_reader_that_comes_back_goes_on_where_it_stopped(ground: &Ground) {
-    let scene = Scene::new(ground).await;
+async fn a_reader_that_comes_back_goes_on_where_it_stopped(ground: &ServerFixture) {
+    let scene = LogTestEnv::new(ground).await;
     scene.write(0, b"one\n").await;
-    let text = raw(&scene, None, "\n\n").await;
+    let text = read_raw_stream(&scene, None, "\n\n").await;
     let expect = "id: 4\nevent: log\ndata: {\"type\":\"log\",\"offset\":0,\"timestamp\":\"1970-01-01T00:00:00.000005Z\",\
                   \"message\":\"b25lCg==\"}\n\n";
     assert_eq!(text.replace("+00:00", "Z"), expect);
     scene.write(4, b"two\n").await;
-    let text = raw(&scene, Some("4"), "\n\n").await;
+    let text = read_raw_stream(&scene, Some("4"), "\n\n").await;
     assert!(text.starts_with("id: 8\n") && text.contains("\"offset\":4"), "{text}");
     // In the middle of what came together.
-    let text = raw(&scene, Some("5"), "\n\n").await;
+    let text = read_raw_stream(&scene, Some("5"), "\n\n").await;
     assert!(text.starts_with("id: 8\n") && text.contains("\"offset\":5"), "{text}");
     scene.end_job().await;
-    let text = raw(&scene, Some("8"), "\n\n").await;
+    let text = read_raw_stream(&scene, Some("8"), "\n\n").await;
     let end = "id: 8\nevent: end\ndata: {\"type\":\"end\",\"offset\":8,\"status\":\"failed\",\"exit_status\":3,\
                \"termination_reason\":\"container_exited_with_error\"}\n\n";
     assert_eq!(text, end);
     scene.server.stop().await;
 }
 
-async fn a_log_of_a_job_that_is_over_ends_and_one_that_is_not_followed_too(ground: &Ground) {
-    let scene = Scene::new(ground).await;
+async fn a_log_of_a_job_that_is_over_ends_and_one_that_is_not_followed_too(ground: &ServerFixture) {
+    let scene = LogTestEnv::new(ground).await;
     let long = vec![b'z'; 300_000];
     scene.write(0, &long).await;
     let asked = StreamRequest { follow: false, ..scene.asked() };
-    let (bytes, end) = read(&mut scene.stream_as(ADMIN, &asked).await).await;
+    let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN, &asked).await).await;
     assert!(bytes == long);
     assert_eq!(end, News::End { status: "submitted".into(), exit_status: None, termination_reason: None });
     scene.end_job().await;
-    let (bytes, end) = read(&mut scene.stream_as(ADMIN, &scene.asked()).await).await;
+    let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN, &scene.asked()).await).await;
     assert!(bytes == long);
-    assert_eq!(end, failed());
+    assert_eq!(end, failed_end());
     // The runner's own log is another one, and is empty.
     let asked = StreamRequest { diagnose: true, ..scene.asked() };
-    assert_eq!(read(&mut scene.stream_as(ADMIN, &asked).await).await, (Vec::new(), failed()));
+    assert_eq!(read_to_end(&mut scene.open_stream(ADMIN, &asked).await).await, (Vec::new(), failed_end()));
     scene.server.stop().await;
 }
 
-async fn o5_a_stream_is_for_those_with_rights_on_the_run(ground: &Ground) {
-    let scene = Scene::new(ground).await;
+async fn o5_a_stream_is_for_those_with_rights_on_the_run(ground: &ServerFixture) {
+    let scene = LogTestEnv::new(ground).await;
     let token = scene.server.user("other").await;
     scene.server.ok(&token, "/api/projects/create", json!({ "project_name": "theirs" })).await;
-    let client = Client::new(&format!("http://{}", scene.server.authority), Some(&token)).unwrap();
+    let client = ApiClient::new(&format!("http://{}", scene.server.authority), Some(&token)).unwrap();
     assert!(client.stream_logs("main", &scene.asked()).await.is_err());
     // Not through a project of their own either.
-    assert!(client.stream_logs("theirs", &scene.asked()).await.unwrap_err().is_absent());
-    let admin = Client::new(&format!("http://{}", scene.server.authority), Some(ADMIN)).unwrap();
+    assert!(client.stream_logs("theirs", &scene.asked()).await.unwrap_err().is_not_found());
+    let admin = ApiClient::new(&format!("http://{}", scene.server.authority), Some(ADMIN)).unwrap();
     let other = StreamRequest { run_name: "train-2".into(), ..scene.asked() };
-    assert!(admin.stream_logs("main", &other).await.unwrap_err().is_absent());
+    assert!(admin.stream_logs("main", &other).await.unwrap_err().is_not_found());
     scene.server.stop().await;
 }
 
-async fn f34_a_reader_who_loses_the_right_is_cut_off(ground: &Ground) {
-    let scene = Scene::new(ground).await;
+async fn f34_a_reader_who_loses_the_right_is_cut_off(ground: &ServerFixture) {
+    let scene = LogTestEnv::new(ground).await;
     let token = scene.server.user("member").await;
     scene.server.join("main", &[("member", "user")]).await;
     scene.write(0, b"theirs to read\n").await;
-    let mut theirs = scene.stream_as(&token, &scene.asked()).await;
-    let mut ours = scene.stream_as(ADMIN, &scene.asked()).await;
+    let mut theirs = scene.open_stream(&token, &scene.asked()).await;
+    let mut ours = scene.open_stream(ADMIN, &scene.asked()).await;
     assert!(matches!(theirs.next().await.unwrap(), Some(News::Bytes { .. })));
     let gone = json!({ "usernames": ["member"] });
     scene.server.admin("/api/projects/main/remove_members", gone).await;
@@ -231,13 +231,13 @@ async fn f34_a_reader_who_loses_the_right_is_cut_off(ground: &Ground) {
     assert_eq!(ended.unwrap(), None);
     scene.write(15, b"not theirs\n").await;
     scene.end_job().await;
-    assert_eq!(read(&mut ours).await.0, b"theirs to read\nnot theirs\n");
+    assert_eq!(read_to_end(&mut ours).await.0, b"theirs to read\nnot theirs\n");
     scene.server.stop().await;
 }
 
-async fn appends_of_another_replica_reach_the_readers_of_this_one(ground: &Ground) {
-    let scene = Scene::new(ground).await;
-    let mut stream = scene.stream_as(ADMIN, &scene.asked()).await;
+async fn appends_of_another_replica_reach_the_readers_of_this_one(ground: &ServerFixture) {
+    let scene = LogTestEnv::new(ground).await;
+    let mut stream = scene.open_stream(ADMIN, &scene.asked()).await;
     let elsewhere = windlass_server::logs::files::Files::new(ground.dir.path().join("logs"));
     elsewhere.append(&scene.log, 0, 5, b"from afar").await.unwrap();
     let next = timeout(WITHIN, stream.next()).await.unwrap().unwrap();
@@ -248,13 +248,13 @@ async fn appends_of_another_replica_reach_the_readers_of_this_one(ground: &Groun
     assert_eq!(stream.next().await.unwrap(), None);
 }
 
-async fn values_of_secrets_are_hidden_from_readers_wherever_they_are_cut(ground: &Ground) {
+async fn values_of_secrets_are_hidden_from_readers_wherever_they_are_cut(ground: &ServerFixture) {
     const VALUE: &str = "hunter22-and-more";
-    let scene = Scene::new(ground).await;
+    let scene = LogTestEnv::new(ground).await;
     let server = &scene.server;
     let set = json!({ "name": "KEY", "value": VALUE });
     server.admin("/api/project/main/secrets/create_or_update", set).await;
-    let mut stream = scene.stream_as(ADMIN, &scene.asked()).await;
+    let mut stream = scene.open_stream(ADMIN, &scene.asked()).await;
     let (mut end, mut wanted) = (0, String::new());
     for cut in 1..VALUE.len() {
         let (one, two) = VALUE.split_at(cut);
@@ -291,9 +291,9 @@ async fn values_of_secrets_are_hidden_from_readers_wherever_they_are_cut(ground:
     assert_eq!(polled(1000).await, wanted);
     assert_eq!(polled(1).await, wanted, "each piece is a page of its own");
     scene.end_job().await;
-    assert_eq!(String::from_utf8(read(&mut stream).await.0).unwrap(), wanted);
+    assert_eq!(String::from_utf8(read_to_end(&mut stream).await.0).unwrap(), wanted);
     let from = StreamRequest { offset: 5, ..scene.asked() };
-    let mut stream = scene.stream_as(ADMIN, &from).await;
+    let mut stream = scene.open_stream(ADMIN, &from).await;
     let Some(News::Bytes { bytes, offset, .. }) = stream.next().await.unwrap() else { panic!("no bytes") };
     assert_eq!(offset, 5);
     assert!(wanted.as_bytes()[5..].starts_with(&bytes), "from the middle of a value");

@@ -24,7 +24,7 @@ pub(crate) fn log() -> Log {
     }
 }
 
-pub(crate) const ALL: Range = Range {
+pub(crate) const FULL_RANGE: Range = Range {
     from: None,
     after: None,
     until: None,
@@ -49,7 +49,7 @@ async fn o1_what_is_appended_twice_is_there_once_and_a_gap_is_refused() {
     let gap = files.append(&log, 12, 13, b"!").await.unwrap_err();
     assert!(matches!(gap, LogError::Gap { offset: 12, end: 11 }), "{gap}");
     files.sync(&log).await.unwrap();
-    let pieces = files.read(&log, ALL).await.unwrap();
+    let pieces = files.read(&log, FULL_RANGE).await.unwrap();
     assert_eq!(text(&pieces), "hello world");
     assert_eq!(pieces.iter().map(|piece| (piece.offset, piece.at)).collect::<Vec<_>>(), [(0, 10), (6, 12)]);
 
@@ -68,16 +68,16 @@ async fn pages_go_forward_and_backward_and_by_time() {
         files.append(&log, n * 2, at, format!("{n};").as_bytes()).await.unwrap();
     }
     let read = async |range| text(&files.read(&log, range).await.unwrap());
-    assert_eq!(read(Range { pieces_max: 3, ..ALL }).await, "0;1;2;");
-    assert_eq!(read(Range { from: Some(6), pieces_max: 2, ..ALL }).await, "3;4;");
-    assert_eq!(read(Range { descending: true, pieces_max: 2, ..ALL }).await, "9;8;");
-    assert_eq!(read(Range { descending: true, from: Some(16), pieces_max: 2, ..ALL }).await, "7;6;");
-    assert_eq!(read(Range { after: Some(102), until: Some(104), ..ALL }).await, "3;4;5;");
-    assert_eq!(read(Range { bytes_max: 5, ..ALL }).await, "0;1;");
-    assert_eq!(read(Range { bytes_max: 1, ..ALL }).await, "0");
-    assert_eq!(read(Range { from: Some(3), bytes_max: 4, ..ALL }).await, ";2;");
-    assert_eq!(read(Range { from: Some(7), bytes_max: 0, pieces_max: 1, ..ALL }).await, ";");
-    assert_eq!(read(Range { after: Some(999), ..ALL }).await, "");
+    assert_eq!(read(Range { pieces_max: 3, ..FULL_RANGE }).await, "0;1;2;");
+    assert_eq!(read(Range { from: Some(6), pieces_max: 2, ..FULL_RANGE }).await, "3;4;");
+    assert_eq!(read(Range { descending: true, pieces_max: 2, ..FULL_RANGE }).await, "9;8;");
+    assert_eq!(read(Range { descending: true, from: Some(16), pieces_max: 2, ..FULL_RANGE }).await, "7;6;");
+    assert_eq!(read(Range { after: Some(102), until: Some(104), ..FULL_RANGE }).await, "3;4;5;");
+    assert_eq!(read(Range { bytes_max: 5, ..FULL_RANGE }).await, "0;1;");
+    assert_eq!(read(Range { bytes_max: 1, ..FULL_RANGE }).await, "0");
+    assert_eq!(read(Range { from: Some(3), bytes_max: 4, ..FULL_RANGE }).await, ";2;");
+    assert_eq!(read(Range { from: Some(7), bytes_max: 0, pieces_max: 1, ..FULL_RANGE }).await, ";");
+    assert_eq!(read(Range { after: Some(999), ..FULL_RANGE }).await, "");
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn writers_at_the_same_time_lose_and_double_nothing() {
     for writer in writers {
         writer.await.unwrap();
     }
-    let pieces = files.read(&log, ALL).await.unwrap();
+    let pieces = files.read(&log, FULL_RANGE).await.unwrap();
     assert!(pieces.iter().flat_map(|piece| &piece.bytes).eq(&whole));
 }
 
@@ -141,7 +141,7 @@ proptest! {
             assert!(end <= whole.len() as u64);
             files.append(&log, end, 6, &whole[end as usize..]).await.unwrap();
             assert_eq!(files.end(&log).await.unwrap(), whole.len() as u64);
-            let read: u64 = files.read(&log, ALL).await.unwrap().iter().map(|piece| piece.bytes.len() as u64).sum();
+            let read: u64 = files.read(&log, FULL_RANGE).await.unwrap().iter().map(|piece| piece.bytes.len() as u64).sum();
             assert_eq!(read, whole.len() as u64);
         });
     }

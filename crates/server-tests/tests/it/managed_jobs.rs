@@ -9,7 +9,7 @@ use windlass_server::{
 use windlass_testkit::wait::eventually_ok_async;
 
 use crate::{
-    http::{ADMIN, Ground, TestServer, on_both},
+    http::{ADMIN, ServerFixture, TestServer, on_both},
     jobs_stage::Stage,
 };
 
@@ -24,34 +24,34 @@ on_both! {
     m8_a_run_that_is_over_before_its_node_is_our_own_failure
 }
 
-async fn call(server: &TestServer, what: &str, body: Value) -> Value {
+async fn post_jobs(server: &TestServer, what: &str, body: Value) -> Value {
     server.admin(&format!("/api/project/main/jobs/{what}"), body).await
 }
 
-async fn still(ground: &Ground) -> TestServer {
+async fn start_without_pipelines(ground: &ServerFixture) -> TestServer {
     let mut settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
     settings.pipelines = false;
-    TestServer::start_as(settings).await
+    TestServer::start_with_settings(settings).await
 }
 
-async fn what_was_launched_is_listed_read_and_cancelled(ground: &Ground) {
-    let server = still(ground).await;
+async fn what_was_launched_is_listed_read_and_cancelled(ground: &ServerFixture) {
+    let server = start_without_pipelines(ground).await;
     let text =
         "name: sweep\nresources: {cpus: 2+, memory: 4, use_spot: true}\nrun: echo $SKYPILOT_JOB_RANK\n";
-    let launched = call(&server, "launch", json!({"text": text, "num_jobs": 3, "priority": 7})).await;
+    let launched = post_jobs(&server, "launch", json!({"text": text, "num_jobs": 3, "priority": 7})).await;
     let numbers: Vec<i64> =
         launched["jobs"].as_array().unwrap().iter().map(|job| job["job_id"].as_i64().unwrap()).collect();
     assert_eq!(numbers, [1, 2, 3], "{launched}");
     let more =
-        call(&server, "launch", json!({"text": "run: echo a\n---\nrun: echo b\n", "name": "two"})).await;
+        post_jobs(&server, "launch", json!({"text": "run: echo a\n---\nrun: echo b\n", "name": "two"})).await;
     assert_eq!(more["jobs"][0]["job_id"], 4);
-    let all = call(&server, "list", json!({})).await;
+    let all = post_jobs(&server, "list", json!({})).await;
     let listed: Vec<i64> =
         all.as_array().unwrap().iter().map(|job| job["job_id"].as_i64().unwrap()).collect();
     assert_eq!(listed, [4, 3, 2, 1], "the newest first: {all:#}");
-    let page = call(&server, "list", json!({"limit": 2, "prev_job_id": 4, "name": "sweep"})).await;
+    let page = post_jobs(&server, "list", json!({"limit": 2, "prev_job_id": 4, "name": "sweep"})).await;
     assert_eq!(page.as_array().unwrap().len(), 2);
-    let one = call(&server, "get", json!({"job_id": 2})).await;
+    let one = post_jobs(&server, "get", json!({"job_id": 2})).await;
     assert_eq!(
         (&one["rank"], &one["num_jobs"], &one["priority"]),
         (&json!(1), &json!(3), &json!(7)),
@@ -62,20 +62,20 @@ async fn what_was_launched_is_listed_read_and_cancelled(ground: &Ground) {
     assert_eq!((&one["reason"], &one["tasks"][0]["reason"]), (&json!(unread), &json!(unread)), "{one:#}");
     let task = &one["tasks"][0];
     assert_eq!((&task["resources"], &task["pending_kind"]), (&json!("2+ CPU, 4 GB, spot"), &json!("queued")));
-    let two = call(&server, "get", json!({"job_id": 4})).await;
+    let two = post_jobs(&server, "get", json!({"job_id": 4})).await;
     let names: Vec<&str> =
         two["tasks"].as_array().unwrap().iter().map(|task| task["name"].as_str().unwrap()).collect();
     assert_eq!((&two["shape"], names), (&json!("pipeline"), vec!["two-0", "two-1"]), "{two:#}");
     assert_eq!(two["tasks"][1]["reason"], "it begins when task two-0 has succeeded", "{two:#}");
-    let done = call(&server, "cancel", json!({"name": "sweep"})).await;
+    let done = post_jobs(&server, "cancel", json!({"name": "sweep"})).await;
     assert_eq!(done["job_ids"], json!([1, 2, 3]));
-    assert_eq!(call(&server, "get", json!({"job_id": 1})).await["cancel_asked"], true);
-    assert_eq!(call(&server, "get", json!({"job_id": 4})).await["cancel_asked"], false);
+    assert_eq!(post_jobs(&server, "get", json!({"job_id": 1})).await["cancel_asked"], true);
+    assert_eq!(post_jobs(&server, "get", json!({"job_id": 4})).await["cancel_asked"], false);
     server.stop().await;
 }
 
-async fn a_file_that_is_wrong_or_not_ours_is_refused_with_its_line(ground: &Ground) {
-    let server = still(ground).await;
+async fn a_file_that_is_wrong_or_not_ours_is_refused_with_its_line(ground: &ServerFixture) {
+    let server = start_without_pipelines(ground).await;
     let refused = async |text: &str| {
         server.refused(ADMIN, "/api/project/main/jobs/launch", json!({"text": text}), "error").await
     };
@@ -84,15 +84,15 @@ async fn a_file_that_is_wrong_or_not_ours_is_refused_with_its_line(ground: &Grou
     assert!(refused("run: echo\nsecrets: {TOKEN: null}\n").await.contains("TOKEN"));
     let circle = "name: a\ndepends_on: [b]\nrun: x\n---\nname: b\ndepends_on: [a]\nrun: y\n";
     assert!(refused(circle).await.contains("circle"));
-    assert_eq!(call(&server, "list", json!({})).await, json!([]));
+    assert_eq!(post_jobs(&server, "list", json!({})).await, json!([]));
     server.stop().await;
 }
 
-async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(ground: &Ground) {
-    let server = still(ground).await;
+async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(ground: &ServerFixture) {
+    let server = start_without_pipelines(ground).await;
     let db = server.app.db();
     for priority in [0, 5, 5, -3] {
-        call(&server, "launch", json!({"text": "run: echo\n", "priority": priority})).await;
+        post_jobs(&server, "launch", json!({"text": "run: echo\n", "priority": priority})).await;
     }
     let limits = Limits { max_launching: 2, max_alive: 3 };
     let (line, in_use) = rows::line(db, limits).await.unwrap();
@@ -118,16 +118,16 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
 
 /// No pass has looked at any of them, and they stand in line by their numbers: whichever is looked at first, the
 /// first is served first.
-async fn copies_line_up_by_their_numbers_when_they_are_launched(ground: &Ground) {
-    let server = still(ground).await;
-    call(&server, "launch", json!({"text": "run: echo\n", "num_jobs": 4})).await;
+async fn copies_line_up_by_their_numbers_when_they_are_launched(ground: &ServerFixture) {
+    let server = start_without_pipelines(ground).await;
+    post_jobs(&server, "launch", json!({"text": "run: echo\n", "num_jobs": 4})).await;
     let more = [
         json!({"text": "run: echo a\n---\nrun: echo b\n", "name": "two"}),
         json!({"text": "setup: echo\n", "name": "empty"}),
         json!({"text": "name: g\nexecution: parallel\n---\nname: a\nrun: a\n---\nname: b\nrun: b\n"}),
     ];
     for one in more {
-        call(&server, "launch", one).await;
+        post_jobs(&server, "launch", one).await;
     }
     let limits = Limits { max_launching: 9, max_alive: 9 };
     let (line, _) = rows::line(server.app.db(), limits).await.unwrap();
@@ -137,20 +137,20 @@ async fn copies_line_up_by_their_numbers_when_they_are_launched(ground: &Ground)
     server.stop().await;
 }
 
-async fn until(server: &TestServer, number: i64, status: &str) -> Value {
+async fn wait_for_status(server: &TestServer, number: i64, status: &str) -> Value {
     eventually_ok_async(status, async || {
-        let seen = call(server, "get", json!({"job_id": number})).await;
+        let seen = post_jobs(server, "get", json!({"job_id": number})).await;
         if seen["status"] == status && seen["schedule_state"] == "DONE" { Ok(seen) } else { Err(seen) }
     })
     .await
 }
 
-async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(ground: &Ground) {
+async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(ground: &ServerFixture) {
     let given = Given { port: Some(0), ..ground.given() };
-    let server = TestServer::start_as(Settings::new(given, None).unwrap()).await;
+    let server = TestServer::start_with_settings(Settings::new(given, None).unwrap()).await;
     let text = "name: lonely\nrun: echo a\n---\nname: second\nrun: echo b\n";
-    call(&server, "launch", json!({"text": text, "name": "lonely"})).await;
-    let seen = until(&server, 1, "FAILED_PRECHECKS").await;
+    post_jobs(&server, "launch", json!({"text": text, "name": "lonely"})).await;
+    let seen = wait_for_status(&server, 1, "FAILED_PRECHECKS").await;
     let statuses: Vec<&str> =
         seen["tasks"].as_array().unwrap().iter().map(|task| task["status"].as_str().unwrap()).collect();
     assert_eq!(statuses, ["FAILED_PRECHECKS", "CANCELLED"], "{seen:#}");
@@ -174,10 +174,10 @@ async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(groun
     server.stop().await;
 }
 
-async fn what_has_no_effect_is_told_before_anything_is_launched(ground: &Ground) {
-    let server = still(ground).await;
+async fn what_has_no_effect_is_told_before_anything_is_launched(ground: &ServerFixture) {
+    let server = start_without_pipelines(ground).await;
     let text = "resources: {infra: aws/us-east-1, labels: {team/x: y}}\nrun: echo\n";
-    let checked = call(&server, "check", json!({"text": text})).await;
+    let checked = post_jobs(&server, "check", json!({"text": text})).await;
     let warnings = checked["warnings"].to_string();
     assert_eq!(checked["jobs"], json!([]), "{checked}");
     assert!(
@@ -187,20 +187,20 @@ async fn what_has_no_effect_is_told_before_anything_is_launched(ground: &Ground)
     assert!(warnings.contains("label `team/x: y` is left out"), "{warnings}");
     let wrong = json!({"text": "rnu: x\n"});
     assert!(server.refused(ADMIN, "/api/project/main/jobs/check", wrong, "error").await.contains("rnu"));
-    assert_eq!(call(&server, "list", json!({})).await, json!([]), "nothing was launched");
+    assert_eq!(post_jobs(&server, "list", json!({})).await, json!([]), "nothing was launched");
     server.stop().await;
 }
 
-async fn m8_a_run_that_is_over_before_its_node_is_our_own_failure(ground: &Ground) {
+async fn m8_a_run_that_is_over_before_its_node_is_our_own_failure(ground: &ServerFixture) {
     let stage = Stage::new(ground, 1, 1).await;
-    call(&stage.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
+    post_jobs(&stage.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
     // A pass under way writes what it had read, so this is said until it was heard.
     let seen = eventually_ok_async("FAILED_CONTROLLER", async || {
         let over = "UPDATE runs SET status = 'failed', finished = TRUE WHERE managed_job_id IS NOT NULL";
         stage.write(over, vec![]).await;
         stage.write("UPDATE managed_jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
         stage.server.app.wake(&["managed_jobs"]);
-        let seen = call(&stage.server, "get", json!({"job_id": 1})).await;
+        let seen = post_jobs(&stage.server, "get", json!({"job_id": 1})).await;
         if seen["status"] == "FAILED_CONTROLLER" { Ok(seen) } else { Err(seen) }
     })
     .await;
@@ -209,16 +209,16 @@ async fn m8_a_run_that_is_over_before_its_node_is_our_own_failure(ground: &Groun
     stage.end().await;
 }
 
-async fn secrets_of_a_job_are_sealed_and_shown_nowhere(ground: &Ground) {
-    let server = still(ground).await;
+async fn secrets_of_a_job_are_sealed_and_shown_nowhere(ground: &ServerFixture) {
+    let server = start_without_pipelines(ground).await;
     let text = "secrets: {TOKEN: null, OTHER: in-the-file-canary}\nrun: echo\n";
-    call(&server, "launch", json!({"text": text, "secrets": {"TOKEN": "canary-4711"}})).await;
+    post_jobs(&server, "launch", json!({"text": text, "secrets": {"TOKEN": "canary-4711"}})).await;
     let db = server.app.db();
     let rows = db.query("SELECT plan, files, secrets_sealed FROM managed_jobs", vec![]).await.unwrap();
     assert!(rows[0].opt_bytes(2).unwrap().is_some());
     let stored = format!("{:?}", rows[0]);
     assert!(!stored.contains("canary"), "{stored}");
-    let shown = call(&server, "get", json!({"job_id": 1})).await.to_string();
+    let shown = post_jobs(&server, "get", json!({"job_id": 1})).await.to_string();
     assert!(!shown.contains("canary"), "{shown}");
     server.stop().await;
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use windlass_api::{openapi, operations, rights};
 use windlass_server::routes;
 
-fn kept() -> PathBuf {
+fn stored_document_path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/api/openapi.json")
 }
 
@@ -13,10 +13,10 @@ fn kept() -> PathBuf {
 fn the_kept_document_is_the_generated_one() {
     let generated = openapi::text();
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::create_dir_all(kept().parent().unwrap()).unwrap();
-        std::fs::write(kept(), &generated).unwrap();
+        std::fs::create_dir_all(stored_document_path().parent().unwrap()).unwrap();
+        std::fs::write(stored_document_path(), &generated).unwrap();
     }
-    let have = std::fs::read_to_string(kept()).unwrap_or_default();
+    let have = std::fs::read_to_string(stored_document_path()).unwrap_or_default();
     assert!(have == generated, "docs/api/openapi.json is out of date; run this test with UPDATE=1");
 }
 

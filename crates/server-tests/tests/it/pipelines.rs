@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use windlass_server::config::{Given, Settings};
 use windlass_testkit::wait::eventually_ok_async;
 
-use crate::http::{Ground, TestServer, on_both};
+use crate::http::{ServerFixture, TestServer, on_both};
 
 on_both! {
     a_run_that_no_fleet_can_take_fails_and_says_why
@@ -12,12 +12,12 @@ on_both! {
     an_admin_sees_how_the_pipelines_are_doing
 }
 
-async fn turning(ground: &Ground) -> TestServer {
+async fn start_with_pipelines(ground: &ServerFixture) -> TestServer {
     let given = Given { port: Some(0), ..ground.given() };
-    TestServer::start_as(Settings::new(given, None).unwrap()).await
+    TestServer::start_with_settings(Settings::new(given, None).unwrap()).await
 }
 
-async fn apply(server: &TestServer, name: &str, more: Value) -> Value {
+async fn apply_run(server: &TestServer, name: &str, more: Value) -> Value {
     let mut configuration =
         json!({"type": "task", "name": name, "image": "busybox", "user": "root", "commands": ["true"]});
     configuration.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -25,7 +25,7 @@ async fn apply(server: &TestServer, name: &str, more: Value) -> Value {
     server.admin("/api/project/main/runs/apply", json!({"plan": {"run_spec": spec}, "force": false})).await
 }
 
-async fn status_of(server: &TestServer, run: &str, wanted: &str) -> Value {
+async fn wait_for_status(server: &TestServer, run: &str, wanted: &str) -> Value {
     eventually_ok_async(wanted, async || {
         let seen = server.admin("/api/project/main/runs/get", json!({"run_name": run})).await;
         if seen["status"] == wanted { Ok(seen) } else { Err(seen) }
@@ -33,10 +33,10 @@ async fn status_of(server: &TestServer, run: &str, wanted: &str) -> Value {
     .await
 }
 
-async fn a_run_that_no_fleet_can_take_fails_and_says_why(ground: &Ground) {
-    let server = turning(ground).await;
-    apply(&server, "lonely", json!({})).await;
-    let run = status_of(&server, "lonely", "failed").await;
+async fn a_run_that_no_fleet_can_take_fails_and_says_why(ground: &ServerFixture) {
+    let server = start_with_pipelines(ground).await;
+    apply_run(&server, "lonely", json!({})).await;
+    let run = wait_for_status(&server, "lonely", "failed").await;
     assert_eq!(run["termination_reason"], "job_failed");
     let submission = &run["latest_job_submission"];
     assert_eq!(submission["status"], "failed");
@@ -45,20 +45,20 @@ async fn a_run_that_no_fleet_can_take_fails_and_says_why(ground: &Ground) {
     server.stop().await;
 }
 
-async fn a_run_that_waits_for_its_retry_is_stopped_at_once(ground: &Ground) {
-    let server = turning(ground).await;
-    apply(&server, "patient", json!({"retry": {"on_events": ["no-capacity"], "duration": 3600}})).await;
-    status_of(&server, "patient", "pending").await;
+async fn a_run_that_waits_for_its_retry_is_stopped_at_once(ground: &ServerFixture) {
+    let server = start_with_pipelines(ground).await;
+    apply_run(&server, "patient", json!({"retry": {"on_events": ["no-capacity"], "duration": 3600}})).await;
+    wait_for_status(&server, "patient", "pending").await;
     server.admin("/api/project/main/runs/stop", json!({"runs_names": ["patient"], "abort": false})).await;
-    let run = status_of(&server, "patient", "terminated").await;
+    let run = wait_for_status(&server, "patient", "terminated").await;
     assert_eq!(run["termination_reason"], "stopped_by_user");
     server.stop().await;
 }
 
-async fn an_admin_sees_how_the_pipelines_are_doing(ground: &Ground) {
-    let server = turning(ground).await;
-    apply(&server, "seen", json!({})).await;
-    status_of(&server, "seen", "failed").await;
+async fn an_admin_sees_how_the_pipelines_are_doing(ground: &ServerFixture) {
+    let server = start_with_pipelines(ground).await;
+    apply_run(&server, "seen", json!({})).await;
+    wait_for_status(&server, "seen", "failed").await;
     let pipelines = server.admin("/api/server/pipelines", json!({})).await;
     let names: Vec<_> = pipelines.as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
     let jobs = ["runs", "jobs_submitted", "jobs_running", "jobs_terminating", "managed_jobs"];

@@ -18,11 +18,11 @@ use windlass_server::db::{DatabaseUrl, Db};
 
 const MISSING: &str = "Postgres is not installed; run `apt-get install postgresql`";
 const TEMPLATE: &str = "windlass_template";
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// `$1` is whom to outlive by no more than a moment, `$2` the directory, `$3` a file that says to leave
 /// it there, the rest is the server.
-const WATCHDOG: &str = r#"
+const WATCHDOG_SCRIPT: &str = r#"
 parent=$1 dir=$2 keep=$3
 shift 3
 "$@" >>"$dir/log" 2>&1 &
@@ -75,7 +75,7 @@ impl Cluster {
         let data = self.dir.join("data");
         for dir in [&data, &self.sockets()] {
             fs::create_dir_all(dir).unwrap();
-            give_away(dir);
+            chown_to_postgres(dir);
         }
         if !data.join("PG_VERSION").exists() {
             let mut initdb = as_postgres(&bin.join("initdb"));
@@ -94,7 +94,7 @@ impl Cluster {
         }
         let server = as_postgres(&bin.join("postgres"));
         let mut watchdog = Command::new("setsid");
-        watchdog.args(["sh", "-c", WATCHDOG, "watchdog"]).arg(owner.to_string());
+        watchdog.args(["sh", "-c", WATCHDOG_SCRIPT, "watchdog"]).arg(owner.to_string());
         watchdog.arg(&self.dir).arg(self.keep());
         watchdog.arg(server.get_program()).args(server.get_args()).arg("-D").arg(&data);
         watchdog.arg("-k").arg(self.sockets()).args(["-c", "listen_addresses=", "-c", "fsync=off"]);
@@ -117,9 +117,9 @@ impl Cluster {
     /// Until it answers.
     pub(crate) async fn wait(&self) {
         let began = Instant::now();
-        while let Err(error) = tokio_postgres::connect(&self.text("postgres"), NoTls).await {
+        while let Err(error) = tokio_postgres::connect(&self.url_text("postgres"), NoTls).await {
             let log = fs::read_to_string(self.dir.join("log")).unwrap_or_default();
-            assert!(began.elapsed() < START_LIMIT, "Postgres does not answer: {error}\n{log}");
+            assert!(began.elapsed() < START_TIMEOUT, "Postgres does not answer: {error}\n{log}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -133,18 +133,18 @@ impl Cluster {
         self.dir.join("s")
     }
 
-    fn text(&self, database: &str) -> String {
+    fn url_text(&self, database: &str) -> String {
         let sockets = self.sockets();
         format!("postgres:///{database}?user=windlass&host={}", sockets.display())
     }
 
     pub(crate) fn url(&self, database: &str) -> DatabaseUrl {
-        self.text(database).parse().unwrap()
+        self.url_text(database).parse().unwrap()
     }
 
     /// One statement outside any test's database.
     pub(crate) async fn admin(&self, sql: &str) {
-        let (client, connection) = tokio_postgres::connect(&self.text("postgres"), NoTls).await.unwrap();
+        let (client, connection) = tokio_postgres::connect(&self.url_text("postgres"), NoTls).await.unwrap();
         let driver = tokio::spawn(connection);
         client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
         driver.abort();
@@ -217,7 +217,7 @@ impl TestDb {
     }
 
     /// What a fail-over does: sessions from now on may write, or may not.
-    pub(crate) async fn take_writes(&self, yes: bool) {
+    pub(crate) async fn set_writable(&self, yes: bool) {
         let set = if yes { "off" } else { "on" };
         let sql = format!("ALTER DATABASE {} SET default_transaction_read_only = {set}", self.name);
         self.cluster.admin(&sql).await;
@@ -230,7 +230,7 @@ impl TestDb {
 
     /// For a whole server on this database.
     pub(crate) fn url(&self) -> String {
-        self.cluster.text(&self.name)
+        self.cluster.url_text(&self.name)
     }
 }
 
@@ -273,10 +273,10 @@ fn bin_dir() -> PathBuf {
 }
 
 fn is_root() -> bool {
-    number("id", &["-u"]) == Some(0)
+    command_number("id", &["-u"]) == Some(0)
 }
 
-fn number(program: &str, args: &[&str]) -> Option<u32> {
+fn command_number(program: &str, args: &[&str]) -> Option<u32> {
     let answer = Command::new(program).args(args).output().ok()?;
     String::from_utf8(answer.stdout).ok()?.trim().parse().ok()
 }
@@ -293,9 +293,9 @@ fn as_postgres(program: &Path) -> Command {
     command
 }
 
-fn give_away(dir: &Path) {
+fn chown_to_postgres(dir: &Path) {
     if is_root() {
-        let owner = (number("id", &["-u", "postgres"]), number("id", &["-g", "postgres"]));
+        let owner = (command_number("id", &["-u", "postgres"]), command_number("id", &["-g", "postgres"]));
         assert!(owner.0.is_some(), "{MISSING}");
         std::os::unix::fs::chown(dir, owner.0, owner.1).unwrap();
     }

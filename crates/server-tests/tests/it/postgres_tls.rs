@@ -12,7 +12,7 @@ struct Certificates {
 }
 
 impl Certificates {
-    fn make() -> Self {
+    fn create() -> Self {
         let made = Self { dir: temp_dir("postgres-tls").unwrap() };
         for authority in ["ca", "other"] {
             made.openssl(&format!(
@@ -21,12 +21,12 @@ impl Certificates {
             ));
         }
         // The address is no name of it.
-        made.signed("server", "/CN=database", "DNS:localhost,DNS:db.example");
-        made.signed("client", "/CN=windlass", "DNS:client.example");
+        made.create_signed("server", "/CN=database", "DNS:localhost,DNS:db.example");
+        made.create_signed("client", "/CN=windlass", "DNS:client.example");
         made
     }
 
-    fn signed(&self, name: &str, subject: &str, names: &str) {
+    fn create_signed(&self, name: &str, subject: &str, names: &str) {
         self.openssl(&format!(
             "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj {subject} -keyout {name}.key -out {name}.csr"
         ));
@@ -47,7 +47,7 @@ impl Certificates {
         self.dir.path().join(name).display().to_string()
     }
 
-    fn text(&self, name: &str) -> Vec<u8> {
+    fn read(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.dir.path().join(name)).unwrap()
     }
 }
@@ -56,7 +56,7 @@ impl Certificates {
 async fn cluster(certificates: &Certificates, hosts: &str) -> Postgres {
     let cluster = Postgres::start_on_port("postgres-tls").await.unwrap();
     for (file, from) in [("server.crt", "server.crt"), ("server.key", "server.key"), ("root.crt", "ca.crt")] {
-        cluster.write_file(file, &certificates.text(from)).unwrap();
+        cluster.write_file(file, &certificates.read(from)).unwrap();
     }
     cluster.admin("CREATE USER windlass SUPERUSER PASSWORD 'hidden'").await.unwrap();
     let hba = format!("local all all trust\n{hosts}\n");
@@ -76,18 +76,18 @@ fn url(cluster: &Postgres, host: &str, query: &str) -> String {
     format!("postgres://windlass:hidden@{host}:{}/windlass?{query}", cluster.port())
 }
 
-async fn open(url: &str) -> Result<Db, DbError> {
+async fn open_db(url: &str) -> Result<Db, DbError> {
     Db::open(&url.parse().unwrap()).await
 }
 
 #[track_caller]
-fn refused(opened: Result<Db, DbError>, part: &str) {
+fn assert_refused(opened: Result<Db, DbError>, part: &str) {
     let said = chain(&opened.expect_err("it is refused"));
     assert!(said.contains(part), "{said:?} says nothing of {part:?}");
 }
 
 /// How many sessions of ours there are, and how many of them are encrypted.
-async fn sessions(cluster: &Postgres) -> (i64, i64) {
+async fn count_sessions(cluster: &Postgres) -> (i64, i64) {
     // In one statement: sessions come and go meanwhile.
     let both = "SELECT count(*), count(*) FILTER (WHERE s.ssl) FROM pg_stat_ssl s \
                 JOIN pg_stat_activity a USING (pid) WHERE a.application_name = 'windlass'";
@@ -97,13 +97,13 @@ async fn sessions(cluster: &Postgres) -> (i64, i64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_is_believed_by_its_authority_and_its_name() {
-    let certificates = Certificates::make();
+    let certificates = Certificates::create();
     let cluster = cluster(&certificates, "host all all 127.0.0.1/32 scram-sha-256").await;
     let (ca, other) = (certificates.path("ca.crt"), certificates.path("other.crt"));
     let verify = |mode: &str, root: &str| format!("sslmode={mode}&sslrootcert={root}");
 
     // The right name and authority, and every session is encrypted: readers, the writer, and whoever listens.
-    let db = open(&url(&cluster, "localhost", &verify("verify-full", &ca))).await.unwrap();
+    let db = open_db(&url(&cluster, "localhost", &verify("verify-full", &ca))).await.unwrap();
     let mut heard = db.listen();
     let hint = async {
         loop {
@@ -114,50 +114,59 @@ async fn a_database_is_believed_by_its_authority_and_its_name() {
     let hint = tokio::select! { hint = heard.recv() => hint.unwrap(), () = hint => unreachable!() };
     assert_eq!(hint, "jobs_running");
     db.query("SELECT count(*) FROM users", vec![]).await.unwrap();
-    let (all, encrypted) = sessions(&cluster).await;
+    let (all, encrypted) = count_sessions(&cluster).await;
     assert!(all >= 3 && all == encrypted, "{encrypted} of {all} are encrypted");
     db.close().await;
 
     // Another authority, and another name.
-    refused(open(&url(&cluster, "localhost", &verify("verify-full", &other))).await, "UnknownIssuer");
-    refused(open(&url(&cluster, "127.0.0.1", &verify("verify-full", &ca))).await, "not valid for name");
-    refused(open(&url(&cluster, "localhost", &verify("verify-ca", &other))).await, "UnknownIssuer");
+    assert_refused(
+        open_db(&url(&cluster, "localhost", &verify("verify-full", &other))).await,
+        "UnknownIssuer",
+    );
+    assert_refused(
+        open_db(&url(&cluster, "127.0.0.1", &verify("verify-full", &ca))).await,
+        "not valid for name",
+    );
+    assert_refused(open_db(&url(&cluster, "localhost", &verify("verify-ca", &other))).await, "UnknownIssuer");
     // A file of authorities is asked also where it need not be.
-    refused(open(&url(&cluster, "localhost", &verify("require", &other))).await, "UnknownIssuer");
+    assert_refused(open_db(&url(&cluster, "localhost", &verify("require", &other))).await, "UnknownIssuer");
     // Who does not ask for the name does not mind.
     for query in [verify("verify-ca", &ca), verify("require", &ca), "sslmode=require".to_owned()] {
-        let db = open(&url(&cluster, "127.0.0.1", &query)).await.unwrap();
-        let (all, encrypted) = sessions(&cluster).await;
+        let db = open_db(&url(&cluster, "127.0.0.1", &query)).await.unwrap();
+        let (all, encrypted) = count_sessions(&cluster).await;
         assert!(all > 0 && all == encrypted, "{query}: {encrypted} of {all}");
         db.close().await;
     }
     // The database's own certificate will do, under its own name.
     let own = certificates.path("server.crt");
-    open(&url(&cluster, "localhost", &verify("verify-full", &own))).await.unwrap().close().await;
-    refused(open(&url(&cluster, "127.0.0.1", &verify("verify-full", &own))).await, "not valid for name");
+    open_db(&url(&cluster, "localhost", &verify("verify-full", &own))).await.unwrap().close().await;
+    assert_refused(
+        open_db(&url(&cluster, "127.0.0.1", &verify("verify-full", &own))).await,
+        "not valid for name",
+    );
     // The password is proven for this connection and for no other that somebody carries it to.
     let bound = format!("{}&channel_binding=require", verify("verify-full", &ca));
-    open(&url(&cluster, "localhost", &bound)).await.unwrap().close().await;
+    open_db(&url(&cluster, "localhost", &bound)).await.unwrap().close().await;
     // The name counts, not the address that it leads to.
     let named = format!("hostaddr=127.0.0.1&{}", verify("verify-full", &ca));
-    open(&url(&cluster, "db.example", &named)).await.unwrap().close().await;
-    refused(open(&url(&cluster, "db.elsewhere", &named)).await, "not valid for name");
+    open_db(&url(&cluster, "db.example", &named)).await.unwrap().close().await;
+    assert_refused(open_db(&url(&cluster, "db.elsewhere", &named)).await, "not valid for name");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_asks_for_a_certificate_is_shown_one() {
-    let certificates = Certificates::make();
+    let certificates = Certificates::create();
     let cluster = cluster(&certificates, "hostssl all all 127.0.0.1/32 cert").await;
     let base = format!("sslmode=verify-full&sslrootcert={}", certificates.path("ca.crt"));
-    refused(open(&url(&cluster, "localhost", &base)).await, "certificate");
+    assert_refused(open_db(&url(&cluster, "localhost", &base)).await, "certificate");
     let (cert, key) = (certificates.path("client.crt"), certificates.path("client.key"));
     let shown = format!("{base}&sslcert={cert}&sslkey={key}");
-    open(&url(&cluster, "localhost", &shown)).await.unwrap().close().await;
+    open_db(&url(&cluster, "localhost", &shown)).await.unwrap().close().await;
     // Plain text has nothing to show it by.
-    refused(open(&url(&cluster, "localhost", "sslmode=disable")).await, "pg_hba.conf");
+    assert_refused(open_db(&url(&cluster, "localhost", "sslmode=disable")).await, "pg_hba.conf");
     // A key that everybody may read is not used.
     std::fs::set_permissions(Path::new(&key), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    refused(open(&url(&cluster, "localhost", &shown)).await, "chmod 600");
+    assert_refused(open_db(&url(&cluster, "localhost", &shown)).await, "chmod 600");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,16 +174,16 @@ async fn a_database_without_tls_is_used_only_where_that_is_allowed() {
     let cluster = Postgres::start_on_port("postgres-plain").await.unwrap();
     cluster.admin("CREATE USER windlass SUPERUSER").await.unwrap();
     for (mode, host) in [("sslmode=require", "localhost"), ("sslmode=verify-ca&sslrootcert=", "localhost")] {
-        let certificates = Certificates::make();
+        let certificates = Certificates::create();
         let root = if mode.ends_with('=') { certificates.path("ca.crt") } else { String::new() };
-        let error = open(&url(&cluster, host, &format!("{mode}{root}"))).await.unwrap_err();
+        let error = open_db(&url(&cluster, host, &format!("{mode}{root}"))).await.unwrap_err();
         let said = chain(&error);
         assert!(matches!(error, DbError::Plain { .. }) && said.contains("sslmode=disable"), "{said}");
     }
     // On this machine nothing needs to be said.
     for query in ["", "sslmode=prefer", "sslmode=disable"] {
-        let db = open(&url(&cluster, "localhost", query)).await.unwrap();
-        let (all, encrypted) = sessions(&cluster).await;
+        let db = open_db(&url(&cluster, "localhost", query)).await.unwrap();
+        let (all, encrypted) = count_sessions(&cluster).await;
         assert!(all > 0 && encrypted == 0, "{query}");
         db.close().await;
     }

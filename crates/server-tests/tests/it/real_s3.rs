@@ -13,13 +13,13 @@ use windlass_testkit::{TempDir, temp_dir};
 const BUCKET: &str = "logs-of-jobs";
 const REGION: &str = "us-east-1";
 /// It is a large program on a busy machine.
-const STARTS_WITHIN: Duration = Duration::from_secs(60);
-/// Calls that are not checked, to make the user whose calls are: those of [`SET_UP`].
-const UNCHECKED: &str = "4";
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Calls that are not checked, to make the user whose calls are: those of [`SET_UP_SCRIPT`].
+const UNCHECKED_CALLS: &str = "4";
 
 /// The server, one call after the other: by itself it looks whether a name is taken and writes in two steps, between
 /// which another call may come; S3 promises that none does.
-const SERVE: &str = r#"
+const SERVE_SCRIPT: &str = r#"
 import sys, threading
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import run_simple
@@ -32,7 +32,7 @@ run_simple("127.0.0.1", port, serve, threaded=True, ssl_context=certificate)
 "#;
 
 /// Makes a user who may use the store, and the bucket; prints the user's key.
-const SET_UP: &str = r#"
+const SET_UP_SCRIPT: &str = r#"
 import boto3, json, sys
 url, region, bucket, roots = sys.argv[1:]
 at = dict(endpoint_url=url, region_name=region, aws_access_key_id="any", aws_secret_access_key="any", verify=roots)
@@ -46,7 +46,7 @@ print(key["AccessKeyId"], key["SecretAccessKey"])
 "#;
 
 /// Prints name, length and content behind our head of every object.
-const LIST: &str = r#"
+const LIST_SCRIPT: &str = r#"
 import boto3, sys
 url, region, bucket, roots, key, secret = sys.argv[1:]
 s3 = boto3.client("s3", endpoint_url=url, region_name=region, aws_access_key_id=key, aws_secret_access_key=secret, verify=roots)
@@ -56,7 +56,7 @@ for one in s3.list_objects_v2(Bucket=bucket).get("Contents", []):
 "#;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Over {
+pub(crate) enum S3Transport {
     Tcp,
     Tls,
 }
@@ -65,13 +65,13 @@ pub(crate) enum Over {
 pub(crate) struct RealS3 {
     child: Child,
     port: u16,
-    over: Over,
+    over: S3Transport,
     key: (String, String),
     home: TempDir,
 }
 
 /// A program of the environment that the tests were given.
-fn program(name: &str) -> PathBuf {
+fn moto_program(name: &str) -> PathBuf {
     let dir = std::env::var_os("WINDLASS_TEST_MOTO");
     let dir =
         dir.expect("WINDLASS_TEST_MOTO names no Python environment with moto; `cargo xtask test` makes one");
@@ -85,7 +85,7 @@ fn output(command: &mut Command) -> String {
 }
 
 /// Somebody who vouches, and a certificate for this machine.
-fn certificates(dir: &Path) {
+fn create_certificates(dir: &Path) {
     let script = "set -e
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=voucher -keyout ca.key -out ca.pem
 openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=store -keyout key.pem -out request
@@ -95,18 +95,20 @@ openssl x509 -req -in request -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -
 }
 
 impl RealS3 {
-    pub(crate) async fn start(over: Over) -> Self {
+    pub(crate) async fn start(over: S3Transport) -> Self {
         // It is waited for with threads: nothing else happens in the test.
-        tokio::task::spawn_blocking(move || Self::started(over)).await.unwrap()
+        tokio::task::spawn_blocking(move || Self::start_blocking(over)).await.unwrap()
     }
 
-    fn started(over: Over) -> Self {
+    fn start_blocking(over: S3Transport) -> Self {
         let home = temp_dir("logs").unwrap();
-        certificates(home.path());
+        create_certificates(home.path());
         let port = windlass_testkit::ports::free();
-        let mut command = Command::new(program("python"));
-        command.args(["-c", SERVE, &port.to_string()]).env("INITIAL_NO_AUTH_ACTION_COUNT", UNCHECKED);
-        if over == Over::Tls {
+        let mut command = Command::new(moto_program("python"));
+        command
+            .args(["-c", SERVE_SCRIPT, &port.to_string()])
+            .env("INITIAL_NO_AUTH_ACTION_COUNT", UNCHECKED_CALLS);
+        if over == S3Transport::Tls {
             command.args(["cert.pem", "key.pem"]);
         }
         command.current_dir(home.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -115,26 +117,26 @@ impl RealS3 {
         let begun = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert!(real.child.try_wait().unwrap().is_none(), "the object store ended early");
-            assert!(begun.elapsed() < STARTS_WITHIN, "the object store does not answer");
+            assert!(begun.elapsed() < START_TIMEOUT, "the object store does not answer");
             std::thread::sleep(Duration::from_millis(20));
         }
-        let said = real.python(SET_UP, &[]);
+        let said = real.run_python(SET_UP_SCRIPT, &[]);
         let (key, secret) = said.trim().split_once(' ').unwrap();
         real.key = (key.to_owned(), secret.to_owned());
         real
     }
 
-    fn python(&self, script: &str, more: &[&str]) -> String {
-        let scheme = if self.over == Over::Tls { "https" } else { "http" };
+    fn run_python(&self, script: &str, more: &[&str]) -> String {
+        let scheme = if self.over == S3Transport::Tls { "https" } else { "http" };
         let url = format!("{scheme}://127.0.0.1:{}", self.port);
-        let mut command = Command::new(program("python"));
+        let mut command = Command::new(moto_program("python"));
         command.args(["-c", script, &url, REGION, BUCKET]).arg(self.home.path().join("ca.pem")).args(more);
         output(&mut command)
     }
 
     /// What another client sees, in the order of names.
     pub(crate) fn listed(&self) -> Vec<String> {
-        self.python(LIST, &[&self.key.0, &self.key.1]).lines().map(str::to_owned).collect()
+        self.run_python(LIST_SCRIPT, &[&self.key.0, &self.key.1]).lines().map(str::to_owned).collect()
     }
 
     pub(crate) fn bucket(&self) -> S3 {
@@ -156,7 +158,7 @@ impl RealS3 {
             region: REGION.into(),
             host: "127.0.0.1".into(),
             port: self.port,
-            tls: self.over == Over::Tls,
+            tls: self.over == S3Transport::Tls,
             roots: Some(roots.display().to_string()),
         };
         S3::new(place, Identity { key: self.key.0.clone(), secret: secret.into(), session: None }).unwrap()

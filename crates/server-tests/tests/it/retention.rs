@@ -13,7 +13,7 @@ use windlass_server::{
     retention::{Deleted, round},
 };
 
-use crate::http::{ADMIN, Ground, TestServer, on_both};
+use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
 
 on_both! {
     old_events_go_unless_what_they_tell_of_goes_on
@@ -22,7 +22,7 @@ on_both! {
     what_is_kept_for_ever_stays
 }
 
-const NEVER: Keep = Keep { events: None, runs: None, uploads: None };
+const KEEP_FOREVER: Keep = Keep { events: None, runs: None, uploads: None };
 
 async fn write(db: &Db, sql: &'static str, params: Vec<Val>) {
     db.write(Unit::new().exec(sql, params)).await.unwrap().done().unwrap();
@@ -33,7 +33,7 @@ async fn count(db: &Db, sql: &'static str) -> i64 {
 }
 
 /// Submits a run; the answer is the run and its job.
-async fn submit(server: &TestServer, name: &str, more: Value) -> (RunId, SubmissionId) {
+async fn submit_run(server: &TestServer, name: &str, more: Value) -> (RunId, SubmissionId) {
     let mut spec =
         json!({ "run_name": name, "configuration": { "type": "task", "commands": ["true"], "image": "a" } });
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -53,16 +53,16 @@ async fn end(db: &Db, run: RunId, days: i64) {
     write(db, sql, params![run, ago]).await;
 }
 
-async fn old_events_go_unless_what_they_tell_of_goes_on(ground: &Ground) {
+async fn old_events_go_unless_what_they_tell_of_goes_on(ground: &ServerFixture) {
     let server = ground.start().await;
     let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
-    let (over, _) = submit(&server, "over", json!({})).await;
-    let (active, job) = submit(&server, "active", json!({})).await;
+    let (over, _) = submit_run(&server, "over", json!({})).await;
+    let (active, job) = submit_run(&server, "active", json!({})).await;
     end(&db, over, 40).await;
     write(&db, "UPDATE events SET recorded_at = recorded_at - $1", params![Span::days(31).0]).await;
     // A young event, so that the newest of all is not one of these.
-    let (_, _) = submit(&server, "young", json!({})).await;
-    let keep = Keep { events: Some(Span::days(30)), ..NEVER };
+    let (_, _) = submit_run(&server, "young", json!({})).await;
+    let keep = Keep { events: Some(Span::days(30)), ..KEEP_FOREVER };
     let deleted = round(&db, &logs, keep).await.unwrap();
     assert!(deleted.events > 0 && deleted.runs == 0 && deleted.uploads == 0, "{deleted:?}");
     let of = async |id: Val| {
@@ -77,7 +77,7 @@ async fn old_events_go_unless_what_they_tell_of_goes_on(ground: &Ground) {
     server.stop().await;
 }
 
-async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(ground: &Ground) {
+async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(ground: &ServerFixture) {
     let server = ground.start().await;
     let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
     let text = "run: sleep 1\n";
@@ -86,7 +86,7 @@ async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(groun
     let mut all = Vec::new();
     // Name, and how many days ago it ended.
     for (name, ended) in [("old", Some(91)), ("young", Some(89)), ("active", None), ("attempt", Some(91))] {
-        let (run, job) = submit(&server, name, json!({})).await;
+        let (run, job) = submit_run(&server, name, json!({})).await;
         let project = jobs::find(&db, job).await.unwrap().unwrap().project_id;
         let log = Log { project, run, submission: job, stream: Stream::Job };
         logs.append(&log, 0, 0, b"dear").await.unwrap();
@@ -100,7 +100,7 @@ async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(groun
     }
     let attempt = all[3].1;
     write(&db, "UPDATE runs SET managed_job_id = $2 WHERE id = $1", params![attempt, managed.as_str()]).await;
-    let keep = Keep { runs: Some(Span::days(90)), ..NEVER };
+    let keep = Keep { runs: Some(Span::days(90)), ..KEEP_FOREVER };
     assert_eq!(round(&db, &logs, keep).await.unwrap(), Deleted { runs: 1, ..Deleted::default() });
     for (name, run, log) in &all {
         let here = db.query_opt("SELECT 1 FROM runs WHERE id = $1", params![*run]).await.unwrap().is_some();
@@ -124,12 +124,12 @@ async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(groun
     server.stop().await;
 }
 
-async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay(ground: &Ground) {
+async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay(ground: &ServerFixture) {
     let server = ground.start().await;
     let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
     let mut ids = Vec::new();
     for text in ["alone", "of a run", "of a job", "young"] {
-        let name = crate::http_secrets::sha256(text.as_bytes());
+        let name = crate::http_secrets::sha256_hex(text.as_bytes());
         let (status, archive) =
             server.upload(ADMIN, "/api/files/upload_archive", &name, text.as_bytes()).await;
         assert_eq!(status, 200, "{archive}");
@@ -139,7 +139,7 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
     server.admin("/api/project/main/repos/init", init).await;
     let mut hashes = Vec::new();
     for text in ["code alone", "code of a run"] {
-        let name = crate::http_secrets::sha256(text.as_bytes());
+        let name = crate::http_secrets::sha256_hex(text.as_bytes());
         let path = "/api/project/main/repos/upload_code?repo_id=repo";
         assert_eq!(server.upload(ADMIN, path, &name, text.as_bytes()).await.0, 200);
         hashes.push(name);
@@ -148,7 +148,7 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
         "repo_id": "repo", "repo_data": { "repo_type": "virtual" }, "repo_code_hash": hashes[1],
         "file_archives": [{ "id": ids[1], "path": "x" }],
     });
-    let (run, _) = submit(&server, "kept", brought).await;
+    let (run, _) = submit_run(&server, "kept", brought).await;
     let files = json!([{ "task": 0, "archive_id": ids[2], "path": "x" }]);
     server.admin("/api/project/main/jobs/launch", json!({ "text": "run: sleep 1\n", "files": files })).await;
     let age = Span::days(8).0;
@@ -160,9 +160,9 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
         write(&db, sql, params![age]).await;
     }
     // Whoever asks whether it is there is about to use it.
-    let hash = crate::http_secrets::sha256(b"young");
+    let hash = crate::http_secrets::sha256_hex(b"young");
     server.admin("/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
-    let keep = Keep { uploads: Some(Span::days(7)), ..NEVER };
+    let keep = Keep { uploads: Some(Span::days(7)), ..KEEP_FOREVER };
     assert_eq!(round(&db, &logs, keep).await.unwrap(), Deleted { uploads: 2, ..Deleted::default() });
     let left = async |id: &str| {
         let sql = "SELECT 1 FROM archives WHERE id = $1";
@@ -182,13 +182,13 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
     server.stop().await;
 }
 
-async fn what_is_kept_for_ever_stays(ground: &Ground) {
+async fn what_is_kept_for_ever_stays(ground: &ServerFixture) {
     let server = ground.start().await;
     let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
-    let (run, _) = submit(&server, "ancient", json!({})).await;
+    let (run, _) = submit_run(&server, "ancient", json!({})).await;
     end(&db, run, 10_000).await;
     write(&db, "UPDATE events SET recorded_at = 0", vec![]).await;
-    assert_eq!(round(&db, &logs, NEVER).await.unwrap(), Deleted::default());
+    assert_eq!(round(&db, &logs, KEEP_FOREVER).await.unwrap(), Deleted::default());
     let deleted = round(&db, &logs, Limits::default().keep).await.unwrap();
     assert!(deleted.runs == 1 && deleted.events > 0, "{deleted:?}");
     assert_eq!(count(&db, "SELECT count(*) FROM events").await, 1, "the newest stays");

@@ -12,11 +12,11 @@ use windlass_api::agent::{
     shim::{HostInfo, InstanceHealth, Port, ProcessesInfo, TaskInfo, TaskSpec, TaskStatus},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
-use windlass_server::agents::{AgentError, Agents, Answer, Call, HostNews, Pulled, Start};
+use windlass_server::agents::{AgentApi, AgentError, Answer, Call, HostReport, Pulled, Start};
 
 /// How every task and job on the hosts behaves.
 #[derive(Clone, Default)]
-pub(crate) struct Script {
+pub(crate) struct HostScript {
     pub(crate) silent: bool,
     /// The host answers, and to nothing that is about a job.
     pub(crate) deaf: bool,
@@ -36,7 +36,7 @@ pub(crate) struct Script {
     pub(crate) engine: Option<&'static str>,
 }
 
-struct Task {
+struct ScriptedTask {
     on: InstanceId,
     start: Option<Start>,
     ended: Option<JobState>,
@@ -44,14 +44,14 @@ struct Task {
     terminated: Option<String>,
 }
 
-type LogSource = Box<dyn Fn(u64, usize) -> Result<LogPart, AgentError> + Send + Sync>;
-type MetricsSource = Box<dyn Fn() -> Metrics + Send + Sync>;
+type LogReadFn = Box<dyn Fn(u64, usize) -> Result<LogPart, AgentError> + Send + Sync>;
+type MetricsFn = Box<dyn Fn() -> Metrics + Send + Sync>;
 
 /// Hosts, and everything they were asked for.
 #[derive(Default)]
-pub(crate) struct Hosts {
-    pub(crate) script: Mutex<Script>,
-    tasks: Mutex<BTreeMap<SubmissionId, Task>>,
+pub(crate) struct ScriptedHosts {
+    pub(crate) script: Mutex<HostScript>,
+    tasks: Mutex<BTreeMap<SubmissionId, ScriptedTask>>,
     pub(crate) specs: Mutex<Vec<TaskSpec>>,
     pub(crate) starts: Mutex<Vec<Start>>,
     /// `stop`, `terminate REASON` and `remove`, in order.
@@ -60,12 +60,12 @@ pub(crate) struct Hosts {
     pub(crate) silent: Mutex<BTreeSet<InstanceId>>,
     pub(crate) forgotten: Mutex<BTreeSet<InstanceId>>,
     /// Answers reads of any log in place of the script.
-    log_source: Option<LogSource>,
+    log_source: Option<LogReadFn>,
     /// Answers each read of a log so late.
     pub(crate) log_pause: Duration,
     /// Offsets and limits of the reads of logs.
     pub(crate) log_reads: Mutex<Vec<(u64, usize)>>,
-    metrics_source: Option<MetricsSource>,
+    metrics_source: Option<MetricsFn>,
 }
 
 pub(crate) fn ends(state: &str, reason: &str, exit_status: Option<i32>) -> JobState {
@@ -79,7 +79,7 @@ pub(crate) fn ends(state: &str, reason: &str, exit_status: Option<i32>) -> JobSt
     }
 }
 
-impl Hosts {
+impl ScriptedHosts {
     /// Hosts whose logs are read from this.
     pub(crate) fn with_log(
         source: impl Fn(u64, usize) -> Result<LogPart, AgentError> + Send + Sync + 'static,
@@ -107,7 +107,7 @@ impl Hosts {
         self.script.lock().silent || self.silent.lock().contains(&instance)
     }
 
-    fn script(&self, call: Call) -> Result<Script, AgentError> {
+    fn script(&self, call: Call) -> Result<HostScript, AgentError> {
         let script = self.script.lock().clone();
         let answers = !self.is_silent(call.instance) && !script.deaf;
         if answers { Ok(script) } else { Err(AgentError::silent(call.instance)) }
@@ -116,7 +116,7 @@ impl Hosts {
     fn on<T>(
         &self,
         call: Call,
-        act: impl FnOnce(&Script, &mut Task) -> Result<T, AgentError>,
+        act: impl FnOnce(&HostScript, &mut ScriptedTask) -> Result<T, AgentError>,
     ) -> Result<T, AgentError> {
         let script = self.script(call)?;
         let mut tasks = self.tasks.lock();
@@ -124,7 +124,7 @@ impl Hosts {
         act(&script, task.ok_or(AgentError::UnknownTask { submission: call.submission })?)
     }
 
-    fn info(script: &Script, call: Call, task: &Task) -> TaskInfo {
+    fn info(script: &HostScript, call: Call, task: &ScriptedTask) -> TaskInfo {
         let (reason, message) = script.task_ends.unwrap_or_default();
         let status = match (&task.terminated, script.task_ends, script.stuck) {
             (Some(_), _, _) | (None, Some(_), _) => TaskStatus::Terminated,
@@ -148,19 +148,19 @@ impl Hosts {
     }
 }
 
-fn now<'a, T: Send + 'a>(answer: Result<T, AgentError>) -> Answer<'a, T> {
+fn ready_answer<'a, T: Send + 'a>(answer: Result<T, AgentError>) -> Answer<'a, T> {
     Box::pin(std::future::ready(answer))
 }
 
-impl Agents for Hosts {
+impl AgentApi for ScriptedHosts {
     fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
-        now(if self.is_silent(instance) {
+        ready_answer(if self.is_silent(instance) {
             Err(AgentError::silent(instance))
         } else {
             Ok(self.tasks.lock().iter().filter(|(_, task)| task.on == instance).map(|(id, _)| *id).collect())
         })
     }
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
         let info = HostInfo {
             gpu_vendor: "nvidia".into(),
             gpu_name: "A100".into(),
@@ -175,44 +175,49 @@ impl Agents for Hosts {
         };
         let engine = self.script.lock().engine.map(str::to_owned);
         let health = InstanceHealth { engine, ..InstanceHealth::default() };
-        let news = HostNews { version: "1.2.3".into(), info, health };
-        now(if self.is_silent(instance) { Err(AgentError::silent(instance)) } else { Ok(news) })
+        let news = HostReport { version: "1.2.3".into(), info, health };
+        ready_answer(if self.is_silent(instance) { Err(AgentError::silent(instance)) } else { Ok(news) })
     }
     fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
-        now(self.script(call).and_then(|script| match script.refuses {
+        ready_answer(self.script(call).and_then(|script| match script.refuses {
             Some(reason) => Err(AgentError::Refused { reason: reason.into() }),
             None => {
                 self.specs.lock().push(task.clone());
-                let fresh =
-                    Task { on: call.instance, start: None, ended: None, stopped: false, terminated: None };
+                let fresh = ScriptedTask {
+                    on: call.instance,
+                    start: None,
+                    ended: None,
+                    stopped: false,
+                    terminated: None,
+                };
                 self.tasks.lock().entry(call.submission).or_insert(fresh);
                 Ok(())
             }
         }))
     }
     fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
-        now(self.on(call, |script, task| Ok(Self::info(script, call, task))))
+        ready_answer(self.on(call, |script, task| Ok(Self::info(script, call, task))))
     }
     fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
         self.calls.lock().push(format!("terminate {reason}"));
-        now(self.on(call, |_, task| {
+        ready_answer(self.on(call, |_, task| {
             task.terminated.get_or_insert_with(|| reason.to_owned());
             Ok(())
         }))
     }
     fn remove_task(&self, call: Call) -> Answer<'_, ()> {
         self.calls.lock().push("remove".into());
-        now(self.script(call).map(|_| drop(self.tasks.lock().remove(&call.submission))))
+        ready_answer(self.script(call).map(|_| drop(self.tasks.lock().remove(&call.submission))))
     }
     fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
-        now(self.on(call, |_, task| {
+        ready_answer(self.on(call, |_, task| {
             self.starts.lock().push(job.clone());
             task.start = Some(job.clone());
             Ok(Some(JobStarted { working_dir: "/workflow".into(), username: "root".into() }))
         }))
     }
     fn pull(&self, call: Call) -> Answer<'_, Pulled> {
-        now(self.on(call, |script, task| {
+        ready_answer(self.on(call, |script, task| {
             if task.terminated.is_some() || script.task_ends.is_some() {
                 return Err(AgentError::silent(call.instance));
             }
@@ -242,14 +247,14 @@ impl Agents for Hosts {
         })
     }
     fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
-        now(match &self.metrics_source {
+        ready_answer(match &self.metrics_source {
             Some(source) => Ok(source()),
             None => Err(AgentError::silent(call.instance)),
         })
     }
     fn stop_job(&self, call: Call, _grace_secs: u64) -> Answer<'_, ()> {
         self.calls.lock().push("stop".into());
-        now(self.on(call, |_, task| {
+        ready_answer(self.on(call, |_, task| {
             task.stopped = true;
             task.ended.get_or_insert_with(|| ends("terminated", "", Some(130)));
             Ok(())

@@ -13,8 +13,8 @@ use windlass_server::{db::Unit, logs::Store as _, params};
 use windlass_testkit::wait::WITHIN;
 
 use crate::{
-    http::{Ground, on_both},
-    log_stream::Scene,
+    http::{ServerFixture, on_both},
+    log_stream::LogTestEnv,
 };
 
 on_both! {
@@ -22,9 +22,9 @@ on_both! {
     a_token_that_expires_takes_its_streams_along
 }
 
-const SOON: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Scene {
+impl LogTestEnv {
     /// A member's token.
     async fn member(&self, name: &str) -> String {
         let token = self.server.user(name).await;
@@ -33,7 +33,7 @@ impl Scene {
     }
 
     async fn logs(&self, token: &str) -> LogStream {
-        self.stream_as(token, &self.asked()).await
+        self.open_stream(token, &self.asked()).await
     }
 
     /// Events of the queue.
@@ -59,8 +59,8 @@ impl Scene {
     }
 }
 
-async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground: &Ground) {
-    let scene = Scene::new(ground).await;
+async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground: &ServerFixture) {
+    let scene = LogTestEnv::new(ground).await;
     let server = &scene.server;
     let names = ["replaced", "disabled", "deleted", "removed", "elsewhere", "demoted"];
     let mut streams = Vec::new();
@@ -89,7 +89,7 @@ async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground
     let remove = "DELETE FROM members WHERE user_id = (SELECT id FROM users WHERE name = $1)";
     scene.elsewhere(remove, "demoted").await;
 
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + END_TIMEOUT;
     for (name, _, logs, _) in &mut streams {
         let ended = timeout_at(until, logs.next()).await;
         assert!(matches!(ended, Ok(Ok(None))), "{name}: {ended:?}");
@@ -109,13 +109,13 @@ async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground
     scene.server.stop().await;
 }
 
-async fn a_token_that_expires_takes_its_streams_along(ground: &Ground) {
-    let scene = Scene::new(ground).await;
+async fn a_token_that_expires_takes_its_streams_along(ground: &ServerFixture) {
+    let scene = LogTestEnv::new(ground).await;
     let first = scene.member("mira").await;
     let made = json!({ "name": "brief", "scope": "read", "expires_in": 4 });
     let made: Value = scene.server.ok(&first, "/api/users/tokens/create", made).await;
     let mut logs = scene.logs(made["token"].as_str().unwrap()).await;
-    let ended = tokio::time::timeout(SOON + Duration::from_secs(4), logs.next()).await;
+    let ended = tokio::time::timeout(END_TIMEOUT + Duration::from_secs(4), logs.next()).await;
     assert!(matches!(ended, Ok(Ok(None))), "{ended:?}");
     scene.server.stop().await;
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use windlass_backend::{
     Answer, Backend, BackendError, Backends, Deleted, Found, Machine, Order,
-    volumes::{Attached, Attachment, Made as Disk, VolumeOrder, Volumes},
+    volumes::{Attached, Attachment, Made as Disk, VolumeRequest, Volumes},
 };
 use windlass_engine::{BatchPipeline, Engine, Hints, Lease, LeaseStore, Pipeline, Queue, Settings};
 use windlass_model::{
@@ -26,8 +26,8 @@ use windlass_server::{
     db::{Db, Unit, Val, instances, jobs, passes, volumes},
     logs::{archive::Archive, files::Files},
     params,
-    pipelines::{self, Hands, Install},
-    run_shape::Shapes,
+    pipelines::{self, Install, PipelineContext},
+    run_shape::RunSpecCache,
     secrets::Keyring,
 };
 use windlass_testkit::wait::eventually_ok_async;
@@ -57,7 +57,7 @@ on_both! {
 
 /// How the backend behaves.
 #[derive(Default)]
-struct Script {
+struct VolumeBackendScript {
     refuses_to_make: bool,
     refuses_to_attach: bool,
     /// What is asked for is never attached.
@@ -67,8 +67,8 @@ struct Script {
 }
 
 #[derive(Default)]
-struct State {
-    script: Script,
+struct ScriptedState {
+    script: VolumeBackendScript,
     disks: BTreeMap<String, VolumeId>,
     attached: BTreeSet<(String, String)>,
     /// Volume, and whether by force.
@@ -76,76 +76,76 @@ struct State {
 }
 
 #[derive(Clone, Default)]
-struct Shelf(Arc<Mutex<State>>);
+struct ScriptedVolumeBackend(Arc<Mutex<ScriptedState>>);
 
-impl Shelf {
+impl ScriptedVolumeBackend {
     fn backends(&self) -> Backends {
         Backends::new([Arc::new(self.clone()) as Arc<dyn Backend>])
     }
 }
 
-fn no<'a, T: Send + 'a>(said: &str) -> Answer<'a, T> {
+fn refused_answer<'a, T: Send + 'a>(said: &str) -> Answer<'a, T> {
     Box::pin(ready(Err(BackendError::Refused { what: "ask the shelf", said: said.to_owned() })))
 }
 
-fn yes<'a, T: Send + 'a>(answer: T) -> Answer<'a, T> {
+fn ok_answer<'a, T: Send + 'a>(answer: T) -> Answer<'a, T> {
     Box::pin(ready(Ok(answer)))
 }
 
-impl Backend for Shelf {
+impl Backend for ScriptedVolumeBackend {
     fn name(&self) -> &'static str {
         "mock"
     }
     fn offers(&self) -> Answer<'_, Vec<Offer>> {
-        yes(Vec::new())
+        ok_answer(Vec::new())
     }
     fn create<'a>(&'a self, _order: &'a Order) -> Answer<'a, Machine> {
-        no("no machines here")
+        refused_answer("no machines here")
     }
     fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
-        yes(Found::Running(machine.clone()))
+        ok_answer(Found::Running(machine.clone()))
     }
     fn delete<'a>(&'a self, _order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
-        yes(Deleted::Gone)
+        ok_answer(Deleted::Gone)
     }
     fn volumes(&self) -> Option<&dyn Volumes> {
         Some(self)
     }
 }
 
-impl Volumes for Shelf {
-    fn make<'a>(&'a self, order: &'a VolumeOrder) -> Answer<'a, Disk> {
+impl Volumes for ScriptedVolumeBackend {
+    fn make<'a>(&'a self, order: &'a VolumeRequest) -> Answer<'a, Disk> {
         let mut state = self.0.lock();
         if state.script.refuses_to_make {
-            return no("the quota is used up");
+            return refused_answer("the quota is used up");
         }
         let id = order.external.clone().unwrap_or_else(|| format!("disk-{}", order.volume));
         state.disks.insert(id.clone(), order.volume);
         let zone = Some("here-a".to_owned());
-        yes(Disk { id, size_gb: order.size_gb, zone, price: Some(1.5), ready: true })
+        ok_answer(Disk { id, size_gb: order.size_gb, zone, price: Some(1.5), ready: true })
     }
-    fn look<'a>(&'a self, order: &'a VolumeOrder, _id: &'a str) -> Answer<'a, Option<Disk>> {
+    fn look<'a>(&'a self, order: &'a VolumeRequest, _id: &'a str) -> Answer<'a, Option<Disk>> {
         let made = self.make(order);
         Box::pin(async move { made.await.map(Some) })
     }
-    fn remove<'a>(&'a self, _order: &'a VolumeOrder, id: &'a str) -> Answer<'a, ()> {
+    fn remove<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> Answer<'a, ()> {
         let mut state = self.0.lock();
         if state.attached.iter().any(|(disk, _)| disk == id) {
-            return no("it is attached");
+            return refused_answer("it is attached");
         }
         state.disks.remove(id);
-        yes(())
+        ok_answer(())
     }
     fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
         let mut state = self.0.lock();
         if state.script.refuses_to_attach {
-            return no("the disk is of another kind");
+            return refused_answer("the disk is of another kind");
         }
         state.attached.insert((id.to_owned(), machine.id.clone()));
         if state.script.never_attaches {
-            return yes(Attached::Coming);
+            return ok_answer(Attached::Coming);
         }
-        yes(Attached::Yes(Attachment { device_name: Some("/dev/sdf".into()) }))
+        ok_answer(Attached::Yes(Attachment { device_name: Some("/dev/sdf".into()) }))
     }
     fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()> {
         let mut state = self.0.lock();
@@ -153,21 +153,21 @@ impl Volumes for Shelf {
         if force || !state.script.hangs {
             state.attached.remove(&(id.to_owned(), machine.id.clone()));
         }
-        yes(())
+        ok_answer(())
     }
     fn attached<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
         let there = self.0.lock().attached.contains(&(id.to_owned(), machine.id.clone()));
-        yes(if there { Attached::Yes(Attachment::default()) } else { Attached::No })
+        ok_answer(if there { Attached::Yes(Attachment::default()) } else { Attached::No })
     }
 }
 
 /// Installs one pipeline of all.
-struct Only<'a> {
+struct SinglePipelineRegistry<'a> {
     engine: &'a mut Engine<Db>,
     pipeline: &'static str,
 }
 
-impl Install for Only<'_> {
+impl Install for SinglePipelineRegistry<'_> {
     fn add<P: Pipeline>(&mut self, pipeline: P) {
         if pipeline.queue().pipeline == self.pipeline {
             self.engine.spawn(pipeline, Settings::standard(7));
@@ -177,30 +177,30 @@ impl Install for Only<'_> {
 }
 
 /// The pipeline `volumes`, turning.
-struct Turning {
+struct RunningPipeline {
     engine: Engine<Db>,
     _logs: TempDir,
 }
 
-fn turning(db: &Db, shelf: &Shelf) -> Turning {
+fn turning(db: &Db, shelf: &ScriptedVolumeBackend) -> RunningPipeline {
     let logs = temp_dir("logs").unwrap();
-    let hands = Hands {
+    let hands = PipelineContext {
         db: db.clone(),
         agents: Arc::new(Nobody),
         backends: shelf.backends(),
         logs: Arc::new(Archive::new(Arc::new(Files::new(logs.path().to_owned())))),
         keys: Arc::new(Keyring::ephemeral().unwrap()),
-        shapes: Shapes::default(),
+        shapes: RunSpecCache::default(),
         lost_after: windlass_model::decide::jobs_running::UNREACHABLE_GRACE,
-        retry_delay: windlass_model::retry::DELAY,
-        job_limits: windlass_model::decide::managed_jobs::slots::Limits::of_machine(2, 4096),
+        retry_delay: windlass_model::retry::DELAY_FIRST,
+        job_limits: windlass_model::decide::managed_jobs::slots::Limits::for_host(2, 4096),
         images: Default::default(),
         local_processes: Default::default(),
         limits: windlass_server::limits::Limits::default(),
     };
     let mut engine = Engine::new(Arc::new(db.clone()), Hints::new());
-    pipelines::install(&hands, &mut Only { engine: &mut engine, pipeline: "volumes" });
-    Turning { engine, _logs: logs }
+    pipelines::install(&hands, &mut SinglePipelineRegistry { engine: &mut engine, pipeline: "volumes" });
+    RunningPipeline { engine, _logs: logs }
 }
 
 async fn write(db: &Db, unit: Unit) {
@@ -225,13 +225,13 @@ async fn volume(db: &Db, made: &Made, name: &str, more: serde_json::Value) -> Vo
     id
 }
 
-fn ten() -> serde_json::Value {
+fn ten_gb() -> serde_json::Value {
     json!({"size": "10GB"})
 }
 
 /// One that was made before.
-async fn ready_volume(db: &Db, made: &Made, shelf: &Shelf, name: &str) -> VolumeId {
-    let id = volume(db, made, name, ten()).await;
+async fn insert_active_volume(db: &Db, made: &Made, shelf: &ScriptedVolumeBackend, name: &str) -> VolumeId {
+    let id = volume(db, made, name, ten_gb()).await;
     shelf.0.lock().disks.insert(format!("disk-{id}"), id);
     let sql = "UPDATE volumes SET status = 'active', volume_id = $2 WHERE id = $1";
     write(db, Unit::new().exec(sql, params![id, format!("disk-{id}")])).await;
@@ -260,15 +260,15 @@ async fn instance(db: &Db, made: &Made, name: &str) -> InstanceId {
 }
 
 /// A job on an instance that wants these volumes, and the lease of whoever works on it.
-struct Work {
+struct LeasedJob {
     job: jobs::Job,
     instance: instances::Instance,
     lease: Lease,
 }
 
-const JOBS: Queue = Queue { pipeline: "test", table: "jobs", statuses: &["provisioning"] };
+const JOBS_QUEUE: Queue = Queue { pipeline: "test", table: "jobs", statuses: &["provisioning"] };
 
-async fn work(db: &Db, made: &Made, name: &str, at: InstanceId, mounts: serde_json::Value) -> Work {
+async fn work(db: &Db, made: &Made, name: &str, at: InstanceId, mounts: serde_json::Value) -> LeasedJob {
     let run = db_rows::run(db, made, name).await;
     let id = SubmissionId(db.new_id().unwrap());
     let values = vec![
@@ -286,27 +286,33 @@ async fn work(db: &Db, made: &Made, name: &str, at: InstanceId, mounts: serde_js
         ("last_processed_at", Val::Now),
     ];
     write(db, Unit::new().insert("jobs", values)).await;
-    let claim = db.claim(&JOBS, 10, Duration::from_secs(60)).await.unwrap();
+    let claim = db.claim(&JOBS_QUEUE, 10, Duration::from_secs(60)).await.unwrap();
     let lease = claim.leases.into_iter().find(|lease| lease.id == id.0).unwrap();
     let loaded = passes::jobs::load(db, &lease).await.unwrap().unwrap();
-    Work { job: loaded.job, instance: loaded.instance.unwrap(), lease }
+    LeasedJob { job: loaded.job, instance: loaded.instance.unwrap(), lease }
 }
 
 fn at(path: &str, names: &[&str]) -> serde_json::Value {
     json!([{ "name": names, "path": path }])
 }
 
-impl Work {
-    async fn attach(&self, db: &Db, shelf: &Shelf) -> Attach {
+impl LeasedJob {
+    async fn attach(&self, db: &Db, shelf: &ScriptedVolumeBackend) -> Attach {
         attachments::attach(db, &shelf.backends(), &self.lease, &self.job, &self.instance).await.unwrap()
     }
 
-    async fn standing(&self, db: &Db, shelf: &Shelf) -> Vec<ending::Volume> {
+    async fn standing(&self, db: &Db, shelf: &ScriptedVolumeBackend) -> Vec<ending::Volume> {
         let backends = shelf.backends();
         attachments::standing(db, &backends, &self.lease, &self.job, Some(&self.instance)).await.unwrap()
     }
 
-    async fn detach(&self, db: &Db, shelf: &Shelf, volume: VolumeId, force: bool) -> Vec<ending::Volume> {
+    async fn detach(
+        &self,
+        db: &Db,
+        shelf: &ScriptedVolumeBackend,
+        volume: VolumeId,
+        force: bool,
+    ) -> Vec<ending::Volume> {
         let (backends, volumes) = (shelf.backends(), [volume]);
         attachments::detach(db, &backends, &self.lease, &self.job, &self.instance, &volumes, force)
             .await
@@ -314,7 +320,7 @@ impl Work {
     }
 }
 
-async fn until(db: &Db, id: VolumeId, what: impl Fn(&volumes::Volume) -> bool) -> volumes::Volume {
+async fn wait_until(db: &Db, id: VolumeId, what: impl Fn(&volumes::Volume) -> bool) -> volumes::Volume {
     eventually_ok_async("the volume changes", async || {
         let seen = volumes::find(db, id).await.unwrap().unwrap();
         if what(&seen) { Ok(seen) } else { Err(format!("{seen:?}")) }
@@ -322,48 +328,48 @@ async fn until(db: &Db, id: VolumeId, what: impl Fn(&volumes::Volume) -> bool) -
     .await
 }
 
-async fn events_of(db: &Db, id: VolumeId) -> Vec<(String, Option<String>)> {
+async fn list_events(db: &Db, id: VolumeId) -> Vec<(String, Option<String>)> {
     let sql = "SELECT message, to_status FROM events WHERE entity_id = $1 ORDER BY seq";
     let rows = db.query(sql, params![id]).await.unwrap();
     rows.iter().map(|row| (row.text(0).unwrap(), row.opt_text(1).unwrap())).collect()
 }
 
 async fn a_volume_is_made_and_becomes_active(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
     let turning = turning(db, &shelf);
-    let id = volume(db, &made, "data", ten()).await;
+    let id = volume(db, &made, "data", ten_gb()).await;
     turning.engine.hints().hint("volumes");
-    let seen = until(db, id, |seen| seen.status == volume::Status::Active).await;
+    let seen = wait_until(db, id, |seen| seen.status == volume::Status::Active).await;
     assert_eq!(seen.volume_id, Some(format!("disk-{id}")));
     let document: serde_json::Value = serde_json::from_str(&seen.provisioning.unwrap()).unwrap();
     assert_eq!((&document["size_gb"], &document["price"]), (&json!(10.0), &json!(1.5)));
-    assert_eq!(events_of(db, id).await, [("can be attached".to_owned(), Some("active".to_owned()))]);
+    assert_eq!(list_events(db, id).await, [("can be attached".to_owned(), Some("active".to_owned()))]);
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
 async fn a_volume_that_its_backend_refuses_fails_and_says_why(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
     shelf.0.lock().script.refuses_to_make = true;
     let turning = turning(db, &shelf);
-    let id = volume(db, &made, "data", ten()).await;
+    let id = volume(db, &made, "data", ten_gb()).await;
     turning.engine.hints().hint("volumes");
-    let seen = until(db, id, |seen| seen.status == volume::Status::Failed).await;
+    let seen = wait_until(db, id, |seen| seen.status == volume::Status::Failed).await;
     assert!(seen.status_message.unwrap().contains("quota"), "it says why");
     // One that failed can be deleted all the same.
     write(db, Unit::new().and(volumes::ask_delete(id))).await;
     turning.engine.hints().hint("volumes");
-    until(db, id, |seen| seen.deleted).await;
+    wait_until(db, id, |seen| seen.deleted).await;
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
 async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_it_was_made(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
     let turning = turning(db, &shelf);
     let elsewhere = || json!({"size": "10GB", "backend": "aws"});
     let ids = [volume(db, &made, "never", elsewhere()).await, volume(db, &made, "once", elsewhere()).await];
     turning.engine.hints().hint("volumes");
     for id in ids {
-        let seen = until(db, id, |seen| seen.status == volume::Status::Failed).await;
+        let seen = wait_until(db, id, |seen| seen.status == volume::Status::Failed).await;
         assert!(seen.status_message.unwrap().contains("not configured"), "it says why");
     }
     write(db, Unit::new().exec("UPDATE volumes SET volume_id = 'vol-1' WHERE id = $1", params![ids[1]]))
@@ -372,17 +378,17 @@ async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_it_was_m
         write(db, Unit::new().and(volumes::ask_delete(id))).await;
     }
     turning.engine.hints().hint("volumes");
-    until(db, ids[0], |seen| seen.deleted).await;
+    wait_until(db, ids[0], |seen| seen.deleted).await;
     let waits = |seen: &volumes::Volume| {
         seen.status_message.as_deref().is_some_and(|said| said.starts_with("not deleted yet"))
     };
-    assert!(!until(db, ids[1], waits).await.deleted, "its backend still has it");
+    assert!(!wait_until(db, ids[1], waits).await.deleted, "its backend still has it");
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
 async fn g4_a_volume_in_use_is_deleted_only_when_it_is_free(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
-    let id = ready_volume(db, &made, &shelf, "data").await;
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let work = work(db, &made, "train", host, at("/data", &["data"])).await;
     assert!(matches!(work.attach(db, &shelf).await, Attach::Ready(_)));
@@ -392,21 +398,21 @@ async fn g4_a_volume_in_use_is_deleted_only_when_it_is_free(db: &Db) {
         .await;
     let turning = turning(db, &shelf);
     let before = volumes::find(db, id).await.unwrap().unwrap().last_processed_at;
-    until(db, id, |seen| seen.last_processed_at > before).await;
+    wait_until(db, id, |seen| seen.last_processed_at > before).await;
     assert!(!volumes::find(db, id).await.unwrap().unwrap().deleted, "it is in use");
     assert!(work.detach(db, &shelf, id, false).await.is_empty());
     turning.engine.hints().hint("volumes");
-    until(db, id, |seen| seen.deleted).await;
+    wait_until(db, id, |seen| seen.deleted).await;
     assert!(shelf.0.lock().disks.is_empty());
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
 async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
     let brief = json!({"size": "10GB", "auto_cleanup_duration": "1s"});
     let (used, unused) =
         (volume(db, &made, "used", brief.clone()).await, volume(db, &made, "unused", brief).await);
-    let kept = volume(db, &made, "kept", ten()).await;
+    let kept = volume(db, &made, "kept", ten_gb()).await;
     let sql =
         "UPDATE volumes SET status = 'active', volume_id = name, last_job_processed_at = now_us() - 5000000";
     write(db, Unit::new().exec(sql, vec![])).await;
@@ -414,8 +420,8 @@ async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
     let work = work(db, &made, "train", host, at("/data", &["used"])).await;
     assert!(matches!(work.attach(db, &shelf).await, Attach::Ready(_)));
     let turning = turning(db, &shelf);
-    until(db, unused, |seen| seen.deleted).await;
-    let told = events_of(db, unused).await;
+    wait_until(db, unused, |seen| seen.deleted).await;
+    let told = list_events(db, unused).await;
     assert!(told[0].0.starts_with("unattached for"), "{told:?}");
     for (id, name) in [(used, "used"), (kept, "kept")] {
         let seen = volumes::find(db, id).await.unwrap().unwrap();
@@ -425,21 +431,21 @@ async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
 }
 
 async fn an_external_volume_is_forgotten_and_left_alone(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
     let turning = turning(db, &shelf);
     let id = volume(db, &made, "data", json!({"volume_id": "vol-7"})).await;
     turning.engine.hints().hint("volumes");
-    until(db, id, |seen| seen.status == volume::Status::Active).await;
+    wait_until(db, id, |seen| seen.status == volume::Status::Active).await;
     write(db, Unit::new().and(volumes::ask_delete(id))).await;
     turning.engine.hints().hint("volumes");
-    until(db, id, |seen| seen.deleted).await;
+    wait_until(db, id, |seen| seen.deleted).await;
     assert!(shelf.0.lock().disks.contains_key("vol-7"));
     turning.engine.stop(Duration::from_secs(5)).await;
 }
 
 async fn a_job_gets_its_volumes_before_its_task(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
-    let id = ready_volume(db, &made, &shelf, "data").await;
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     // The first of the names does not exist: the second is taken.
     let work = work(db, &made, "train", host, at("/data", &["nothing", "data"])).await;
@@ -462,7 +468,7 @@ async fn a_job_gets_its_volumes_before_its_task(db: &Db) {
 }
 
 async fn a_job_without_network_volumes_needs_nothing(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
     let host = instance(db, &made, "one").await;
     let mounts = json!([{"instance_path": "/mnt", "path": "/data", "optional": false}]);
     let work = work(db, &made, "train", host, mounts).await;
@@ -471,8 +477,8 @@ async fn a_job_without_network_volumes_needs_nothing(db: &Db) {
 }
 
 async fn a_volume_that_cannot_be_attached_fails_its_job_and_says_why(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
-    let id = ready_volume(db, &made, &shelf, "data").await;
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let refused = work(db, &made, "refused", host, at("/data", &["data"])).await;
     shelf.0.lock().script.refuses_to_attach = true;
@@ -494,8 +500,8 @@ async fn a_volume_that_cannot_be_attached_fails_its_job_and_says_why(db: &Db) {
 }
 
 async fn g4_a_volume_is_with_one_instance_at_a_time(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
-    let id = ready_volume(db, &made, &shelf, "data").await;
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &shelf, "data").await;
     let (one, two) = (instance(db, &made, "one").await, instance(db, &made, "two").await);
     let first = work(db, &made, "first", one, at("/data", &["data"])).await;
     let second = work(db, &made, "second", two, at("/data", &["data"])).await;
@@ -514,8 +520,8 @@ async fn g4_a_volume_is_with_one_instance_at_a_time(db: &Db) {
 }
 
 async fn two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
-    let id = ready_volume(db, &made, &shelf, "data").await;
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let first = work(db, &made, "first", host, at("/data", &["data"])).await;
     let second = work(db, &made, "second", host, at("/data", &["data"])).await;
@@ -529,8 +535,8 @@ async fn two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it(db
 }
 
 async fn r24_an_attachment_that_hangs_ends_before_anybody_takes_it_again(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
-    let id = ready_volume(db, &made, &shelf, "data").await;
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     shelf.0.lock().script.never_attaches = true;
     let first = work(db, &made, "first", host, at("/data", &["data"])).await;
@@ -549,8 +555,8 @@ async fn r24_an_attachment_that_hangs_ends_before_anybody_takes_it_again(db: &Db
 }
 
 async fn a_detach_that_hangs_is_asked_again_and_forced(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
-    let id = ready_volume(db, &made, &shelf, "data").await;
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let work = work(db, &made, "train", host, at("/data", &["data"])).await;
     work.attach(db, &shelf).await;
@@ -566,8 +572,8 @@ async fn a_detach_that_hangs_is_asked_again_and_forced(db: &Db) {
 }
 
 async fn a_stale_holder_of_the_job_takes_nothing(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, Shelf::default());
-    let id = ready_volume(db, &made, &shelf, "data").await;
+    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let mut work = work(db, &made, "train", host, at("/data", &["data"])).await;
     work.lease.token = db.new_id().unwrap();

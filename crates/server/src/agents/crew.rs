@@ -5,42 +5,42 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use windlass_api::agent::{
     client::LogPart,
-    runner::{Hosts, JobStarted, Metrics},
+    runner::{GroupHosts, JobStarted, Metrics},
     shim::{TaskInfo, TaskSpec},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
 
-use super::{AgentError, Agents, Answer, Call, HostNews, Port, Pulled, Start, Wire, queue::QueueHosts};
+use super::{AgentApi, AgentError, Answer, Call, HostReport, Port, Pulled, Start, Wire, queue::QueueAgents};
 use crate::{app::App, job_orders::queued::Queued};
 
 /// Passes each call on to whoever answers for its instance.
-pub struct Crew {
+pub struct AgentRouter {
     wire: Arc<Wire>,
-    queue: QueueHosts,
+    queue: QueueAgents,
 }
 
-impl Crew {
+impl AgentRouter {
     pub fn new(app: &App, wire: Arc<Wire>) -> Self {
-        Self { wire, queue: QueueHosts::new(app) }
+        Self { wire, queue: QueueAgents::new(app) }
     }
 
-    async fn of(&self, instance: InstanceId) -> Result<&dyn Agents, AgentError> {
-        Ok(if self.queue.has(instance).await? { &self.queue } else { &*self.wire })
+    async fn agents_for(&self, instance: InstanceId) -> Result<&dyn AgentApi, AgentError> {
+        Ok(if self.queue.is_queue(instance).await? { &self.queue } else { &*self.wire })
     }
 }
 
 /// One line for each call: find who is asked, and ask.
 macro_rules! passed_on {
     ($self:ident, $instance:expr, $call:ident($($argument:expr),*)) => {
-        async move { $self.of($instance).await?.$call($($argument),*).await }.boxed()
+        async move { $self.agents_for($instance).await?.$call($($argument),*).await }.boxed()
     };
 }
 
-impl Agents for Crew {
+impl AgentApi for AgentRouter {
     fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
         passed_on!(self, instance, tasks(instance))
     }
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
         passed_on!(self, instance, host(instance))
     }
     fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
@@ -79,14 +79,14 @@ impl Agents for Crew {
     fn open_gate(&self, call: Call) -> Answer<'_, ()> {
         passed_on!(self, call.instance, open_gate(call))
     }
-    fn tell_hosts<'a>(&'a self, call: Call, hosts: &'a Hosts) -> Answer<'a, ()> {
+    fn tell_hosts<'a>(&'a self, call: Call, hosts: &'a GroupHosts) -> Answer<'a, ()> {
         passed_on!(self, call.instance, tell_hosts(call, hosts))
     }
     fn connect(&self, call: Call, port: u16) -> Answer<'_, Port> {
         passed_on!(self, call.instance, connect(call, port))
     }
     fn hears(&self, instance: InstanceId) -> bool {
-        self.queue.holds(instance) || self.wire.hears(instance)
+        self.queue.is_known_queue(instance) || self.wire.hears(instance)
     }
     fn forget(&self, instance: InstanceId) {
         self.queue.forget(instance);

@@ -2,7 +2,7 @@
 //!
 //! An event carries no decision: it makes a row due and wakes the pipeline that looks, or has a log copied. A lost
 //! one costs time and nothing else. A host has a say over the rows of its own instance alone, and however much it
-//! tells, it is read no faster than [`BATCH_MAX`] events in each [`GAP`].
+//! tells, it is read no faster than [`BATCH_MAX`] events in each [`BATCH_INTERVAL`].
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -17,8 +17,8 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 use windlass_api::agent::{
-    client::{Events, Shim, ShimError},
-    events::{Event, What},
+    client::{ShimClient, ShimError, ShimEvents},
+    events::{ShimEvent, ShimEventKind},
 };
 use windlass_model::{
     causes::chain,
@@ -26,12 +26,12 @@ use windlass_model::{
 };
 
 use super::{
-    Agents, Call,
-    lines::{Line, Slot},
+    AgentApi, Call,
+    lines::{AgentConnection, InstanceSlot},
     wire::{Inner, Wire},
 };
 use crate::{
-    db::{Change, Unit, Written, agents as rows, agents::Which},
+    db::{Change, Unit, Written, agents as rows, agents::JobSelection},
     logs::{Log, Stream},
     pipelines,
 };
@@ -39,29 +39,29 @@ use crate::{
 /// Events dealt with at once.
 const BATCH_MAX: usize = 256;
 /// Between two batches of one host. The first event after a quiet moment does not wait.
-const GAP: Duration = Duration::from_millis(20);
+const BATCH_INTERVAL: Duration = Duration::from_millis(20);
 /// A stream says at least every 10 s that it lives.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
-const OPEN_WITHIN: Duration = Duration::from_secs(9);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(9);
 /// A stream that is refused is asked for again, later each time.
-const AGAIN_FIRST: Duration = Duration::from_secs(1);
-const AGAIN_LAST: Duration = Duration::from_secs(30);
+const REOPEN_DELAY_MIN: Duration = Duration::from_secs(1);
+const REOPEN_DELAY_MAX: Duration = Duration::from_secs(30);
 /// Writes of a batch before it is left to the passes that look anyway.
-const WRITES_MAX: usize = 4;
-const WRITE_AGAIN: Duration = Duration::from_millis(200);
+const WRITE_ATTEMPTS_MAX: usize = 4;
+const WRITE_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// How long it is remembered where a job of this instance belongs, which does not change; that one is none of it, which
 /// may; and of how many.
-const PLACE_KNOWN: Duration = Duration::from_secs(600);
-const STRANGER_KNOWN: Duration = Duration::from_secs(10);
-const PLACES_MAX: usize = 1024;
+const OWNER_TTL: Duration = Duration::from_secs(600);
+const UNKNOWN_OWNER_TTL: Duration = Duration::from_secs(10);
+const OWNERS_MAX: usize = 1024;
 /// Longest name of a start of a shim.
-const BOOT_MAX: usize = 128;
+const BOOT_ID_BYTES_MAX: usize = 128;
 
-struct Ear {
+struct EventListener {
     inner: Weak<Inner>,
-    slot: Weak<Slot>,
-    line: Weak<Line>,
-    shim: Shim,
+    slot: Weak<InstanceSlot>,
+    line: Weak<AgentConnection>,
+    shim: ShimClient,
     instance: InstanceId,
     /// Where a job belongs; `None`: it is none of this instance.
     places: HashMap<SubmissionId, (Instant, Option<(ProjectId, RunId)>)>,
@@ -71,7 +71,7 @@ struct Ear {
 
 /// What the events of one batch ask for.
 #[derive(Debug, Default)]
-struct Batch {
+struct EventBatch {
     events: usize,
     all_jobs: bool,
     jobs: BTreeSet<SubmissionId>,
@@ -81,16 +81,21 @@ struct Batch {
 }
 
 /// Why a stream ended.
-enum Over {
+enum StreamEnd {
     /// With its connection.
-    Lost,
+    ConnectionLost,
     /// Alone.
-    Refused(String),
+    StreamFailed(String),
 }
 
 /// Listens for as long as the connection lives.
-pub(super) fn start(inner: Weak<Inner>, slot: &Arc<Slot>, line: &Arc<Line>, came_back: bool) -> AbortHandle {
-    let ear = Ear {
+pub(super) fn start(
+    inner: Weak<Inner>,
+    slot: &Arc<InstanceSlot>,
+    line: &Arc<AgentConnection>,
+    came_back: bool,
+) -> AbortHandle {
+    let ear = EventListener {
         inner,
         slot: Arc::downgrade(slot),
         line: Arc::downgrade(line),
@@ -102,60 +107,60 @@ pub(super) fn start(inner: Weak<Inner>, slot: &Arc<Slot>, line: &Arc<Line>, came
     tokio::spawn(ear.run(came_back)).abort_handle()
 }
 
-impl Ear {
+impl EventListener {
     async fn run(mut self, came_back: bool) {
         if came_back {
-            look_at(self.inner.clone(), self.instance).await;
+            mark_all_due(self.inner.clone(), self.instance).await;
         }
-        let mut again = AGAIN_FIRST;
+        let mut again = REOPEN_DELAY_MIN;
         while !self.shim.is_closed() {
             let ended = self.listen().await;
             let heard = self.line.upgrade().is_some_and(|line| line.hears.swap(false, Ordering::Relaxed));
             match ended {
-                Over::Lost => break,
-                Over::Refused(why) => {
+                StreamEnd::ConnectionLost => break,
+                StreamEnd::StreamFailed(why) => {
                     if heard {
-                        look_at(self.inner.clone(), self.instance).await;
+                        mark_all_due(self.inner.clone(), self.instance).await;
                     }
                     tracing::debug!(instance = %self.instance, why, "hear of events");
                     if let Some(slot) = self.slot.upgrade() {
                         *slot.heard.lock() = None;
                     }
                     sleep(again).await;
-                    again = (again * 2).min(AGAIN_LAST);
+                    again = (again * 2).min(REOPEN_DELAY_MAX);
                 }
             }
         }
         let Some(slot) = self.slot.upgrade() else { return };
         if slot.lose(&self.line) {
             // The connection took this task along when it was given up: somebody else must tell.
-            tokio::spawn(look_at(self.inner.clone(), self.instance));
+            tokio::spawn(mark_all_due(self.inner.clone(), self.instance));
         }
     }
 
-    async fn listen(&mut self) -> Over {
+    async fn listen(&mut self) -> StreamEnd {
         let heard = self.slot.upgrade().and_then(|slot| slot.heard.lock().clone());
         let after = heard.as_ref().map(|(boot, seq)| (boot.as_str(), *seq));
-        let mut events = match timeout(OPEN_WITHIN, self.shim.events(after)).await {
+        let mut events = match timeout(OPEN_TIMEOUT, self.shim.events(after)).await {
             Ok(Ok(events)) => events,
             Ok(Err(error)) => return over(&error),
-            Err(_) => return Over::Refused("the stream does not begin".into()),
+            Err(_) => return StreamEnd::StreamFailed("the stream does not begin".into()),
         };
         if let Some(line) = self.line.upgrade() {
             line.hears.store(true, Ordering::Relaxed);
         }
         let mut last = None;
         loop {
-            let mut batch = Batch {
+            let mut batch = EventBatch {
                 heard: self.slot.upgrade().and_then(|slot| slot.heard.lock().clone()),
-                ..Batch::default()
+                ..EventBatch::default()
             };
-            if let Err(ended) = self.gather(&mut events, &mut batch).await {
+            if let Err(ended) = self.receive_batch(&mut events, &mut batch).await {
                 self.deliver(&batch).await;
                 return ended;
             }
             if let Some(last) = last {
-                sleep_until(last + GAP).await;
+                sleep_until(last + BATCH_INTERVAL).await;
                 // More may have come while we waited.
                 if let Err(ended) = self.drain(&mut events, &mut batch) {
                     self.deliver(&batch).await;
@@ -168,14 +173,18 @@ impl Ear {
     }
 
     /// Waits for something, and takes what lies there with it.
-    async fn gather(&mut self, events: &mut Events, batch: &mut Batch) -> Result<(), Over> {
-        let first = timeout(SILENCE_MAX, events.next()).await;
-        let first = first.map_err(|_| Over::Refused("the stream says nothing".into()))?;
+    async fn receive_batch(
+        &mut self,
+        events: &mut ShimEvents,
+        batch: &mut EventBatch,
+    ) -> Result<(), StreamEnd> {
+        let first = timeout(SILENCE_TIMEOUT, events.next()).await;
+        let first = first.map_err(|_| StreamEnd::StreamFailed("the stream says nothing".into()))?;
         self.take(first, batch)?;
         self.drain(events, batch)
     }
 
-    fn drain(&mut self, events: &mut Events, batch: &mut Batch) -> Result<(), Over> {
+    fn drain(&mut self, events: &mut ShimEvents, batch: &mut EventBatch) -> Result<(), StreamEnd> {
         while batch.events < BATCH_MAX {
             let Some(next) = events.next().now_or_never() else { break };
             self.take(next, batch)?;
@@ -183,41 +192,45 @@ impl Ear {
         Ok(())
     }
 
-    fn take(&mut self, next: Result<Option<Event>, ShimError>, batch: &mut Batch) -> Result<(), Over> {
-        let event = next.map_err(|error| over(&error))?.ok_or(Over::Lost)?;
+    fn take(
+        &mut self,
+        next: Result<Option<ShimEvent>, ShimError>,
+        batch: &mut EventBatch,
+    ) -> Result<(), StreamEnd> {
+        let event = next.map_err(|error| over(&error))?.ok_or(StreamEnd::ConnectionLost)?;
         batch.events += 1;
         if let Some((_, seq)) = &mut batch.heard {
             *seq = event.seq;
         }
-        match event.what {
-            What::Reset { boot } => {
-                if boot.len() > BOOT_MAX {
-                    return Err(Over::Refused("the name of its start is too long".into()));
+        match event.kind {
+            ShimEventKind::Reset { boot } => {
+                if boot.len() > BOOT_ID_BYTES_MAX {
+                    return Err(StreamEnd::StreamFailed("the name of its start is too long".into()));
                 }
                 batch.heard = Some((boot, event.seq));
                 batch.all_jobs = true;
             }
-            What::Task { info } => {
+            ShimEventKind::Task { info } => {
                 batch.jobs.insert(info.id);
             }
-            What::Gone { id } | What::Job { id, .. } => {
+            ShimEventKind::Gone { id } | ShimEventKind::Job { id, .. } => {
                 batch.jobs.insert(id);
             }
-            What::Log { id, stream, .. } => {
+            ShimEventKind::Log { id, stream, .. } => {
                 let known = STREAMS.iter().position(|known| known.name() == stream);
                 batch.logs.extend(known.map(|at| (id, at as u8)));
             }
-            What::Health { problems } => {
+            ShimEventKind::Health { problems } => {
                 let seen = fingerprint(&problems);
                 batch.instance |= std::mem::replace(&mut self.problems, seen) != seen;
             }
-            What::Alive => {}
+            ShimEventKind::Alive => {}
         }
         Ok(())
     }
 
     /// Rows first, logs after them: copying takes its time.
-    async fn deliver(&mut self, batch: &Batch) {
+    async fn deliver(&mut self, batch: &EventBatch) {
         write(&self.inner, self.instance, batch).await;
         for (submission, stream) in &batch.logs {
             self.copy(*submission, STREAMS[usize::from(*stream)]).await;
@@ -234,18 +247,18 @@ impl Ear {
         // Reading is not fenced.
         let call = Call { instance: self.instance, submission, epoch: 0 };
         let copier = inner.copier.clone();
-        let agents: Arc<dyn Agents> = Arc::new(Wire::of(inner));
+        let agents: Arc<dyn AgentApi> = Arc::new(Wire::of(inner));
         copier.heard(&agents, call, log);
     }
 
     async fn place(&mut self, inner: &Inner, job: SubmissionId) -> Option<(ProjectId, RunId)> {
         if let Some((at, place)) = self.places.get(&job)
-            && at.elapsed() < if place.is_some() { PLACE_KNOWN } else { STRANGER_KNOWN }
+            && at.elapsed() < if place.is_some() { OWNER_TTL } else { UNKNOWN_OWNER_TTL }
         {
             return *place;
         }
         let place = rows::place_of(&inner.db, job, self.instance).await.ok()?;
-        if self.places.len() >= PLACES_MAX {
+        if self.places.len() >= OWNERS_MAX {
             self.places.clear();
         }
         self.places.insert(job, (Instant::now(), place));
@@ -254,17 +267,17 @@ impl Ear {
 }
 
 /// Has the instance and its jobs looked at: its host was lost, or is back, or tells nothing any more.
-pub(super) async fn look_at(inner: Weak<Inner>, instance: InstanceId) {
-    write(&inner, instance, &Batch { instance: true, all_jobs: true, ..Batch::default() }).await;
+pub(super) async fn mark_all_due(inner: Weak<Inner>, instance: InstanceId) {
+    write(&inner, instance, &EventBatch { instance: true, all_jobs: true, ..EventBatch::default() }).await;
 }
 
 /// Makes rows due in one transaction, and wakes their pipelines after it.
-async fn write(inner: &Weak<Inner>, instance: InstanceId, batch: &Batch) {
+async fn write(inner: &Weak<Inner>, instance: InstanceId, batch: &EventBatch) {
     let changes = batch.changes(instance);
     if changes.is_empty() {
         return;
     }
-    for _ in 0..WRITES_MAX {
+    for _ in 0..WRITE_ATTEMPTS_MAX {
         let Some(inner) = inner.upgrade() else { return };
         match inner.db.write(Unit::new().and(changes.clone())).await.and_then(Written::done) {
             Ok((_, rows)) => {
@@ -277,20 +290,23 @@ async fn write(inner: &Weak<Inner>, instance: InstanceId, batch: &Batch) {
             Err(error) => tracing::debug!(%instance, %error, "make rows due"),
         }
         drop(inner);
-        sleep(WRITE_AGAIN).await;
+        sleep(WRITE_RETRY_DELAY).await;
     }
 }
 
-impl Batch {
+impl EventBatch {
     fn changes(&self, instance: InstanceId) -> Vec<Change> {
         let mut changes = Vec::new();
         if self.all_jobs {
-            changes.push(rows::poke_jobs(instance, &Which::All));
+            changes.push(rows::mark_jobs_due(instance, &JobSelection::All));
         } else if !self.jobs.is_empty() {
-            changes.push(rows::poke_jobs(instance, &Which::These(self.jobs.iter().copied().collect())));
+            changes.push(rows::mark_jobs_due(
+                instance,
+                &JobSelection::Only(self.jobs.iter().copied().collect()),
+            ));
         }
         if self.instance {
-            changes.push(rows::poke_instance(instance));
+            changes.push(rows::mark_instance_due(instance));
         }
         changes
     }
@@ -298,20 +314,20 @@ impl Batch {
 
 const STREAMS: [Stream; 2] = [Stream::Job, Stream::Runner];
 
-fn over(error: &ShimError) -> Over {
+fn over(error: &ShimError) -> StreamEnd {
     match error {
-        ShimError::Exchange(_) => Over::Lost,
+        ShimError::Exchange(_) => StreamEnd::ConnectionLost,
         ShimError::Unauthorized { .. }
         | ShimError::Forbidden { .. }
-        | ShimError::Fenced { .. }
-        | ShimError::Absent
-        | ShimError::Gone
+        | ShimError::StaleEpoch { .. }
+        | ShimError::TaskNotFound
+        | ShimError::TaskRemoved
         | ShimError::Conflict { .. }
         | ShimError::Status { .. }
         | ShimError::Encode(_)
         | ShimError::Decode(_)
         | ShimError::Build(_)
-        | ShimError::TooLong => Over::Refused(chain(error)),
+        | ShimError::TooLong => StreamEnd::StreamFailed(chain(error)),
     }
 }
 

@@ -6,22 +6,22 @@
 use base64::{Engine, prelude::BASE64_STANDARD};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use sha2::{Digest, Sha256};
-use windlass_api::agent::{SIGNED_PREFIX, client::SignedSpec, pass::Pass, shim::TaskSpec};
+use windlass_api::agent::{SIGNED_PREFIX, client::SignedSpec, pass::PortPass, shim::TaskSpec};
 use windlass_backend::Enrolment;
 use windlass_model::id::InstanceId;
 
 use crate::{
     db::{Db, DbError, Unit, agents as rows},
-    secrets::{Belongs, KeyError, Keyring},
+    secrets::{AssociatedData, KeyError, Keyring},
 };
 
 /// What the key for task specifications is called in the table.
-const PURPOSE: &str = "task_specifications";
+const SIGNING_KEY_PURPOSE: &str = "task_specifications";
 const CREDENTIAL_BYTES: usize = 32;
 const SEED_BYTES: usize = 32;
 
 #[derive(Debug, thiserror::Error)]
-pub enum EnrolError {
+pub enum EnrolmentError {
     #[error(transparent)]
     Db(#[from] DbError),
     #[error(transparent)]
@@ -43,14 +43,14 @@ pub enum EnrolError {
 
 /// What the agent of an instance must be told. Makes the credential with the first call; a repeat, by any replica,
 /// answers the same.
-pub async fn enrolment(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Enrolment, EnrolError> {
+pub async fn enrolment(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Enrolment, EnrolmentError> {
     let signer = Signer::of(db, keys).await?;
-    let held = rows::credential(db, instance).await?.ok_or(EnrolError::NoInstance { instance })?;
+    let held = rows::credential(db, instance).await?.ok_or(EnrolmentError::NoInstance { instance })?;
     if held.is_none() {
         let mut drawn = [0_u8; CREDENTIAL_BYTES];
         getrandom::fill(&mut drawn)?;
-        let sealed = keys.seal(&belongs(instance), hex::encode(drawn).as_bytes())?;
-        db.write(Unit::new().and([rows::offer_credential(instance, sealed)])).await?.done()?;
+        let sealed = keys.seal(&credential_aad(instance), hex::encode(drawn).as_bytes())?;
+        db.write(Unit::new().and([rows::set_first_credential(instance, sealed)])).await?.done()?;
     }
     let credential = credential(db, keys, instance).await?;
     Ok(Enrolment {
@@ -61,15 +61,15 @@ pub async fn enrolment(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<
 }
 
 /// What calls to the agent of an enrolled instance carry. A secret.
-pub async fn credential(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<String, EnrolError> {
-    let held = rows::credential(db, instance).await?.ok_or(EnrolError::NoInstance { instance })?;
-    let sealed = held.ok_or(EnrolError::NotEnrolled { instance })?;
-    let bytes = keys.open_sealed(&belongs(instance), &sealed)?;
-    String::from_utf8(bytes).map_err(|_| EnrolError::Credential { instance })
+pub async fn credential(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<String, EnrolmentError> {
+    let held = rows::credential(db, instance).await?.ok_or(EnrolmentError::NoInstance { instance })?;
+    let sealed = held.ok_or(EnrolmentError::NotEnrolled { instance })?;
+    let bytes = keys.open_sealed(&credential_aad(instance), &sealed)?;
+    String::from_utf8(bytes).map_err(|_| EnrolmentError::Credential { instance })
 }
 
-fn belongs(instance: InstanceId) -> Belongs<'static> {
-    Belongs::row("instances", "agent_credential_sealed", instance.0)
+fn credential_aad(instance: InstanceId) -> AssociatedData<'static> {
+    AssociatedData::row("instances", "agent_credential_sealed", instance.0)
 }
 
 /// The key that signs task specifications, the same in all replicas.
@@ -77,22 +77,24 @@ pub struct Signer(Ed25519KeyPair);
 
 impl Signer {
     /// Reads the key, and draws it where there is none yet.
-    pub async fn of(db: &Db, keys: &Keyring) -> Result<Self, EnrolError> {
-        if let Some(signer) = Self::stored(db, keys).await? {
+    pub async fn of(db: &Db, keys: &Keyring) -> Result<Self, EnrolmentError> {
+        if let Some(signer) = Self::load(db, keys).await? {
             return Ok(signer);
         }
         let mut seed = [0_u8; SEED_BYTES];
         getrandom::fill(&mut seed)?;
         let id = db.new_id()?;
-        let sealed = keys.seal(&Belongs::row("signing_keys", "seed_sealed", id), &seed)?;
-        db.write(Unit::new().and([rows::offer_signing_key(id, PURPOSE, sealed)])).await?.done()?;
-        Self::stored(db, keys).await?.ok_or(EnrolError::Seed)
+        let sealed = keys.seal(&AssociatedData::row("signing_keys", "seed_sealed", id), &seed)?;
+        db.write(Unit::new().and([rows::insert_signing_key(id, SIGNING_KEY_PURPOSE, sealed)]))
+            .await?
+            .done()?;
+        Self::load(db, keys).await?.ok_or(EnrolmentError::Seed)
     }
 
-    async fn stored(db: &Db, keys: &Keyring) -> Result<Option<Self>, EnrolError> {
-        let Some((id, sealed)) = rows::signing_key(db, PURPOSE).await? else { return Ok(None) };
-        let seed = keys.open_sealed(&Belongs::row("signing_keys", "seed_sealed", id), &sealed)?;
-        let key = Ed25519KeyPair::from_seed_unchecked(&seed).map_err(|_| EnrolError::Seed)?;
+    async fn load(db: &Db, keys: &Keyring) -> Result<Option<Self>, EnrolmentError> {
+        let Some((id, sealed)) = rows::signing_key(db, SIGNING_KEY_PURPOSE).await? else { return Ok(None) };
+        let seed = keys.open_sealed(&AssociatedData::row("signing_keys", "seed_sealed", id), &sealed)?;
+        let key = Ed25519KeyPair::from_seed_unchecked(&seed).map_err(|_| EnrolmentError::Seed)?;
         Ok(Some(Self(key)))
     }
 
@@ -102,13 +104,13 @@ impl Signer {
     }
 
     /// A pass as it is shown.
-    pub fn pass(&self, pass: &Pass) -> Result<String, EnrolError> {
-        pass.write(|message| self.0.sign(message).as_ref().to_vec()).map_err(EnrolError::Spec)
+    pub fn pass(&self, pass: &PortPass) -> Result<String, EnrolmentError> {
+        pass.encode(|message| self.0.sign(message).as_ref().to_vec()).map_err(EnrolmentError::Spec)
     }
 
     /// The specification as it goes out, claims and all.
-    pub fn sign(&self, spec: &TaskSpec) -> Result<SignedSpec, EnrolError> {
-        let body = serde_json::to_vec(spec).map_err(EnrolError::Spec)?;
+    pub fn sign(&self, spec: &TaskSpec) -> Result<SignedSpec, EnrolmentError> {
+        let body = serde_json::to_vec(spec).map_err(EnrolmentError::Spec)?;
         let signature = self.0.sign(&[SIGNED_PREFIX, &body].concat());
         Ok(SignedSpec { signature: BASE64_STANDARD.encode(signature.as_ref()), body })
     }

@@ -7,9 +7,9 @@ use windlass_api::agent::{
 };
 
 /// Longest sentence for people.
-const SENTENCE_MAX: usize = 4 * 1024;
+const MESSAGE_BYTES_MAX: usize = 4 * 1024;
 /// Longest name, word or path.
-const WORD_MAX: usize = 1024;
+const NAME_BYTES_MAX: usize = 1024;
 /// Most states kept of a job: the first and the latest.
 const STATES_MAX: usize = 64;
 const ADDRESSES_MAX: usize = 64;
@@ -20,12 +20,12 @@ const PROBLEMS_MAX: usize = 32;
 const NUMBER_MAX: u64 = i64::MAX as u64;
 
 pub(super) fn task(mut info: TaskInfo) -> TaskInfo {
-    cut(&mut info.termination_reason, WORD_MAX);
-    cut(&mut info.termination_message, SENTENCE_MAX);
-    cut(&mut info.container_name, WORD_MAX);
-    cut(&mut info.container_id, WORD_MAX);
+    cut(&mut info.termination_reason, NAME_BYTES_MAX);
+    cut(&mut info.termination_message, MESSAGE_BYTES_MAX);
+    cut(&mut info.container_name, NAME_BYTES_MAX);
+    cut(&mut info.container_id, NAME_BYTES_MAX);
     if let Some(detail) = &mut info.detail {
-        cut(detail, WORD_MAX);
+        cut(detail, NAME_BYTES_MAX);
     }
     if let Some(ports) = &mut info.ports {
         ports.truncate(PORTS_MAX);
@@ -37,7 +37,7 @@ pub(super) fn task(mut info: TaskInfo) -> TaskInfo {
             *bytes = (*bytes).min(NUMBER_MAX);
         }
     }
-    words(&mut info.gpus_ids, GPUS_MAX, WORD_MAX);
+    truncate_list(&mut info.gpus_ids, GPUS_MAX, NAME_BYTES_MAX);
     info
 }
 
@@ -48,11 +48,11 @@ pub(super) fn record(mut record: JobRecord) -> JobRecord {
     }
     for state in &mut record.states {
         let JobState { state, termination_reason, termination_message, detail, .. } = state;
-        cut(state, WORD_MAX);
-        cut(termination_reason, WORD_MAX);
-        cut(termination_message, SENTENCE_MAX);
+        cut(state, NAME_BYTES_MAX);
+        cut(termination_reason, NAME_BYTES_MAX);
+        cut(termination_message, MESSAGE_BYTES_MAX);
         if let Some(detail) = detail {
-            cut(detail, WORD_MAX);
+            cut(detail, NAME_BYTES_MAX);
         }
     }
     record.log_end = record.log_end.min(NUMBER_MAX);
@@ -60,8 +60,8 @@ pub(super) fn record(mut record: JobRecord) -> JobRecord {
 }
 
 pub(super) fn started(mut started: JobStarted) -> JobStarted {
-    cut(&mut started.working_dir, WORD_MAX);
-    cut(&mut started.username, WORD_MAX);
+    cut(&mut started.working_dir, NAME_BYTES_MAX);
+    cut(&mut started.username, NAME_BYTES_MAX);
     started
 }
 
@@ -78,11 +78,11 @@ pub(super) fn metrics(mut metrics: Metrics) -> Metrics {
 }
 
 pub(super) fn host(mut info: HostInfo) -> HostInfo {
-    cut(&mut info.gpu_vendor, WORD_MAX);
-    cut(&mut info.gpu_name, WORD_MAX);
-    words(&mut info.addresses, ADDRESSES_MAX, WORD_MAX);
+    cut(&mut info.gpu_vendor, NAME_BYTES_MAX);
+    cut(&mut info.gpu_name, NAME_BYTES_MAX);
+    truncate_list(&mut info.addresses, ADDRESSES_MAX, NAME_BYTES_MAX);
     if let Some(problem) = info.processes.as_mut().and_then(|processes| processes.problem.as_mut()) {
-        cut(problem, SENTENCE_MAX);
+        cut(problem, MESSAGE_BYTES_MAX);
     }
     for number in [&mut info.gpu_memory, &mut info.disk_size, &mut info.memory] {
         *number = (*number).min(NUMBER_MAX);
@@ -91,30 +91,30 @@ pub(super) fn host(mut info: HostInfo) -> HostInfo {
 }
 
 pub(super) fn health(mut health: InstanceHealth) -> InstanceHealth {
-    words(&mut health.problems, PROBLEMS_MAX, WORD_MAX);
+    truncate_list(&mut health.problems, PROBLEMS_MAX, NAME_BYTES_MAX);
     if let Some(engine) = &mut health.engine {
-        cut(engine, SENTENCE_MAX);
+        cut(engine, MESSAGE_BYTES_MAX);
     }
     if let Some(Dcgm { incidents, .. }) = &mut health.dcgm {
         incidents.truncate(PROBLEMS_MAX);
         for incident in incidents {
-            cut(&mut incident.error_message, WORD_MAX);
+            cut(&mut incident.error_message, NAME_BYTES_MAX);
         }
     }
     health
 }
 
 pub(super) fn word(mut text: String) -> String {
-    cut(&mut text, WORD_MAX);
+    cut(&mut text, NAME_BYTES_MAX);
     text
 }
 
-pub(super) fn sentence(mut text: String) -> String {
-    cut(&mut text, SENTENCE_MAX);
+pub(super) fn message(mut text: String) -> String {
+    cut(&mut text, MESSAGE_BYTES_MAX);
     text
 }
 
-fn words(list: &mut Vec<String>, most: usize, longest: usize) {
+fn truncate_list(list: &mut Vec<String>, most: usize, longest: usize) {
     list.truncate(most);
     list.iter_mut().for_each(|word| cut(word, longest));
 }
@@ -132,9 +132,9 @@ mod tests {
 
     #[test]
     fn what_is_too_long_is_cut_at_a_letter() {
-        let mut text = "ü".repeat(WORD_MAX);
-        cut(&mut text, WORD_MAX - 1);
-        assert_eq!(text.len(), WORD_MAX - 2);
+        let mut text = "ü".repeat(NAME_BYTES_MAX);
+        cut(&mut text, NAME_BYTES_MAX - 1);
+        assert_eq!(text.len(), NAME_BYTES_MAX - 2);
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(kept.states.len(), STATES_MAX);
         assert_eq!((kept.states[0].timestamp, kept.states[1].timestamp), (0, 937));
         assert_eq!(kept.states[STATES_MAX - 1].timestamp, 999);
-        assert!(kept.states.iter().all(|state| state.termination_message.len() == SENTENCE_MAX));
+        assert!(kept.states.iter().all(|state| state.termination_message.len() == MESSAGE_BYTES_MAX));
         assert_eq!(i64::try_from(kept.log_end), Ok(i64::MAX));
     }
 

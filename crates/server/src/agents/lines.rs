@@ -24,48 +24,48 @@ use tokio::{
     time::{Instant, timeout},
 };
 use windlass_api::{
-    agent::client::{Shim, ShimError},
+    agent::client::{ShimClient, ShimError},
     unix,
 };
-use windlass_backend::{Machine, Reach};
+use windlass_backend::{AgentEndpoint, Machine};
 use windlass_model::{causes::chain, id::InstanceId};
-use windlass_tunnel::{Backoff, Connection, Hosts, TunnelError};
+use windlass_tunnel::{Backoff, Connection, SshPool, TunnelError};
 
 use super::{
     ear, enrol,
-    site::{self, SiteError},
+    site::{self, SshTargetError},
     wire::Inner,
 };
 use crate::db::agents as rows;
 
 /// A shim that lets us in says hello in this time.
-const HELLO_WITHIN: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// One attempt, SSH and all hosts on the way included.
-const ATTEMPT_WITHIN: Duration = Duration::from_secs(40);
-const BACKOFF: Backoff = Backoff { first: Duration::from_millis(200), last: Duration::from_secs(10) };
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(40);
+const BACKOFF: Backoff = Backoff { initial: Duration::from_millis(200), max: Duration::from_secs(10) };
 /// A connection nobody has used for so long is let go: the instance may be over, and another replica saw it end.
-const UNUSED_MAX: Duration = Duration::from_secs(300);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// How often a loss is told; a host that takes and drops connections must not keep the pipelines busy.
-const LOSS_TOLD_EVERY: Duration = Duration::from_secs(5);
+const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why there is no connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum ConnectError {
     /// It may come.
-    Silent(String),
+    Unreachable(String),
     /// It will not before a person has looked.
     Barred(String),
 }
 
 /// A failed attempt, and when the next one may be made.
-pub(super) struct Setback {
-    pub(super) why: Why,
-    next: Next,
+pub(super) struct ConnectFailure {
+    pub(super) why: ConnectError,
+    next: RetryDelay,
 }
 
-pub(super) enum Next {
+pub(super) enum RetryDelay {
     /// Nothing was tried that costs anything.
-    AtOnce,
+    Immediate,
     /// Longer with each failure.
     Backoff,
     /// The connections below have their own patience.
@@ -73,8 +73,8 @@ pub(super) enum Next {
 }
 
 /// A live connection.
-pub(super) struct Line {
-    pub(super) shim: Shim,
+pub(super) struct AgentConnection {
+    pub(super) shim: ShimClient,
     /// Its events come.
     pub(super) hears: AtomicBool,
     ear: OnceLock<AbortHandle>,
@@ -82,7 +82,7 @@ pub(super) struct Line {
     _below: Option<Arc<Connection>>,
 }
 
-impl Drop for Line {
+impl Drop for AgentConnection {
     fn drop(&mut self) {
         if let Some(ear) = self.ear.get() {
             ear.abort();
@@ -90,36 +90,36 @@ impl Drop for Line {
     }
 }
 
-type Attempt = Shared<BoxFuture<'static, Result<Arc<Line>, Why>>>;
+type ConnectAttempt = Shared<BoxFuture<'static, Result<Arc<AgentConnection>, ConnectError>>>;
 
-enum Way {
+enum ConnectionState {
     None,
-    Trying(Attempt),
-    Live(Arc<Line>),
+    Connecting(ConnectAttempt),
+    Connected(Arc<AgentConnection>),
 }
 
 /// What is kept of one instance.
-pub(super) struct Slot {
+pub(super) struct InstanceSlot {
     pub(super) instance: InstanceId,
-    state: Mutex<State>,
+    state: Mutex<SlotState>,
     /// The start of the shim and the number of the last event that was dealt with.
     pub(super) heard: Mutex<Option<(String, u64)>>,
 }
 
-struct State {
-    way: Way,
+struct SlotState {
+    way: ConnectionState,
     failures: u32,
-    failed: Option<(Instant, Why)>,
+    failed: Option<(Instant, ConnectError)>,
     used: Instant,
     /// A connection was lost and none came since.
     lost: bool,
     loss_told: Option<Instant>,
 }
 
-impl Slot {
+impl InstanceSlot {
     fn new(instance: InstanceId) -> Self {
-        let state = State {
-            way: Way::None,
+        let state = SlotState {
+            way: ConnectionState::None,
             failures: 0,
             failed: None,
             used: Instant::now(),
@@ -130,22 +130,24 @@ impl Slot {
     }
 
     /// Gives this connection up, if it is still the one in use. Whether the loss is to be told.
-    pub(super) fn lose(&self, line: &Weak<Line>) -> bool {
+    pub(super) fn lose(&self, line: &Weak<AgentConnection>) -> bool {
         let mut state = self.state.lock();
         match &state.way {
-            Way::Live(live) if Weak::ptr_eq(&Arc::downgrade(live), line) => {}
-            Way::Live(_) | Way::Trying(_) | Way::None => return false,
+            ConnectionState::Connected(live) if Weak::ptr_eq(&Arc::downgrade(live), line) => {}
+            ConnectionState::Connected(_) | ConnectionState::Connecting(_) | ConnectionState::None => {
+                return false;
+            }
         }
         state.lose()
     }
 }
 
-impl State {
+impl SlotState {
     /// Whether the loss is to be told.
     fn lose(&mut self) -> bool {
-        self.way = Way::None;
+        self.way = ConnectionState::None;
         self.lost = true;
-        let is_due = self.loss_told.is_none_or(|at| at.elapsed() >= LOSS_TOLD_EVERY);
+        let is_due = self.loss_told.is_none_or(|at| at.elapsed() >= LOSS_REPORT_INTERVAL);
         if is_due {
             self.loss_told = Some(Instant::now());
         }
@@ -154,17 +156,17 @@ impl State {
 }
 
 /// The connections to all instances.
-pub(super) struct Lines {
-    slots: Mutex<HashMap<InstanceId, Arc<Slot>>>,
-    hosts: Arc<Hosts<InstanceId>>,
+pub(super) struct ConnectionPool {
+    slots: Mutex<HashMap<InstanceId, Arc<InstanceSlot>>>,
+    hosts: Arc<SshPool<InstanceId>>,
 }
 
-impl Lines {
-    pub(super) fn new(hosts: Arc<Hosts<InstanceId>>) -> Self {
+impl ConnectionPool {
+    pub(super) fn new(hosts: Arc<SshPool<InstanceId>>) -> Self {
         Self { slots: Mutex::default(), hosts }
     }
 
-    pub(super) fn hosts(&self) -> &Hosts<InstanceId> {
+    pub(super) fn hosts(&self) -> &SshPool<InstanceId> {
         &self.hosts
     }
 
@@ -177,7 +179,7 @@ impl Lines {
     pub(super) fn sweep(&self) {
         let unused: Vec<InstanceId> = {
             let slots = self.slots.lock();
-            let old = slots.values().filter(|slot| slot.state.lock().used.elapsed() > UNUSED_MAX);
+            let old = slots.values().filter(|slot| slot.state.lock().used.elapsed() > IDLE_TIMEOUT);
             old.map(|slot| slot.instance).collect()
         };
         for instance in unused {
@@ -188,34 +190,39 @@ impl Lines {
     /// How many connections live.
     pub(super) fn live(&self) -> usize {
         let slots = self.slots.lock();
-        slots.values().filter(|slot| matches!(slot.state.lock().way, Way::Live(_))).count()
+        slots.values().filter(|slot| matches!(slot.state.lock().way, ConnectionState::Connected(_))).count()
     }
 
     pub(super) fn hears(&self, instance: InstanceId) -> bool {
         let Some(slot) = self.slots.lock().get(&instance).cloned() else { return false };
         let state = slot.state.lock();
-        matches!(&state.way, Way::Live(line) if line.hears.load(Ordering::Relaxed) && !line.shim.is_closed())
+        matches!(&state.way, ConnectionState::Connected(line) if line.hears.load(Ordering::Relaxed) && !line.shim.is_closed())
     }
 
-    fn slot(&self, instance: InstanceId) -> Arc<Slot> {
+    fn slot(&self, instance: InstanceId) -> Arc<InstanceSlot> {
         let mut slots = self.slots.lock();
-        Arc::clone(slots.entry(instance).or_insert_with(|| Arc::new(Slot::new(instance))))
+        Arc::clone(slots.entry(instance).or_insert_with(|| Arc::new(InstanceSlot::new(instance))))
     }
 }
 
 impl Inner {
     /// The connection, made if need be, and whether it was there before.
-    pub(super) async fn line(self: &Arc<Self>, instance: InstanceId) -> Result<(Arc<Line>, bool), Why> {
+    pub(super) async fn line(
+        self: &Arc<Self>,
+        instance: InstanceId,
+    ) -> Result<(Arc<AgentConnection>, bool), ConnectError> {
         let attempt = {
             let slot = self.lines.slot(instance);
             let mut state = slot.state.lock();
             state.used = Instant::now();
             match &state.way {
-                Way::Live(line) if !line.shim.is_closed() => return Ok((Arc::clone(line), true)),
-                Way::Trying(attempt) => attempt.clone(),
-                Way::Live(_) | Way::None => {
-                    if matches!(state.way, Way::Live(_)) && state.lose() {
-                        tokio::spawn(ear::look_at(Arc::downgrade(self), instance));
+                ConnectionState::Connected(line) if !line.shim.is_closed() => {
+                    return Ok((Arc::clone(line), true));
+                }
+                ConnectionState::Connecting(attempt) => attempt.clone(),
+                ConnectionState::Connected(_) | ConnectionState::None => {
+                    if matches!(state.way, ConnectionState::Connected(_)) && state.lose() {
+                        tokio::spawn(ear::mark_all_due(Arc::downgrade(self), instance));
                     }
                     if let Some((until, why)) = &state.failed
                         && Instant::now() < *until
@@ -223,7 +230,7 @@ impl Inner {
                         return Err(why.clone());
                     }
                     let attempt = attempt(Arc::clone(self), Arc::clone(&slot));
-                    state.way = Way::Trying(attempt.clone());
+                    state.way = ConnectionState::Connecting(attempt.clone());
                     attempt
                 }
             }
@@ -232,24 +239,30 @@ impl Inner {
     }
 
     /// A call found that nothing comes over this connection any more.
-    pub(super) fn lost(self: &Arc<Self>, instance: InstanceId, line: &Arc<Line>) {
+    pub(super) fn lost(self: &Arc<Self>, instance: InstanceId, line: &Arc<AgentConnection>) {
         if self.lines.slot(instance).lose(&Arc::downgrade(line)) {
-            tokio::spawn(ear::look_at(Arc::downgrade(self), instance));
+            tokio::spawn(ear::mark_all_due(Arc::downgrade(self), instance));
         }
     }
 
-    async fn reach(&self, instance: InstanceId) -> Result<(Shim, Option<Arc<Connection>>), Setback> {
+    async fn reach(
+        &self,
+        instance: InstanceId,
+    ) -> Result<(ShimClient, Option<Arc<Connection>>), ConnectFailure> {
         let (reach, credential) = self.way(instance).await?;
         match reach {
-            Reach::Socket { path } => Ok((over_socket(&path, &credential).await?, None)),
-            Reach::Ssh { socket } => self.over_ssh(instance, &socket, &credential).await,
-            Reach::Queue => Err(in_queue()),
+            AgentEndpoint::Socket { path } => Ok((connect_socket(&path, &credential).await?, None)),
+            AgentEndpoint::Ssh { socket } => self.connect_ssh(instance, &socket, &credential).await,
+            AgentEndpoint::Queue => Err(queue_failure()),
         }
     }
 
     /// How to come to an instance's agent, and what it asks for at its door.
-    pub(super) async fn way(&self, instance: InstanceId) -> Result<(Reach, String), Setback> {
-        let silent = |said: String| Setback { why: Why::Silent(said), next: Next::AtOnce };
+    pub(super) async fn way(&self, instance: InstanceId) -> Result<(AgentEndpoint, String), ConnectFailure> {
+        let silent = |said: String| ConnectFailure {
+            why: ConnectError::Unreachable(said),
+            next: RetryDelay::Immediate,
+        };
         let found = rows::reach(&self.db, instance).await.map_err(|error| silent(chain(&error)))?;
         let (machine, finished) = found.ok_or_else(|| silent("there is no such instance".into()))?;
         if finished {
@@ -262,57 +275,62 @@ impl Inner {
         Ok((reach, credential.map_err(|error| silent(chain(&error)))?))
     }
 
-    async fn over_ssh(
+    async fn connect_ssh(
         &self,
         instance: InstanceId,
         socket: &str,
         credential: &str,
-    ) -> Result<(Shim, Option<Arc<Connection>>), Setback> {
+    ) -> Result<(ShimClient, Option<Arc<Connection>>), ConnectFailure> {
         let hosts = &self.lines.hosts;
         let site = site::site(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
-        let (below, _) = hosts.control(&instance, &site.target).await.map_err(tunnel)?;
+        let (below, _) = hosts.control_connection(&instance, &site.target).await.map_err(tunnel)?;
         // Not only what this call learned: the connection may have been made to bring the host up.
         if let Err(error) = site::pin(&self.db, instance, &below.host_keys()).await {
             // Nobody goes on over a connection to a host whose key could not be settled.
             hosts.forget(&instance);
             return Err(astray(&error));
         }
-        let stream = match below.unix(socket).await {
+        let stream = match below.open_unix(socket).await {
             Ok(stream) => stream,
             Err(error) => {
                 // The shim is not there, or nobody is: in that case the connection must go as well.
                 let _ = hosts.check(&instance).await;
-                return Err(Setback { why: Why::Silent(chain(&error)), next: Next::Backoff });
+                return Err(ConnectFailure {
+                    why: ConnectError::Unreachable(chain(&error)),
+                    next: RetryDelay::Backoff,
+                });
             }
         };
-        Ok((hello(stream, credential).await?, Some(below)))
+        Ok((handshake(stream, credential).await?, Some(below)))
     }
 }
 
 /// Makes one attempt, for all who wait for it.
-fn attempt(inner: Arc<Inner>, slot: Arc<Slot>) -> Attempt {
+fn attempt(inner: Arc<Inner>, slot: Arc<InstanceSlot>) -> ConnectAttempt {
     let made = tokio::spawn(async move {
-        let reached = timeout(ATTEMPT_WITHIN, inner.reach(slot.instance)).await;
+        let reached = timeout(ATTEMPT_TIMEOUT, inner.reach(slot.instance)).await;
         let reached = reached.unwrap_or_else(|_| Err(failed("no connection came about in time".into())));
-        settle(&inner, &slot, reached)
+        finish_attempt(&inner, &slot, reached)
     });
     let made = async move {
-        made.await.unwrap_or_else(|_| Err(Why::Silent("the attempt to connect was broken off".into())))
+        made.await.unwrap_or_else(|_| {
+            Err(ConnectError::Unreachable("the attempt to connect was broken off".into()))
+        })
     };
     made.boxed().shared()
 }
 
-fn settle(
+fn finish_attempt(
     inner: &Arc<Inner>,
-    slot: &Arc<Slot>,
-    reached: Result<(Shim, Option<Arc<Connection>>), Setback>,
-) -> Result<Arc<Line>, Why> {
+    slot: &Arc<InstanceSlot>,
+    reached: Result<(ShimClient, Option<Arc<Connection>>), ConnectFailure>,
+) -> Result<Arc<AgentConnection>, ConnectError> {
     let mut state = slot.state.lock();
     match reached {
         Ok((shim, below)) => {
             let hears = AtomicBool::new(false);
-            let line = Arc::new(Line { shim, hears, ear: OnceLock::new(), _below: below });
-            state.way = Way::Live(Arc::clone(&line));
+            let line = Arc::new(AgentConnection { shim, hears, ear: OnceLock::new(), _below: below });
+            state.way = ConnectionState::Connected(Arc::clone(&line));
             (state.failures, state.failed) = (0, None);
             let came_back = std::mem::take(&mut state.lost);
             drop(state);
@@ -321,19 +339,19 @@ fn settle(
             let _ = line.ear.set(ear);
             Ok(line)
         }
-        Err(Setback { why, next }) => {
-            state.way = Way::None;
+        Err(ConnectFailure { why, next }) => {
+            state.way = ConnectionState::None;
             // A connection below that is not due yet says only that: what was wrong is what it was before.
             let why = match (&next, state.failed.take()) {
-                (Next::After(_), Some((_, before))) => before,
-                (Next::AtOnce | Next::Backoff | Next::After(_), _) => why,
+                (RetryDelay::After(_), Some((_, before))) => before,
+                (RetryDelay::Immediate | RetryDelay::Backoff | RetryDelay::After(_), _) => why,
             };
             let wait = match next {
-                Next::AtOnce => Duration::ZERO,
-                Next::After(wait) => wait,
-                Next::Backoff => {
+                RetryDelay::Immediate => Duration::ZERO,
+                RetryDelay::After(wait) => wait,
+                RetryDelay::Backoff => {
                     state.failures = state.failures.saturating_add(1);
-                    BACKOFF.wait(state.failures, slot.instance.0.as_bytes()[15])
+                    BACKOFF.delay(state.failures, slot.instance.0.as_bytes()[15])
                 }
             };
             state.failed = Some((Instant::now() + wait, why.clone()));
@@ -342,48 +360,51 @@ fn settle(
     }
 }
 
-async fn over_socket(path: &Path, credential: &str) -> Result<Shim, Setback> {
-    let connected = timeout(HELLO_WITHIN, unix::connect(path)).await;
+async fn connect_socket(path: &Path, credential: &str) -> Result<ShimClient, ConnectFailure> {
+    let connected = timeout(HANDSHAKE_TIMEOUT, unix::connect(path)).await;
     let connected = connected.map_err(|_| failed("its socket takes no connection".into()))?;
     let stream = connected
         .map_err(|error| failed(format!("connect to its socket {}: {}", path.display(), chain(&error))))?;
-    hello(stream, credential).await
+    handshake(stream, credential).await
 }
 
 /// Somebody answers at the other end, or it is no connection.
-async fn hello(
+async fn handshake(
     stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     credential: &str,
-) -> Result<Shim, Setback> {
+) -> Result<ShimClient, ConnectFailure> {
     let greeted = async {
-        let shim = Shim::connect(stream, credential).await?;
+        let shim = ShimClient::connect(stream, credential).await?;
         shim.health().await?;
-        Ok::<Shim, ShimError>(shim)
+        Ok::<ShimClient, ShimError>(shim)
     };
-    let greeted = timeout(HELLO_WITHIN, greeted).await;
+    let greeted = timeout(HANDSHAKE_TIMEOUT, greeted).await;
     let greeted = greeted.map_err(|_| {
-        failed(format!("somebody takes the connection and says nothing for {} s", HELLO_WITHIN.as_secs()))
+        failed(format!(
+            "somebody takes the connection and says nothing for {} s",
+            HANDSHAKE_TIMEOUT.as_secs()
+        ))
     })?;
     greeted.map_err(|error| failed(chain(&error)))
 }
 
 /// Its jobs are containers of the queue: there is no agent to speak with.
-pub(super) fn in_queue() -> Setback {
-    Setback {
-        why: Why::Silent("its jobs run behind a queue, which has no way in".into()),
-        next: Next::AtOnce,
+pub(super) fn queue_failure() -> ConnectFailure {
+    ConnectFailure {
+        why: ConnectError::Unreachable("its jobs run behind a queue, which has no way in".into()),
+        next: RetryDelay::Immediate,
     }
 }
 
-pub(super) fn failed(said: String) -> Setback {
-    Setback { why: Why::Silent(said), next: Next::Backoff }
+pub(super) fn failed(said: String) -> ConnectFailure {
+    ConnectFailure { why: ConnectError::Unreachable(said), next: RetryDelay::Backoff }
 }
 
-pub(super) fn tunnel(error: TunnelError) -> Setback {
+pub(super) fn tunnel(error: TunnelError) -> ConnectFailure {
     let said = chain(&error);
-    let why = if error.is_final() { Why::Barred(said) } else { Why::Silent(said) };
+    let why = if error.is_final() { ConnectError::Barred(said) } else { ConnectError::Unreachable(said) };
     let next = match error {
-        TunnelError::Waiting { wait, .. } => Next::After(wait),
+        TunnelError::BackingOff { wait, .. } => RetryDelay::After(wait),
         // The connections below wait by themselves; the next call learns how long.
         TunnelError::Lookup { .. }
         | TunnelError::NotAllowed { .. }
@@ -393,24 +414,28 @@ pub(super) fn tunnel(error: TunnelError) -> Setback {
         | TunnelError::Denied { .. }
         | TunnelError::Protocol { .. }
         | TunnelError::Command { .. }
-        | TunnelError::Damaged { .. } => Next::AtOnce,
+        | TunnelError::ChecksumMismatch { .. } => RetryDelay::Immediate,
     };
-    Setback { why, next }
+    ConnectFailure { why, next }
 }
 
-pub(super) fn astray(error: &SiteError) -> Setback {
+pub(super) fn astray(error: &SshTargetError) -> ConnectFailure {
     let said = chain(error);
     match error {
-        SiteError::Changed { .. } => Setback { why: Why::Barred(said), next: Next::Backoff },
-        SiteError::Missing { .. } | SiteError::Login(_) | SiteError::Pinned { .. } => {
-            Setback { why: Why::Barred(said), next: Next::AtOnce }
+        SshTargetError::Changed { .. } => {
+            ConnectFailure { why: ConnectError::Barred(said), next: RetryDelay::Backoff }
         }
-        SiteError::Db(_)
-        | SiteError::Keys(_)
-        | SiteError::NoInstance { .. }
-        | SiteError::NotSsh { .. }
-        | SiteError::Settings { .. }
-        | SiteError::Contended { .. }
-        | SiteError::TooMany { .. } => Setback { why: Why::Silent(said), next: Next::AtOnce },
+        SshTargetError::Missing { .. } | SshTargetError::Login(_) | SshTargetError::Pinned { .. } => {
+            ConnectFailure { why: ConnectError::Barred(said), next: RetryDelay::Immediate }
+        }
+        SshTargetError::Db(_)
+        | SshTargetError::Keys(_)
+        | SshTargetError::NoInstance { .. }
+        | SshTargetError::NotSsh { .. }
+        | SshTargetError::Settings { .. }
+        | SshTargetError::Contended { .. }
+        | SshTargetError::TooMany { .. } => {
+            ConnectFailure { why: ConnectError::Unreachable(said), next: RetryDelay::Immediate }
+        }
     }
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use windlass_api::agent::{
     client::LogPart,
-    runner::{Hosts, JobRecord, JobStarted, Metrics, Submit},
+    runner::{GroupHosts, JobRecord, JobStarted, Metrics, SubmitBody},
     shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
@@ -27,9 +27,9 @@ use windlass_model::id::{InstanceId, SubmissionId};
 use crate::job_orders::queued::Queued;
 
 pub use self::{
-    crew::Crew,
+    crew::AgentRouter,
     ports::Port,
-    wire::{CALL_WITHIN, Wire},
+    wire::{CALL_TIMEOUT, Wire},
 };
 
 /// Who is asked, about which submission, under which take of its lock.
@@ -43,7 +43,7 @@ pub struct Call {
 /// Everything a runner needs to begin: its orders, and the files that go with them. Holds secrets: never log one.
 #[derive(Clone)]
 pub struct Start {
-    pub submit: Submit,
+    pub submit: SubmitBody,
     /// A git diff or a tar, as the job's repository says.
     pub code: Option<Arc<[u8]>>,
     /// Archive id and tar.
@@ -60,7 +60,7 @@ pub struct Pulled {
 
 /// A host, as its shim describes it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct HostNews {
+pub struct HostReport {
     pub version: String,
     pub info: HostInfo,
     pub health: InstanceHealth,
@@ -100,7 +100,7 @@ impl AgentError {
 
 /// Ends a task and removes it. One the host does not know is removed all the same: that settles that no late
 /// copy of it starts.
-pub async fn discard(agents: &dyn Agents, call: Call, reason: &str) -> Result<(), AgentError> {
+pub async fn discard(agents: &dyn AgentApi, call: Call, reason: &str) -> Result<(), AgentError> {
     match agents.terminate_task(call, reason, 0).await {
         Ok(()) | Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => {}
         Err(error) => return Err(error),
@@ -115,17 +115,17 @@ pub struct Nobody;
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, AgentError>>;
 
 /// One implementation speaks HTTP to real agents; the simulation's speaks to simulated hosts.
-pub trait Agents: Send + Sync + 'static {
+pub trait AgentApi: Send + Sync + 'static {
     /// Is the host's shim there, and which tasks does it keep?
     fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>>;
     /// What the host has and how it is.
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews>;
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport>;
 
     /// The claims of the specification are filled in from the call, and the whole is signed.
     fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()>;
     /// The same for a job as a whole, where the host is a queue.
     fn enqueue<'a>(&'a self, call: Call, _order: &'a Queued) -> Answer<'a, ()> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
     fn task(&self, call: Call) -> Answer<'_, TaskInfo>;
     fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, timeout_secs: i64) -> Answer<'a, ()>;
@@ -150,13 +150,13 @@ pub trait Agents: Send + Sync + 'static {
     }
 
     /// What the other tasks of its group are called, and where they are now. May be repeated.
-    fn tell_hosts<'a>(&'a self, _call: Call, _hosts: &'a Hosts) -> Answer<'a, ()> {
+    fn tell_hosts<'a>(&'a self, _call: Call, _hosts: &'a GroupHosts) -> Answer<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
     /// A stream to a port of the task, for people; 0 is its SSH server. The epoch plays no part.
     fn connect(&self, call: Call, _port: u16) -> Answer<'_, Port> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
 
     /// Whether whatever happens there is told without being asked. When that ends, its jobs are made due.
@@ -168,43 +168,43 @@ pub trait Agents: Send + Sync + 'static {
     fn forget(&self, instance: InstanceId);
 }
 
-impl Agents for Nobody {
+impl AgentApi for Nobody {
     fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
-        silence(instance)
+        no_agent(instance)
     }
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
-        silence(instance)
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
+        no_agent(instance)
     }
     fn submit_task<'a>(&'a self, call: Call, _task: &'a TaskSpec) -> Answer<'a, ()> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
     fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
     fn terminate_task<'a>(&'a self, call: Call, _reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
     fn remove_task(&self, call: Call) -> Answer<'_, ()> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
     fn start_job<'a>(&'a self, call: Call, _job: &'a Start) -> Answer<'a, Option<JobStarted>> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
     fn pull(&self, call: Call) -> Answer<'_, Pulled> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
     fn log<'a>(&'a self, call: Call, _stream: &'a str, _offset: u64, _limit: usize) -> Answer<'a, LogPart> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
     fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
     fn stop_job(&self, call: Call, _grace_secs: u64) -> Answer<'_, ()> {
-        silence(call.instance)
+        no_agent(call.instance)
     }
     fn forget(&self, _instance: InstanceId) {}
 }
 
-fn silence<'a, T: Send + 'a>(instance: InstanceId) -> Answer<'a, T> {
+fn no_agent<'a, T: Send + 'a>(instance: InstanceId) -> Answer<'a, T> {
     Box::pin(async move { Err(AgentError::silent(instance)) })
 }

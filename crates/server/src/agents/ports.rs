@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 use windlass_api::{agent::ports, unix};
-use windlass_backend::Reach;
+use windlass_backend::AgentEndpoint;
 use windlass_model::{
     causes::chain,
     id::{InstanceId, SubmissionId},
@@ -20,10 +20,10 @@ use windlass_model::{
 use windlass_tunnel::Connection;
 
 use super::{
-    CALL_WITHIN,
-    lines::{Setback, Why, astray, failed, in_queue, tunnel},
+    CALL_TIMEOUT,
+    lines::{ConnectError, ConnectFailure, astray, failed, queue_failure, tunnel},
     site,
-    wire::{Inner, Trouble},
+    wire::{CallError, Inner},
 };
 
 /// An open stream to a port of a job.
@@ -56,32 +56,32 @@ impl Inner {
         instance: InstanceId,
         task: SubmissionId,
         port: u16,
-    ) -> Result<Port, Trouble> {
+    ) -> Result<Port, CallError> {
         let opened = async {
             let (reach, credential) = self.way(instance).await.map_err(no_line)?;
             match reach {
-                Reach::Socket { path } => {
+                AgentEndpoint::Socket { path } => {
                     let stream = unix::connect(&path).await;
                     let stream = stream.map_err(|error| no_line(failed(chain(&error))))?;
                     let stream = ports::connect(stream, &credential, task, port).await;
-                    Ok(Port { stream: stream.map_err(Trouble::Shim)?, _below: None })
+                    Ok(Port { stream: stream.map_err(CallError::Shim)?, _below: None })
                 }
-                Reach::Ssh { socket } => {
+                AgentEndpoint::Ssh { socket } => {
                     let below = self.traffic(instance).await.map_err(no_line)?;
-                    let stream = below.unix(&socket).await.map_err(|error| no_line(tunnel(error)))?;
+                    let stream = below.open_unix(&socket).await.map_err(|error| no_line(tunnel(error)))?;
                     let stream = ports::connect(stream, &credential, task, port).await;
-                    Ok(Port { stream: stream.map_err(Trouble::Shim)?, _below: Some(below) })
+                    Ok(Port { stream: stream.map_err(CallError::Shim)?, _below: Some(below) })
                 }
-                Reach::Queue => Err(no_line(in_queue())),
+                AgentEndpoint::Queue => Err(no_line(queue_failure())),
             }
         };
-        timeout(CALL_WITHIN, opened).await.unwrap_or(Err(Trouble::Late(CALL_WITHIN)))
+        timeout(CALL_TIMEOUT, opened).await.unwrap_or(Err(CallError::Timeout(CALL_TIMEOUT)))
     }
 
-    async fn traffic(&self, instance: InstanceId) -> Result<Arc<Connection>, Setback> {
+    async fn traffic(&self, instance: InstanceId) -> Result<Arc<Connection>, ConnectFailure> {
         let hosts = self.lines.hosts();
         let site = site::site(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
-        let (below, _) = hosts.traffic(&instance, &site.target).await.map_err(tunnel)?;
+        let (below, _) = hosts.traffic_connection(&instance, &site.target).await.map_err(tunnel)?;
         if let Err(error) = site::pin(&self.db, instance, &below.host_keys()).await {
             // As for the other connection: nobody goes on to a host whose key could not be settled.
             hosts.forget(&instance);
@@ -91,7 +91,7 @@ impl Inner {
     }
 }
 
-fn no_line(setback: Setback) -> Trouble {
-    let why: Why = setback.why;
-    Trouble::NoLine(why)
+fn no_line(setback: ConnectFailure) -> CallError {
+    let why: ConnectError = setback.why;
+    CallError::NoConnection(why)
 }

@@ -15,7 +15,7 @@ use windlass_api::agent::{
     runner::{JobRecord, JobStarted, JobState, Metrics},
     shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec, TaskStatus},
 };
-use windlass_backend::{Machine, Reach};
+use windlass_backend::{AgentEndpoint, Machine};
 use windlass_model::{
     causes::chain,
     container::Status,
@@ -24,13 +24,13 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{AgentError, Agents, Answer, Call, HostNews, Pulled, Start};
+use super::{AgentApi, AgentError, Answer, Call, HostReport, Pulled, Start};
 use crate::{
-    app::{App, Weak},
+    app::{App, WeakApp},
     db::{agents as rows, containers, jobs},
     inventory,
     job_orders::queued::Queued,
-    services::queue::{self, Asker, ask, output, take},
+    services::queue::{self, Requester, ask, output, take},
 };
 
 const MIB: u64 = 1 << 20;
@@ -38,19 +38,19 @@ const MIB: u64 = 1 << 20;
 const STREAMS: [(&str, &str); 2] = [("job", "stdout"), ("runner", "system")];
 
 /// The queue as a host. Nothing of the server lives on because of it.
-pub(super) struct QueueHosts {
-    app: Weak,
+pub(super) struct QueueAgents {
+    app: WeakApp,
     /// Whether an instance is a place in the queue. That never changes once it is known.
     known: Mutex<HashMap<InstanceId, bool>>,
 }
 
-impl QueueHosts {
+impl QueueAgents {
     pub(super) fn new(app: &App) -> Self {
         Self { app: app.downgrade(), known: Mutex::default() }
     }
 
     /// Whether jobs on this instance are containers.
-    pub(super) async fn has(&self, instance: InstanceId) -> Result<bool, AgentError> {
+    pub(super) async fn is_queue(&self, instance: InstanceId) -> Result<bool, AgentError> {
         if let Some(known) = self.known.lock().get(&instance) {
             return Ok(*known);
         }
@@ -60,7 +60,7 @@ impl QueueHosts {
         let Some(machine) = machine.and_then(|text| serde_json::from_str::<Machine>(&text).ok()) else {
             return Ok(false);
         };
-        let is_queue = machine.reach == Some(Reach::Queue);
+        let is_queue = machine.reach == Some(AgentEndpoint::Queue);
         if machine.reach.is_some() {
             self.known.lock().insert(instance, is_queue);
         }
@@ -68,7 +68,7 @@ impl QueueHosts {
     }
 
     /// The same, of what is known already.
-    pub(super) fn holds(&self, instance: InstanceId) -> bool {
+    pub(super) fn is_known_queue(&self, instance: InstanceId) -> bool {
         self.known.lock().get(&instance).copied().unwrap_or(false)
     }
 
@@ -95,7 +95,7 @@ impl QueueHosts {
     }
 
     /// Refuses whoever held the job before somebody else did.
-    async fn fence(&self, app: &App, call: Call) -> Result<(), AgentError> {
+    async fn check_epoch(&self, app: &App, call: Call) -> Result<(), AgentError> {
         let found = jobs::epoch(app.db(), call.submission).await;
         match found.map_err(|error| silent(call.instance, &error))? {
             Some(seen) if call.epoch < seen => Err(AgentError::Fenced { epoch: call.epoch, seen }),
@@ -103,14 +103,14 @@ impl QueueHosts {
         }
     }
 
-    async fn take_in(&self, call: Call, order: &Queued) -> Result<(), AgentError> {
+    async fn enqueue_job(&self, call: Call, order: &Queued) -> Result<(), AgentError> {
         let (app, found) = self.container(call).await?;
-        self.fence(&app, call).await?;
+        self.check_epoch(&app, call).await?;
         match found {
             Some(container) if container.is_final() => Err(AgentError::Gone { submission: call.submission }),
             Some(_) => Ok(()),
             None => {
-                let asker = Asker::for_user(order.user);
+                let asker = Requester::for_user(order.user);
                 let made =
                     ask::create_named(&app, &asker, &request_of(call.submission), &order.request).await;
                 made.map(drop).map_err(|error| refused(call.instance, error))
@@ -121,11 +121,11 @@ impl QueueHosts {
     /// What waits is cancelled here; what runs is ended by whoever runs it.
     async fn stop(&self, call: Call) -> Result<(), AgentError> {
         let (app, container) = self.known(call).await?;
-        self.fence(&app, call).await?;
+        self.check_epoch(&app, call).await?;
         if container.is_final() {
             return Ok(());
         }
-        let admin = Asker::server();
+        let admin = Requester::server();
         let told = |error| refused(call.instance, error);
         let none = Map::from_iter([("priority".to_owned(), json!(0))]);
         ask::update(&app, &admin, &request_of(call.submission), &none).await.map_err(told)?;
@@ -137,7 +137,7 @@ impl QueueHosts {
         }
     }
 
-    async fn news(&self, instance: InstanceId) -> Result<HostNews, AgentError> {
+    async fn host_report(&self, instance: InstanceId) -> Result<HostReport, AgentError> {
         let app = self.app(instance)?;
         let found = crate::db::instances::find(app.db(), instance).await;
         let row =
@@ -157,10 +157,16 @@ impl QueueHosts {
             processes: None,
         };
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(HostNews { version, info, health: InstanceHealth::default() })
+        Ok(HostReport { version, info, health: InstanceHealth::default() })
     }
 
-    async fn part(&self, call: Call, stream: &str, offset: u64, limit: usize) -> Result<LogPart, AgentError> {
+    async fn log_part(
+        &self,
+        call: Call,
+        stream: &str,
+        offset: u64,
+        limit: usize,
+    ) -> Result<LogPart, AgentError> {
         let (app, container) = self.known(call).await?;
         let failed = |error| silent(call.instance, &error);
         let is_complete = container.is_final();
@@ -195,12 +201,12 @@ fn refused(instance: InstanceId, error: queue::Error) -> AgentError {
     }
 }
 
-impl Agents for QueueHosts {
+impl AgentApi for QueueAgents {
     fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
         async move {
             let app = self.app(instance)?;
             let failed = |error| silent(instance, &error);
-            let mut there = jobs::on_instance(app.db(), instance).await.map_err(failed)?;
+            let mut there = jobs::ids_on_instance(app.db(), instance).await.map_err(failed)?;
             let names: Vec<String> = there.iter().map(|job| request_of(*job)).collect();
             let asked = containers::requests(app.db(), &names).await.map_err(failed)?;
             there.retain(|job| asked.iter().any(|kept| kept.doc.uuid == request_of(*job)));
@@ -209,16 +215,16 @@ impl Agents for QueueHosts {
         .boxed()
     }
 
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
-        self.news(instance).boxed()
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
+        self.host_report(instance).boxed()
     }
 
     fn enqueue<'a>(&'a self, call: Call, order: &'a Queued) -> Answer<'a, ()> {
-        self.take_in(call, order).boxed()
+        self.enqueue_job(call, order).boxed()
     }
 
     fn submit_task<'a>(&'a self, _call: Call, _task: &'a TaskSpec) -> Answer<'a, ()> {
-        whole().boxed()
+        refuse_partial().boxed()
     }
 
     fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
@@ -242,7 +248,7 @@ impl Agents for QueueHosts {
     }
 
     fn start_job<'a>(&'a self, _call: Call, _job: &'a Start) -> Answer<'a, Option<JobStarted>> {
-        whole().boxed()
+        refuse_partial().boxed()
     }
 
     fn pull(&self, call: Call) -> Answer<'_, Pulled> {
@@ -258,7 +264,7 @@ impl Agents for QueueHosts {
     }
 
     fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
-        self.part(call, stream, offset, limit).boxed()
+        self.log_part(call, stream, offset, limit).boxed()
     }
 
     fn metrics(&self, _call: Call) -> Answer<'_, Metrics> {
@@ -280,7 +286,7 @@ impl Agents for QueueHosts {
     }
 }
 
-async fn whole<T>() -> Result<T, AgentError> {
+async fn refuse_partial<T>() -> Result<T, AgentError> {
     Err(AgentError::Refused { reason: "a queue takes jobs as a whole".to_owned() })
 }
 
@@ -297,7 +303,7 @@ fn task_of(call: Call, container: &Container) -> TaskInfo {
         TaskStatus::Terminated => {
             ended.map_or_else(Default::default, |end| (end.reason.to_owned(), end.message))
         }
-        TaskStatus::Queued => (String::new(), waits_for(container)),
+        TaskStatus::Queued => (String::new(), waiting_message(container)),
         TaskStatus::Pending
         | TaskStatus::Preparing
         | TaskStatus::Pulling
@@ -321,7 +327,7 @@ fn task_of(call: Call, container: &Container) -> TaskInfo {
 }
 
 /// For people: what the last dispatcher that left it said, or where it stands.
-fn waits_for(container: &Container) -> String {
+fn waiting_message(container: &Container) -> String {
     match (container.state, container.scheduling_status.as_str()) {
         (Status::Locked, _) => {
             let activity = container.runtime_status.get("activity").and_then(Value::as_str);
@@ -333,7 +339,7 @@ fn waits_for(container: &Container) -> String {
     }
 }
 
-struct Ended {
+struct ContainerEnd {
     how: &'static str,
     /// A word of the job termination reasons.
     reason: &'static str,
@@ -342,7 +348,7 @@ struct Ended {
 }
 
 /// How a container ended, in the words of jobs.
-fn ended(container: &Container) -> Option<Ended> {
+fn ended(container: &Container) -> Option<ContainerEnd> {
     let told = |name: &str| container.runtime_status.get(name).and_then(Value::as_str).unwrap_or_default();
     let (reason, error) = (told("reason"), told("error"));
     let (how, word, detail) = match (container.state, reason) {
@@ -366,7 +372,7 @@ fn ended(container: &Container) -> Option<Ended> {
         ("", reason) => format!("container {}: {reason}", container.uuid),
         (error, _) => error.to_owned(),
     };
-    Some(Ended { how, reason: word, message, detail })
+    Some(ContainerEnd { how, reason: word, message, detail })
 }
 
 fn states(container: &Container) -> Vec<JobState> {
@@ -394,12 +400,12 @@ fn states(container: &Container) -> Vec<JobState> {
 
 #[cfg(test)]
 mod tests {
-    use windlass_model::queue::Work;
+    use windlass_model::queue::ContainerSpec;
 
     use super::*;
 
     fn container(state: Status, change: impl FnOnce(&mut Container)) -> Container {
-        let mut one = Container::new("c".into(), Work::default(), "u", Timestamp(1));
+        let mut one = Container::new("c".into(), ContainerSpec::default(), "u", Timestamp(1));
         one.state = state;
         change(&mut one);
         one
@@ -415,7 +421,7 @@ mod tests {
         (task_of(call, container).status, last)
     }
 
-    fn words(state: &str, reason: &str) -> Option<(String, String)> {
+    fn expected_end(state: &str, reason: &str) -> Option<(String, String)> {
         Some((state.to_owned(), reason.to_owned()))
     }
 
@@ -424,14 +430,17 @@ mod tests {
         let ran = |one: &mut Container| one.started_at = Some(Timestamp(2));
         assert_eq!(seen(&container(Status::Queued, |_| {})), (TaskStatus::Queued, None));
         assert_eq!(seen(&container(Status::Locked, |_| {})), (TaskStatus::Queued, None));
-        assert_eq!(seen(&container(Status::Running, ran)), (TaskStatus::Running, words("running", "")));
+        assert_eq!(
+            seen(&container(Status::Running, ran)),
+            (TaskStatus::Running, expected_end("running", ""))
+        );
         let done = container(Status::Complete, |one| {
             ran(one);
             one.exit_code = Some(0);
         });
         assert_eq!(
             seen(&done),
-            (TaskStatus::Running, words("done", "")),
+            (TaskStatus::Running, expected_end("done", "")),
             "it is not over before that is told"
         );
         assert_eq!(seen(&container(Status::Cancelled, |_| {})).0, TaskStatus::Terminated);
@@ -455,7 +464,7 @@ mod tests {
                     one.runtime_status.insert("reason".into(), reason.into());
                 }
             });
-            assert_eq!(seen(&one).1, words(expect.0, expect.1), "{state} {reason}");
+            assert_eq!(seen(&one).1, expected_end(expect.0, expect.1), "{state} {reason}");
         }
     }
 }

@@ -4,28 +4,28 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use windlass_backend::remote::Site;
-use windlass_gateway::way::{Login, LoginError};
+use windlass_gateway::way::{Login, SshLoginError};
 use windlass_model::{
     config::fleet::{ProxyJump, SshConfig, SshKey},
     event::Entity,
     id::InstanceId,
 };
-use windlass_tunnel::{HostKey, KeyError as SshKeyError, Learned};
+use windlass_tunnel::{HostKey, HostKeyEntry, KeyError as SshKeyError};
 
 use crate::{
     db::{Db, DbError, Unit, Written, agents as rows},
-    events::{About, note},
-    secrets::{Belongs, KeyError, Keyring},
+    events::{EventSubject, note},
+    secrets::{AssociatedData, KeyError, Keyring},
 };
 
 const SSH_PORT: u16 = 22;
 /// Several replicas meet a host for the first time: each tries again after another was faster.
-const PIN_TRIES_MAX: usize = 8;
+const PIN_ATTEMPTS_MAX: usize = 8;
 /// Names one instance may have keys for: its own and those of hosts on the way.
 const PINS_MAX: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
-pub enum SiteError {
+pub enum SshTargetError {
     #[error(transparent)]
     Db(#[from] DbError),
     #[error(transparent)]
@@ -43,7 +43,7 @@ pub enum SiteError {
     #[error("log in to {host}: the configuration has no {what} for it")]
     Missing { host: String, what: &'static str },
     #[error(transparent)]
-    Login(#[from] LoginError),
+    Login(#[from] SshLoginError),
     #[error("read the host key that {host} is pinned to")]
     Pinned {
         host: String,
@@ -60,51 +60,55 @@ pub enum SiteError {
 }
 
 /// The way to a host, with all keys that are pinned so far.
-pub async fn site(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Site, SiteError> {
+pub async fn site(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Site, SshTargetError> {
     let (settings, pins) = settings(db, keys, instance).await?;
-    build(&settings, &pins, instance)
+    build_target(&settings, &pins, instance)
 }
 
 /// The same, for somebody else who is to go there. Holds a private key.
-pub async fn login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Login, SiteError> {
+pub async fn login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Login, SshTargetError> {
     let (settings, pins) = settings(db, keys, instance).await?;
-    written(&settings, &pins, instance)
+    build_login(&settings, &pins, instance)
 }
 
 async fn settings(
     db: &Db,
     keys: &Keyring,
     instance: InstanceId,
-) -> Result<(SshConfig, BTreeMap<String, String>), SiteError> {
-    let row = rows::site(db, instance).await?.ok_or(SiteError::NoInstance { instance })?;
-    let sealed = row.ssh_sealed.ok_or(SiteError::NotSsh { instance })?;
-    let text = keys.open_sealed(&Belongs::row("instances", "ssh_sealed", instance.0), &sealed)?;
+) -> Result<(SshConfig, BTreeMap<String, String>), SshTargetError> {
+    let row = rows::site(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
+    let sealed = row.ssh_sealed.ok_or(SshTargetError::NotSsh { instance })?;
+    let text = keys.open_sealed(&AssociatedData::row("instances", "ssh_sealed", instance.0), &sealed)?;
     let settings =
-        serde_json::from_slice(&text).map_err(|source| SiteError::Settings { instance, source })?;
+        serde_json::from_slice(&text).map_err(|source| SshTargetError::Settings { instance, source })?;
     Ok((settings, pins(row.host_key.as_deref())))
 }
 
 /// Pins keys that were seen for the first time, and tells of them. A name that is pinned already keeps its key: if
 /// it was shown another one, nobody may go there.
-pub async fn pin(db: &Db, instance: InstanceId, seen: &[Learned]) -> Result<(), SiteError> {
-    for _ in 0..PIN_TRIES_MAX {
-        let row = rows::site(db, instance).await?.ok_or(SiteError::NoInstance { instance })?;
+pub async fn pin(db: &Db, instance: InstanceId, seen: &[HostKeyEntry]) -> Result<(), SshTargetError> {
+    for _ in 0..PIN_ATTEMPTS_MAX {
+        let row = rows::site(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
         let mut known = pins(row.host_key.as_deref());
-        let fresh = unknown(&known, seen)?;
+        let fresh = unpinned(&known, seen)?;
         if fresh.is_empty() {
             return Ok(());
         }
-        let about =
-            About { entity: Entity::Instance, id: instance.0, name: &row.name, project: Some(row.project) };
+        let about = EventSubject {
+            entity: Entity::Instance,
+            id: instance.0,
+            name: &row.name,
+            project: Some(row.project),
+        };
         let mut told = Vec::new();
-        for Learned { host, key } in &fresh {
-            known.insert(host.clone(), key.line());
+        for HostKeyEntry { host, key } in &fresh {
+            known.insert(host.clone(), key.to_openssh());
             let message =
                 format!("{host} was met for the first time and is known by its key {key} from now on");
             told.extend(note(db, None, &about, "host_key_learned", message)?);
         }
         if known.len() > PINS_MAX {
-            return Err(SiteError::TooMany { instance });
+            return Err(SshTargetError::TooMany { instance });
         }
         let text = serde_json::to_string(&known).unwrap_or_default();
         let change = rows::pin(instance, row.host_key.as_deref(), &text);
@@ -113,11 +117,14 @@ pub async fn pin(db: &Db, instance: InstanceId, seen: &[Learned]) -> Result<(), 
             Written::Stale { .. } => {}
         }
     }
-    Err(SiteError::Contended { instance })
+    Err(SshTargetError::Contended { instance })
 }
 
 /// Those of `seen` that have no pin yet.
-fn unknown(known: &BTreeMap<String, String>, seen: &[Learned]) -> Result<Vec<Learned>, SiteError> {
+fn unpinned(
+    known: &BTreeMap<String, String>,
+    seen: &[HostKeyEntry],
+) -> Result<Vec<HostKeyEntry>, SshTargetError> {
     let mut fresh = Vec::new();
     for learned in seen {
         let Some(line) = known.get(&learned.host) else {
@@ -125,9 +132,9 @@ fn unknown(known: &BTreeMap<String, String>, seen: &[Learned]) -> Result<Vec<Lea
             continue;
         };
         let host = learned.host.clone();
-        let expected = HostKey::parse(line).map_err(|source| SiteError::Pinned { host, source })?;
+        let expected = HostKey::parse(line).map_err(|source| SshTargetError::Pinned { host, source })?;
         if expected != learned.key {
-            return Err(SiteError::Changed {
+            return Err(SshTargetError::Changed {
                 host: learned.host.clone(),
                 expected: expected.to_string(),
                 shown: learned.key.to_string(),
@@ -142,24 +149,24 @@ fn pins(stored: Option<&str>) -> BTreeMap<String, String> {
 }
 
 /// What the host's own lines say wins over what its fleet says.
-fn build(
+fn build_target(
     settings: &SshConfig,
     pins: &BTreeMap<String, String>,
     instance: InstanceId,
-) -> Result<Site, SiteError> {
-    let target = written(settings, pins, instance)?.target()?;
+) -> Result<Site, SshTargetError> {
+    let target = build_login(settings, pins, instance)?.target()?;
     let own = settings.hosts.first().and_then(|host| host.params());
     let internal_ip: Option<IpAddr> =
         own.and_then(|own| own.internal_ip.as_ref()).and_then(|ip| ip.0.parse().ok());
     Ok(Site { target, internal_ip, network: settings.network.as_ref().map(|network| network.0.clone()) })
 }
 
-fn written(
+fn build_login(
     settings: &SshConfig,
     pins: &BTreeMap<String, String>,
     instance: InstanceId,
-) -> Result<Login, SiteError> {
-    let host = settings.hosts.first().ok_or(SiteError::NotSsh { instance })?;
+) -> Result<Login, SshTargetError> {
+    let host = settings.hosts.first().ok_or(SshTargetError::NotSsh { instance })?;
     let own = host.params();
     let name = host.hostname();
     let user = own.and_then(|own| own.user.as_deref()).or(settings.user.as_deref());
@@ -172,7 +179,7 @@ fn written(
     Ok(Login { via: via.map(Box::new), ..login })
 }
 
-fn through(jump: &ProxyJump, pins: &BTreeMap<String, String>) -> Result<Login, SiteError> {
+fn through(jump: &ProxyJump, pins: &BTreeMap<String, String>) -> Result<Login, SshTargetError> {
     login_to(&jump.hostname, jump.port.map(|port| port.0), &jump.user, jump.ssh_key.as_ref(), pins)
 }
 
@@ -182,7 +189,7 @@ fn login_to(
     user: &str,
     key: Option<&SshKey>,
     pins: &BTreeMap<String, String>,
-) -> Result<Login, SiteError> {
+) -> Result<Login, SshTargetError> {
     let private = key.and_then(|key| key.private.as_deref()).ok_or_else(|| missing(host, "private key"))?;
     let mut login = Login {
         host: host.to_owned(),
@@ -192,10 +199,10 @@ fn login_to(
         host_key: None,
         via: None,
     };
-    login.host_key = pins.get(&login.known_as()).cloned();
+    login.host_key = pins.get(&login.known_hosts_name()).cloned();
     Ok(login)
 }
 
-fn missing(host: &str, what: &'static str) -> SiteError {
-    SiteError::Missing { host: host.to_owned(), what }
+fn missing(host: &str, what: &'static str) -> SshTargetError {
+    SshTargetError::Missing { host: host.to_owned(), what }
 }

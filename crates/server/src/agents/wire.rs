@@ -9,35 +9,35 @@ use std::{
 
 use tokio::{sync::OnceCell, time::timeout};
 use windlass_api::agent::{
-    client::{LogPart, Shim, ShimError},
-    runner::{Hosts as HostNames, JobStarted, Metrics},
-    shim::{Claims, TaskInfo, TaskSpec, Terminate},
+    client::{LogPart, ShimClient, ShimError},
+    runner::{GroupHosts as HostNames, JobStarted, Metrics},
+    shim::{Claims, TaskInfo, TaskSpec, TerminateRequest},
 };
 use windlass_engine::Hints;
 use windlass_model::{
     causes::chain,
     id::{InstanceId, SubmissionId},
 };
-use windlass_tunnel::Hosts;
+use windlass_tunnel::SshPool;
 
 use super::{
-    AgentError, Agents, Answer, Call, HostNews, Port, Pulled, Start,
-    enrol::{EnrolError, Signer},
+    AgentApi, AgentError, Answer, Call, HostReport, Port, Pulled, Start,
+    enrol::{EnrolmentError, Signer},
     fit,
-    lines::{Lines, Why},
+    lines::{ConnectError, ConnectionPool},
 };
-use crate::{app::App, db::Db, logs::copy::Copier, secrets::Keyring};
+use crate::{app::App, db::Db, logs::copy::LogCopier, secrets::Keyring};
 
 /// No call takes longer, uploads apart.
-pub const CALL_WITHIN: Duration = Duration::from_secs(9);
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(9);
 /// A runner that has nothing to say of connections must not hold up what its shim has said.
-const RUNNER_WITHIN: Duration = Duration::from_secs(2);
+const RUNNER_TIMEOUT: Duration = Duration::from_secs(2);
 /// An upload gets a second more for each of these.
-const UPLOAD_BYTES_A_SECOND: usize = 1 << 20;
+const UPLOAD_BYTES_PER_SEC: usize = 1 << 20;
 /// How long a signed specification is good for; every attempt signs anew. Clocks of database and host may be ten
 /// minutes off, each its own way.
-const SIGNED_FOR_SECS: i64 = 30 * 60;
-const SWEEP_EVERY: Duration = Duration::from_secs(60);
+const SIGNATURE_VALID_SECS: i64 = 30 * 60;
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Agents over sockets of this machine and over SSH. Cheap to clone; all clones are one.
 #[derive(Clone)]
@@ -47,27 +47,27 @@ pub(super) struct Inner {
     pub(super) db: Db,
     pub(super) keys: Arc<Keyring>,
     pub(super) hints: Hints,
-    pub(super) copier: Copier,
-    pub(super) lines: Lines,
+    pub(super) copier: LogCopier,
+    pub(super) lines: ConnectionPool,
     signer: OnceCell<Signer>,
 }
 
 /// Why a call brought nothing.
-pub(super) enum Trouble {
-    NoLine(Why),
+pub(super) enum CallError {
+    NoConnection(ConnectError),
     Shim(ShimError),
-    Late(Duration),
+    Timeout(Duration),
 }
 
 impl Wire {
     /// `hosts` are the SSH connections, shared with whoever else goes to the same hosts.
-    pub fn new(app: &App, hosts: Arc<Hosts<InstanceId>>) -> Arc<Self> {
+    pub fn new(app: &App, hosts: Arc<SshPool<InstanceId>>) -> Arc<Self> {
         let inner = Arc::new(Inner {
             db: app.db().clone(),
             keys: Arc::clone(app.keys()),
             hints: app.hints().clone(),
-            copier: Copier::new(Arc::clone(app.logs()), app.db().clone()),
-            lines: Lines::new(hosts),
+            copier: LogCopier::new(Arc::clone(app.logs()), app.db().clone()),
+            lines: ConnectionPool::new(hosts),
             signer: OnceCell::new(),
         });
         tokio::spawn(sweep(Arc::downgrade(&inner)));
@@ -83,46 +83,51 @@ impl Wire {
         Self(inner)
     }
 
-    async fn ask<T, F, Fut>(&self, instance: InstanceId, within: Duration, what: F) -> Result<T, Trouble>
+    async fn call_shim<T, F, Fut>(
+        &self,
+        instance: InstanceId,
+        within: Duration,
+        what: F,
+    ) -> Result<T, CallError>
     where
-        F: Fn(Shim) -> Fut,
+        F: Fn(ShimClient) -> Fut,
         Fut: Future<Output = Result<T, ShimError>>,
     {
         let asked = async {
-            let (line, was_there) = self.0.line(instance).await.map_err(Trouble::NoLine)?;
+            let (line, was_there) = self.0.line(instance).await.map_err(CallError::NoConnection)?;
             match what(line.shim.clone()).await {
                 Err(ShimError::Exchange(_)) if was_there => {
                     self.0.lost(instance, &line);
-                    let (line, _) = self.0.line(instance).await.map_err(Trouble::NoLine)?;
-                    what(line.shim.clone()).await.map_err(Trouble::Shim)
+                    let (line, _) = self.0.line(instance).await.map_err(CallError::NoConnection)?;
+                    what(line.shim.clone()).await.map_err(CallError::Shim)
                 }
-                answered => answered.map_err(Trouble::Shim),
+                answered => answered.map_err(CallError::Shim),
             }
         };
-        timeout(within, asked).await.unwrap_or(Err(Trouble::Late(within)))
+        timeout(within, asked).await.unwrap_or(Err(CallError::Timeout(within)))
     }
 
     /// A call about one submission.
     async fn call<T, F, Fut>(&self, call: Call, what: F) -> Result<T, AgentError>
     where
-        F: Fn(Shim) -> Fut,
+        F: Fn(ShimClient) -> Fut,
         Fut: Future<Output = Result<T, ShimError>>,
     {
-        self.ask(call.instance, CALL_WITHIN, what).await.map_err(|trouble| about_task(call, trouble))
+        self.call_shim(call.instance, CALL_TIMEOUT, what).await.map_err(|trouble| about_task(call, trouble))
     }
 
-    async fn signer(&self) -> Result<&Signer, EnrolError> {
+    async fn signer(&self) -> Result<&Signer, EnrolmentError> {
         self.0.signer.get_or_try_init(|| Signer::of(&self.0.db, &self.0.keys)).await
     }
 
     async fn submit(&self, call: Call, task: &TaskSpec) -> Result<(), AgentError> {
-        let refused = |error: EnrolError| AgentError::Refused { reason: chain(&error) };
+        let refused = |error: EnrolmentError| AgentError::Refused { reason: chain(&error) };
         let signer = self.signer().await.map_err(refused)?;
         let now = self.0.db.now().await.map_err(|error| refused(error.into()))?;
         let claims = Claims {
             instance_id: call.instance,
             epoch: call.epoch,
-            expires_at: now.0 / 1_000_000 + SIGNED_FOR_SECS,
+            expires_at: now.0 / 1_000_000 + SIGNATURE_VALID_SECS,
         };
         let spec = TaskSpec { id: call.submission, claims: Some(claims), ..task.clone() };
         let signed = signer.sign(&spec).map_err(refused)?;
@@ -148,25 +153,25 @@ impl Wire {
         let (instance, id, epoch) = (call.instance, call.submission, call.epoch);
         let failed = |trouble| about_task(call, trouble);
         for (archive, tar) in &job.archives {
-            let within = upload_within(tar.len());
-            let sent = |shim: Shim| async move { shim.upload_archive(id, archive, tar, epoch).await };
-            self.ask(instance, within, sent).await.map_err(failed)?;
+            let within = upload_timeout(tar.len());
+            let sent = |shim: ShimClient| async move { shim.upload_archive(id, archive, tar, epoch).await };
+            self.call_shim(instance, within, sent).await.map_err(failed)?;
         }
         if let Some(code) = &job.code {
-            let sent = |shim: Shim| async move { shim.upload_code(id, code.to_vec(), epoch).await };
-            self.ask(instance, upload_within(code.len()), sent).await.map_err(failed)?;
+            let sent = |shim: ShimClient| async move { shim.upload_code(id, code.to_vec(), epoch).await };
+            self.call_shim(instance, upload_timeout(code.len()), sent).await.map_err(failed)?;
         }
         Ok(())
     }
 
-    async fn look(&self, call: Call) -> Result<Pulled, AgentError> {
+    async fn job_progress(&self, call: Call) -> Result<Pulled, AgentError> {
         let id = call.submission;
         let record = self.call(call, |shim| async move { shim.job(id).await }).await?;
         let record = fit::record(record);
         let runs = record.states.last().is_some_and(|state| state.state == "running");
         let no_connections_secs = if runs {
-            let idle = |shim: Shim| async move { shim.no_connections(id).await };
-            self.ask(call.instance, RUNNER_WITHIN, idle).await.ok().map(|secs| secs.max(0))
+            let idle = |shim: ShimClient| async move { shim.idle_seconds(id).await };
+            self.call_shim(call.instance, RUNNER_TIMEOUT, idle).await.ok().map(|secs| secs.max(0))
         } else {
             None
         };
@@ -175,37 +180,38 @@ impl Wire {
 }
 
 /// Bounded by its size: a host that takes it slower than this takes it too slowly.
-fn upload_within(bytes: usize) -> Duration {
-    CALL_WITHIN + Duration::from_secs((bytes / UPLOAD_BYTES_A_SECOND) as u64)
+fn upload_timeout(bytes: usize) -> Duration {
+    CALL_TIMEOUT + Duration::from_secs((bytes / UPLOAD_BYTES_PER_SEC) as u64)
 }
 
 async fn sweep(inner: Weak<Inner>) {
     loop {
-        tokio::time::sleep(SWEEP_EVERY).await;
+        tokio::time::sleep(SWEEP_INTERVAL).await;
         let Some(inner) = inner.upgrade() else { return };
         inner.lines.sweep();
     }
 }
 
-impl Agents for Wire {
+impl AgentApi for Wire {
     fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
         Box::pin(async move {
-            let asked = self.ask(instance, CALL_WITHIN, |shim| async move { shim.tasks().await }).await;
+            let asked =
+                self.call_shim(instance, CALL_TIMEOUT, |shim| async move { shim.tasks().await }).await;
             let list = asked.map_err(|trouble| about_host(instance, trouble))?;
             Ok(list.tasks.into_iter().map(|task| task.id).collect())
         })
     }
 
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostNews> {
+    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
         Box::pin(async move {
-            let asked = |shim: Shim| async move {
+            let asked = |shim: ShimClient| async move {
                 tokio::try_join!(shim.health(), shim.host(), shim.instance_health())
             };
             let (health, info, well) = self
-                .ask(instance, CALL_WITHIN, asked)
+                .call_shim(instance, CALL_TIMEOUT, asked)
                 .await
                 .map_err(|trouble| about_host(instance, trouble))?;
-            Ok(HostNews {
+            Ok(HostReport {
                 version: fit::word(health.version),
                 info: fit::host(info),
                 health: fit::health(well),
@@ -231,7 +237,7 @@ impl Agents for Wire {
 
     fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, timeout_secs: i64) -> Answer<'a, ()> {
         Box::pin(async move {
-            let how = Terminate {
+            let how = TerminateRequest {
                 termination_reason: reason.to_owned(),
                 termination_message: String::new(),
                 timeout: u64::try_from(timeout_secs).unwrap_or_default(),
@@ -250,20 +256,21 @@ impl Agents for Wire {
     }
 
     fn pull(&self, call: Call) -> Answer<'_, Pulled> {
-        Box::pin(self.look(call))
+        Box::pin(self.job_progress(call))
     }
 
     fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
         Box::pin(async move {
             let id = call.submission;
-            let asked = |shim: Shim| async move { shim.log(id, stream, offset, limit, Duration::ZERO).await };
+            let asked =
+                |shim: ShimClient| async move { shim.log(id, stream, offset, limit, Duration::ZERO).await };
             self.call(call, asked).await.map(|part| fit::log(part, limit))
         })
     }
 
     fn log_was_read<'a>(&'a self, call: Call, stream: &'a str, offset: u64) -> Answer<'a, ()> {
         let id = call.submission;
-        Box::pin(self.call(call, move |shim| async move { shim.log_was_read(id, stream, offset).await }))
+        Box::pin(self.call(call, move |shim| async move { shim.acknowledge_log(id, stream, offset).await }))
     }
 
     fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
@@ -287,7 +294,7 @@ impl Agents for Wire {
 
     fn tell_hosts<'a>(&'a self, call: Call, hosts: &'a HostNames) -> Answer<'a, ()> {
         let (id, epoch) = (call.submission, call.epoch);
-        Box::pin(self.call(call, move |shim| async move { shim.tell_hosts(id, epoch, hosts).await }))
+        Box::pin(self.call(call, move |shim| async move { shim.send_hosts(id, epoch, hosts).await }))
     }
 
     fn connect(&self, call: Call, port: u16) -> Answer<'_, Port> {
@@ -306,7 +313,7 @@ impl Agents for Wire {
     }
 }
 
-fn about_host(instance: InstanceId, trouble: Trouble) -> AgentError {
+fn about_host(instance: InstanceId, trouble: CallError) -> AgentError {
     let call = Call { instance, submission: SubmissionId(uuid::Uuid::nil()), epoch: 0 };
     match about_task(call, trouble) {
         AgentError::UnknownTask { .. } | AgentError::Gone { .. } => {
@@ -321,32 +328,34 @@ fn about_host(instance: InstanceId, trouble: Trouble) -> AgentError {
 }
 
 /// What a refusal means to whoever decides.
-fn about_task(call: Call, trouble: Trouble) -> AgentError {
+fn about_task(call: Call, trouble: CallError) -> AgentError {
     let Call { instance, submission, epoch } = call;
-    let silent = |why: String| AgentError::Unreachable { instance, why: fit::sentence(why) };
+    let silent = |why: String| AgentError::Unreachable { instance, why: fit::message(why) };
     let error = match trouble {
-        Trouble::NoLine(Why::Silent(why)) => return silent(why),
-        Trouble::NoLine(Why::Barred(why)) => return AgentError::Barred { instance, why: fit::sentence(why) },
-        Trouble::Late(within) => return silent(format!("no answer within {} s", within.as_secs())),
-        Trouble::Shim(error) => error,
+        CallError::NoConnection(ConnectError::Unreachable(why)) => return silent(why),
+        CallError::NoConnection(ConnectError::Barred(why)) => {
+            return AgentError::Barred { instance, why: fit::message(why) };
+        }
+        CallError::Timeout(within) => return silent(format!("no answer within {} s", within.as_secs())),
+        CallError::Shim(error) => error,
     };
     match error {
         ShimError::Exchange(_) | ShimError::Decode(_) | ShimError::TooLong => silent(chain(&error)),
         ShimError::Unauthorized { why } => AgentError::Barred {
             instance,
-            why: format!("its shim does not take our credential: {}", fit::sentence(why)),
+            why: format!("its shim does not take our credential: {}", fit::message(why)),
         },
-        ShimError::Forbidden { why } => AgentError::Refused { reason: fit::sentence(why) },
-        ShimError::Fenced { seen } => AgentError::Fenced { epoch, seen },
-        ShimError::Absent => AgentError::UnknownTask { submission },
-        ShimError::Gone => AgentError::Gone { submission },
-        ShimError::Conflict { why } => AgentError::Conflict { reason: fit::sentence(why) },
+        ShimError::Forbidden { why } => AgentError::Refused { reason: fit::message(why) },
+        ShimError::StaleEpoch { seen } => AgentError::Fenced { epoch, seen },
+        ShimError::TaskNotFound => AgentError::UnknownTask { submission },
+        ShimError::TaskRemoved => AgentError::Gone { submission },
+        ShimError::Conflict { why } => AgentError::Conflict { reason: fit::message(why) },
         // Something there is not ready, or broken for now.
         ShimError::Status { status, why } if status.is_server_error() => {
-            AgentError::Conflict { reason: fit::sentence(format!("{status}: {why}")) }
+            AgentError::Conflict { reason: fit::message(format!("{status}: {why}")) }
         }
         ShimError::Status { status, why } => {
-            AgentError::Refused { reason: fit::sentence(format!("{status}: {why}")) }
+            AgentError::Refused { reason: fit::message(format!("{status}: {why}")) }
         }
         ShimError::Encode(_) | ShimError::Build(_) => AgentError::Refused { reason: chain(&error) },
     }

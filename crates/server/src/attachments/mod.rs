@@ -6,7 +6,7 @@
 //! - Before a task is handed to its host: [`attach`], until it is `Ready`.
 //! - While the job terminates, once its container is gone: [`standing`] for the brain's `volumes`, and
 //!   [`detach`] for its `Step::Detach`.
-//! - For placement: [`mounts::Catalogue`].
+//! - For placement: [`mounts::VolumeCatalog`].
 
 pub mod mounts;
 
@@ -18,12 +18,12 @@ use windlass_backend::{
 use windlass_engine::Lease;
 use windlass_model::{
     config::mounts::VolumeMount,
-    decide::{jobs_submitted::ATTACH_MAX, jobs_terminating as ending},
+    decide::{jobs_submitted::ATTACH_TIMEOUT, jobs_terminating as ending},
     id::VolumeId,
     time::Timestamp,
 };
 
-use self::mounts::Catalogue;
+use self::mounts::VolumeCatalog;
 use crate::{
     db::{
         Db, Val, Written,
@@ -72,9 +72,9 @@ pub async fn attach(
     if holds.len() < wanted.len() {
         let now = Timestamp(lease.now());
         let taken = match choose(db, backends, job, instance, &wanted, now).await? {
-            Choice::Take(taken) => taken,
-            Choice::Wait(said) => return Ok(Attach::Coming { said }),
-            Choice::Never(said) => return Ok(Attach::Failed { said }),
+            VolumeChoice::Claim(taken) => taken,
+            VolumeChoice::Wait(said) => return Ok(Attach::Coming { said }),
+            VolumeChoice::Never(said) => return Ok(Attach::Failed { said }),
         };
         match rows::take(db, lease.key(), job.id, instance.id, taken).await? {
             Written::Done { .. } => holds = rows::holds(db, job.id).await?,
@@ -84,11 +84,11 @@ pub async fn attach(
             }
         }
     }
-    ask(db, backends, lease, job, &holds, &machine).await
+    attach_claimed(db, backends, lease, job, &holds, &machine).await
 }
 
-enum Choice {
-    Take(Vec<Taken>),
+enum VolumeChoice {
+    Claim(Vec<Taken>),
     Wait(String),
     Never(String),
 }
@@ -101,75 +101,75 @@ async fn choose(
     instance: &Instance,
     wanted: &[VolumeMount],
     now: Timestamp,
-) -> Result<Choice, PassError> {
-    let catalogue = Catalogue::of(db, job.project_id, wanted).await?;
+) -> Result<VolumeChoice, PassError> {
+    let catalogue = VolumeCatalog::of(db, job.project_id, wanted).await?;
     let mut taken: Vec<Taken> = Vec::new();
     for mount in wanted {
         let (mut refusals, mut waits) = (Vec::new(), None);
         let mut chosen = None;
         for name in mount.name.as_slice() {
             match usable(db, backends, &catalogue, name, instance, now).await? {
-                Usable::Yes { volume, many } if taken.iter().all(|one| one.volume != volume) => {
+                Availability::Yes { volume, many } if taken.iter().all(|one| one.volume != volume) => {
                     chosen = Some(Taken { volume, path: mount.path.clone(), many });
                     break;
                 }
-                Usable::Yes { .. } => refusals.push(format!("volume `{name}` is mounted twice")),
-                Usable::Soon(said) => waits = waits.or(Some(said)),
-                Usable::No(said) => refusals.push(said),
+                Availability::Yes { .. } => refusals.push(format!("volume `{name}` is mounted twice")),
+                Availability::Pending(said) => waits = waits.or(Some(said)),
+                Availability::Unavailable(said) => refusals.push(said),
             }
         }
         match (chosen, waits) {
             (Some(one), _) => taken.push(one),
-            (None, Some(said)) => return Ok(Choice::Wait(said)),
-            (None, None) => return Ok(Choice::Never(refusals.join("; "))),
+            (None, Some(said)) => return Ok(VolumeChoice::Wait(said)),
+            (None, None) => return Ok(VolumeChoice::Never(refusals.join("; "))),
         }
     }
-    Ok(Choice::Take(taken))
+    Ok(VolumeChoice::Claim(taken))
 }
 
-enum Usable {
+enum Availability {
     Yes { volume: VolumeId, many: bool },
-    Soon(String),
-    No(String),
+    Pending(String),
+    Unavailable(String),
 }
 
 async fn usable(
     db: &Db,
     backends: &Backends,
-    catalogue: &Catalogue,
+    catalogue: &VolumeCatalog,
     name: &str,
     instance: &Instance,
     now: Timestamp,
-) -> Result<Usable, PassError> {
+) -> Result<Availability, PassError> {
     let Some(volume) = catalogue.named(name) else {
-        return Ok(Usable::No(format!("volume `{name}` does not exist")));
+        return Ok(Availability::Unavailable(format!("volume `{name}` does not exist")));
     };
     if let Some(said) = mounts::unusable(volume) {
-        return Ok(Usable::No(said));
+        return Ok(Availability::Unavailable(said));
     }
     let at = mounts::location(volume)?;
-    if !mounts::reaches(&at, instance) {
+    if !mounts::is_reachable(&at, instance) {
         let zone = at.zone.map(|zone| format!(", {zone}")).unwrap_or_default();
-        return Ok(Usable::No(format!(
+        return Ok(Availability::Unavailable(format!(
             "volume `{name}` is in {} {}{zone}, instance {} is not",
             at.backend, at.region, instance.name
         )));
     }
     let Some(backend) = backends.named(&at.backend).and_then(|backend| backend.volumes()) else {
-        return Ok(Usable::No(no_volumes(&at.backend)));
+        return Ok(Availability::Unavailable(no_volumes(&at.backend)));
     };
     let many = backend.many();
     for attachment in volumes::attachments(db, &[volume.id]).await? {
         let going = attachment.detach_asked_at.is_some();
         if attachment.instance_id == instance.id {
             if going {
-                return Ok(Usable::Soon(format!(
+                return Ok(Availability::Pending(format!(
                     "volume `{name}` is still being detached from this instance"
                 )));
             }
-            if hangs(&attachment, now) {
+            if is_stuck(&attachment, now) {
                 // Jobs that come one after the other would keep it for ever: the last one out ends it.
-                return Ok(Usable::Soon(format!(
+                return Ok(Availability::Pending(format!(
                     "volume `{name}` hangs on its way to this instance and is let go first"
                 )));
             }
@@ -177,19 +177,21 @@ async fn usable(
             let other = instances::find(db, attachment.instance_id).await?;
             let other = other.map_or_else(|| attachment.instance_id.to_string(), |other| other.name);
             return Ok(match going {
-                true => Usable::Soon(format!("volume `{name}` is still being detached from {other}")),
-                false => Usable::No(format!(
+                true => {
+                    Availability::Pending(format!("volume `{name}` is still being detached from {other}"))
+                }
+                false => Availability::Unavailable(format!(
                     "volume `{name}` is attached to {other}; a volume is attached to one instance at a time"
                 )),
             });
         }
     }
-    Ok(Usable::Yes { volume: volume.id, many })
+    Ok(Availability::Yes { volume: volume.id, many })
 }
 
 /// It was asked for long ago, and the backend has not shown it yet.
-fn hangs(attachment: &Fastening, now: Timestamp) -> bool {
-    attachment.data.is_none() && now.since(attachment.attached_at) >= ATTACH_MAX
+fn is_stuck(attachment: &Fastening, now: Timestamp) -> bool {
+    attachment.data.is_none() && now.since(attachment.attached_at) >= ATTACH_TIMEOUT
 }
 
 fn no_volumes(backend: &str) -> String {
@@ -197,7 +199,7 @@ fn no_volumes(backend: &str) -> String {
 }
 
 /// Asks the backend for what the job holds.
-async fn ask(
+async fn attach_claimed(
     db: &Db,
     backends: &Backends,
     lease: &Lease,
@@ -213,22 +215,22 @@ async fn ask(
         let Some(volume) = known.iter().find(|volume| volume.id == attachment.volume_id) else { continue };
         let shown = match &attachment.data {
             Some(data) => serde_json::from_str(data).map_err(PassError::document)?,
-            None => match fasten(backends, volume, machine).await? {
-                Fastened::Yes(shown) => {
+            None => match attach_volume(backends, volume, machine).await? {
+                AttachOutcome::Yes(shown) => {
                     let data = Val::json(&shown)?;
                     let Val::Text(data) = data else { continue };
-                    rows::shown_as(db, lease.key(), &attachment, &data).await?;
+                    rows::set_device(db, lease.key(), &attachment, &data).await?;
                     shown
                 }
-                Fastened::NotYet(said) if hangs(&attachment, Timestamp(lease.now())) => {
-                    let said = format!("{said}, and was not within {} s", ATTACH_MAX.as_secs());
+                AttachOutcome::Pending(said) if is_stuck(&attachment, Timestamp(lease.now())) => {
+                    let said = format!("{said}, and was not within {} s", ATTACH_TIMEOUT.as_secs());
                     return Ok(Attach::Failed { said });
                 }
-                Fastened::NotYet(said) => {
+                AttachOutcome::Pending(said) => {
                     coming = Some(said);
                     continue;
                 }
-                Fastened::Never(said) => return Ok(Attach::Failed { said }),
+                AttachOutcome::Never(said) => return Ok(Attach::Failed { said }),
             },
         };
         told.volumes.push(shim::Volume {
@@ -250,26 +252,32 @@ async fn ask(
     })
 }
 
-enum Fastened {
+enum AttachOutcome {
     Yes(Attachment),
-    NotYet(String),
+    Pending(String),
     Never(String),
 }
 
-async fn fasten(backends: &Backends, volume: &Volume, machine: &Machine) -> Result<Fastened, PassError> {
+async fn attach_volume(
+    backends: &Backends,
+    volume: &Volume,
+    machine: &Machine,
+) -> Result<AttachOutcome, PassError> {
     let (name, kind) = (&volume.name, mounts::backend(volume)?);
     let Some(id) = &volume.volume_id else {
-        return Ok(Fastened::Never(format!("volume `{name}` was never made")));
+        return Ok(AttachOutcome::Never(format!("volume `{name}` was never made")));
     };
-    let Some(backend) = of(backends, &kind) else { return Ok(Fastened::Never(no_volumes(&kind))) };
+    let Some(backend) = of(backends, &kind) else { return Ok(AttachOutcome::Never(no_volumes(&kind))) };
     Ok(match backend.attach(id, machine).await {
-        Ok(Attached::Yes(shown)) => Fastened::Yes(shown),
-        Ok(Attached::Coming | Attached::No) => Fastened::NotYet(format!("volume `{name}` is being attached")),
+        Ok(Attached::Yes(shown)) => AttachOutcome::Yes(shown),
+        Ok(Attached::Coming | Attached::No) => {
+            AttachOutcome::Pending(format!("volume `{name}` is being attached"))
+        }
         Err(error @ (BackendError::Unavailable { .. } | BackendError::NoCapacity { .. })) => {
-            Fastened::NotYet(format!("volume `{name}` is not attached yet: {error}"))
+            AttachOutcome::Pending(format!("volume `{name}` is not attached yet: {error}"))
         }
         Err(error @ (BackendError::Refused { .. } | BackendError::HostKeyChanged { .. })) => {
-            Fastened::Never(format!("volume `{name}` could not be attached: {error}"))
+            AttachOutcome::Never(format!("volume `{name}` could not be attached: {error}"))
         }
     })
 }
@@ -303,7 +311,7 @@ pub async fn standing(
         let volume = known.iter().find(|volume| volume.id == attachment.volume_id);
         let forced = attachment.detach_forced_at.is_some();
         if attachment.detach_asked_at.is_some()
-            && is_loose(backends, volume, machine.as_ref(), forced).await?
+            && is_detached(backends, volume, machine.as_ref(), forced).await?
         {
             rows::gone(db, lease.key(), job.id, &attachment).await?;
             continue;
@@ -320,7 +328,7 @@ pub async fn standing(
 
 /// Whether the backend has let it go. While it has not it is asked again: whoever wrote the wish down may
 /// have died before it was heard.
-async fn is_loose(
+async fn is_detached(
     backends: &Backends,
     volume: Option<&Volume>,
     machine: Option<&Machine>,

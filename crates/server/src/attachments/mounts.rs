@@ -32,14 +32,14 @@ struct Document {
 /// The mount points of a stored job that want a network volume.
 pub fn of_job(job: &Job) -> Result<Vec<VolumeMount>, PassError> {
     let document: Document = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
-    Ok(network(document.volumes.as_deref()))
+    Ok(network_mounts(document.volumes.as_deref()))
 }
 
 pub fn of_spec(spec: &JobSpec) -> Vec<VolumeMount> {
-    network(spec.volumes.as_deref())
+    network_mounts(spec.volumes.as_deref())
 }
 
-fn network(mounts: Option<&[Mount]>) -> Vec<VolumeMount> {
+fn network_mounts(mounts: Option<&[Mount]>) -> Vec<VolumeMount> {
     let volume = |mount: &Mount| match mount {
         Mount::Volume(mount) => Some(mount.clone()),
         Mount::Instance(_) => None,
@@ -49,9 +49,9 @@ fn network(mounts: Option<&[Mount]>) -> Vec<VolumeMount> {
 
 /// The volumes of a project that some mount points name.
 #[derive(Clone, Debug, Default)]
-pub struct Catalogue(BTreeMap<String, Volume>);
+pub struct VolumeCatalog(BTreeMap<String, Volume>);
 
-impl Catalogue {
+impl VolumeCatalog {
     pub async fn of<'a>(
         db: &Db,
         project: ProjectId,
@@ -84,13 +84,13 @@ impl Catalogue {
     pub fn problem(&self, mounts: &[VolumeMount]) -> Option<String> {
         mounts.iter().find_map(|mount| {
             let problems: Option<Vec<String>> =
-                mount.name.as_slice().iter().map(|name| self.cannot(name)).collect();
+                mount.name.as_slice().iter().map(|name| self.volume_problem(name)).collect();
             problems.map(|problems| problems.join("; "))
         })
     }
 
     /// Why a volume cannot be mounted, if that is so.
-    fn cannot(&self, name: &str) -> Option<String> {
+    fn volume_problem(&self, name: &str) -> Option<String> {
         match self.0.get(name) {
             None => Some(format!("volume `{name}` does not exist")),
             Some(volume) => unusable(volume),
@@ -126,9 +126,9 @@ impl Catalogue {
                         return Ok(Some(format!(
                             "the volumes at `{path}` are in {}, those at `{}` in {}; all mount points of a run \
                              must have volumes in the same backends and regions",
-                            listed(known),
+                            format_regions(known),
                             mount.path,
-                            listed(&set)
+                            format_regions(&set)
                         )));
                     }
                     Some(_) => {}
@@ -155,7 +155,7 @@ impl Catalogue {
     }
 }
 
-fn listed(places: &BTreeSet<(String, String)>) -> String {
+fn format_regions(places: &BTreeSet<(String, String)>) -> String {
     let place = |(backend, region): &(String, String)| match region.is_empty() {
         true => backend.clone(),
         false => format!("{backend}/{region}"),
@@ -191,16 +191,16 @@ pub(crate) fn backend(volume: &Volume) -> Result<String, PassError> {
 
 /// What the backend said of a volume it made; of it, the zone is what matters here.
 #[derive(Default, Deserialize)]
-struct Provisioned {
+struct ProvisioningData {
     availability_zone: Option<String>,
 }
 
 /// Where a volume is: as its owner wrote, and in the zone its backend chose.
 pub fn location(volume: &Volume) -> Result<Location, PassError> {
     let wanted = configuration(volume)?;
-    let made: Provisioned = match &volume.provisioning {
+    let made: ProvisioningData = match &volume.provisioning {
         Some(made) => serde_json::from_str(made).map_err(PassError::document)?,
-        None => Provisioned::default(),
+        None => ProvisioningData::default(),
     };
     Ok(Location {
         backend: wanted.backend().to_owned(),
@@ -210,7 +210,7 @@ pub fn location(volume: &Volume) -> Result<Location, PassError> {
 }
 
 /// Whether a volume and an instance can meet.
-pub(super) fn reaches(at: &Location, instance: &Instance) -> bool {
+pub(super) fn is_reachable(at: &Location, instance: &Instance) -> bool {
     let same = |left: &str, right: &Option<String>| {
         right.as_deref().is_some_and(|right| left.eq_ignore_ascii_case(right))
     };
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    fn catalogue() -> Catalogue {
+    fn catalogue() -> VolumeCatalog {
         let young = Volume { status: Status::Provisioning, ..volume("young", "mock", "here") };
         let all = [
             volume("aa", "mock", "here"),
@@ -267,12 +267,12 @@ mod tests {
             volume("shared", "runpod", "here"),
             young,
         ];
-        Catalogue(all.map(|volume| (volume.name.clone(), volume)).into())
+        VolumeCatalog(all.map(|volume| (volume.name.clone(), volume)).into())
     }
 
     fn mounts(documents: serde_json::Value) -> Vec<VolumeMount> {
         let mounts: Vec<Mount> = serde_json::from_value(documents).unwrap();
-        network(Some(&mounts))
+        network_mounts(Some(&mounts))
     }
 
     /// What is said of a run with these jobs.

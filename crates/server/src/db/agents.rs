@@ -30,8 +30,8 @@ statements! {
 
 /// Which jobs of an instance are to be looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Which {
-    These(Vec<SubmissionId>),
+pub enum JobSelection {
+    Only(Vec<SubmissionId>),
     All,
 }
 
@@ -43,7 +43,7 @@ pub async fn reach(db: &Db, instance: InstanceId) -> Result<Option<(Option<Strin
 
 /// What leads to a host over SSH.
 #[derive(Clone, Debug)]
-pub struct SiteRow {
+pub struct SshTargetRow {
     pub ssh_sealed: Option<Vec<u8>>,
     /// JSON: name of a host → its key.
     pub host_key: Option<String>,
@@ -51,10 +51,10 @@ pub struct SiteRow {
     pub project: ProjectId,
 }
 
-pub async fn site(db: &Db, instance: InstanceId) -> Result<Option<SiteRow>, DbError> {
+pub async fn site(db: &Db, instance: InstanceId) -> Result<Option<SshTargetRow>, DbError> {
     let row = db.query_opt(SITE.as_str(), params![instance]).await?;
     row.map(|row| {
-        Ok(SiteRow {
+        Ok(SshTargetRow {
             ssh_sealed: row.opt_bytes(0)?,
             host_key: row.opt_text(1)?,
             name: row.text(2)?,
@@ -71,21 +71,21 @@ pub fn pin(instance: InstanceId, old: Option<&str>, new: &str) -> Change {
 }
 
 /// Makes jobs of the instance due; their statuses come back.
-pub fn poke_jobs(instance: InstanceId, which: &Which) -> Change {
+pub fn mark_jobs_due(instance: InstanceId, which: &JobSelection) -> Change {
     match which {
-        Which::These(jobs) => {
+        JobSelection::Only(jobs) => {
             Change::Query { sql: POKE_JOBS.as_str().into(), params: params![instance, Val::list(jobs)] }
         }
-        Which::All => Change::Query { sql: POKE_ALL_JOBS.as_str().into(), params: params![instance] },
+        JobSelection::All => Change::Query { sql: POKE_ALL_JOBS.as_str().into(), params: params![instance] },
     }
 }
 
-pub fn poke_instance(instance: InstanceId) -> Change {
+pub fn mark_instance_due(instance: InstanceId) -> Change {
     Change::Exec { sql: POKE_INSTANCE.as_str().into(), params: params![instance], expect: Expect::Any }
 }
 
 /// Has all hosts looked at, which connects to them.
-pub async fn poke_hosts(db: &Db) -> Result<(), DbError> {
+pub async fn mark_hosts_due(db: &Db) -> Result<(), DbError> {
     db.write(crate::db::Unit::new().exec(POKE_HOSTS.as_str(), Vec::new())).await.map(drop)
 }
 
@@ -106,7 +106,7 @@ pub async fn signing_key(db: &Db, purpose: &str) -> Result<Option<(uuid::Uuid, V
 }
 
 /// Keeps the key unless there is one for this purpose.
-pub fn offer_signing_key(id: uuid::Uuid, purpose: &str, sealed: Vec<u8>) -> Change {
+pub fn insert_signing_key(id: uuid::Uuid, purpose: &str, sealed: Vec<u8>) -> Change {
     let params = params![id, purpose, sealed];
     Change::Exec { sql: OFFER_SIGNING_KEY.as_str().into(), params, expect: Expect::Any }
 }
@@ -118,7 +118,7 @@ pub async fn credential(db: &Db, instance: InstanceId) -> Result<Option<Option<V
 }
 
 /// Keeps the credential unless the instance has one.
-pub fn offer_credential(instance: InstanceId, sealed: Vec<u8>) -> Change {
+pub fn set_first_credential(instance: InstanceId, sealed: Vec<u8>) -> Change {
     let params = params![instance, sealed];
     Change::Exec { sql: OFFER_CREDENTIAL.as_str().into(), params, expect: Expect::Any }
 }

@@ -22,7 +22,7 @@ use super::{
 
 /// Agents refuse a call whose epoch is lower than one they have seen, and they have seen some that a copy knows
 /// nothing of. This much is added, which no row reaches by being worked on.
-const EPOCHS_AHEAD: i64 = 1_000_000;
+const EPOCH_SKIP: i64 = 1_000_000;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
@@ -50,7 +50,7 @@ pub enum BackupError {
 
 /// What a copy holds, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Copied {
+pub struct BackupSummary {
     pub bytes: u64,
     pub runs: i64,
     /// Where the database that was replaced lies now.
@@ -58,14 +58,14 @@ pub struct Copied {
 }
 
 /// Copies a database to a new file. Servers and readers are not disturbed; the copy is of one moment.
-pub fn backup(database: &Path, to: &Path) -> Result<Copied, BackupError> {
-    if !is_there(database)? {
+pub fn backup(database: &Path, to: &Path) -> Result<BackupSummary, BackupError> {
+    if !exists(database)? {
         return Err(BackupError::Absent { path: database.to_owned() });
     }
-    if is_there(to)? {
+    if exists(to)? {
         return Err(BackupError::Exists { path: to.to_owned() });
     }
-    let fresh = Fresh::new(to)?;
+    let fresh = TempFile::new(to)?;
     let source = Conn::reader(database, Clock::wall(), Ids::system())?;
     // The file is open for reading alone; what is written is the copy.
     source.query("PRAGMA query_only = OFF", &[])?;
@@ -77,8 +77,8 @@ pub fn backup(database: &Path, to: &Path) -> Result<Copied, BackupError> {
 }
 
 /// Puts a copy in the place of a database that no server uses. The old one is kept beside it.
-pub fn restore(database: &Path, from: &Path) -> Result<Copied, BackupError> {
-    if !is_there(from)? {
+pub fn restore(database: &Path, from: &Path) -> Result<BackupSummary, BackupError> {
+    if !exists(from)? {
         return Err(BackupError::Absent { path: from.to_owned() });
     }
     if let Some(folder) = database.parent() {
@@ -87,22 +87,22 @@ pub fn restore(database: &Path, from: &Path) -> Result<Copied, BackupError> {
     }
     // Held to the end: no server starts meanwhile.
     let _lock = FileLock::take(database)?;
-    let fresh = Fresh::new(database)?;
+    let fresh = TempFile::new(database)?;
     fs::copy(from, &fresh.0).map_err(|source| BackupError::File { path: from.to_owned(), source })?;
     let copied = check(&fresh.0, from)?;
     {
         let conn = Conn::writer(&fresh.0, Clock::wall(), Ids::system())?;
-        void_leases(&conn, EPOCHS_AHEAD)?;
+        void_leases(&conn, EPOCH_SKIP)?;
         // One file again, without a log beside it.
         conn.query("PRAGMA journal_mode = DELETE", &[])?;
     }
     let aside = put_aside(database)?;
     fresh.replace(database)?;
-    Ok(Copied { aside, ..copied })
+    Ok(BackupSummary { aside, ..copied })
 }
 
 /// Whether the file is whole and of a version that this one understands.
-fn check(path: &Path, shown: &Path) -> Result<Copied, BackupError> {
+fn check(path: &Path, shown: &Path) -> Result<BackupSummary, BackupError> {
     let foreign = |source| BackupError::Foreign { path: shown.to_owned(), source };
     let conn = Conn::reader(path, Clock::wall(), Ids::system()).map_err(foreign)?;
     let said = conn.query("PRAGMA integrity_check", &[]).map_err(foreign)?;
@@ -112,22 +112,22 @@ fn check(path: &Path, shown: &Path) -> Result<Copied, BackupError> {
         return Err(BackupError::Damaged { path: shown.to_owned(), problem });
     }
     let journal = conn.query(migrate::READ, &[]).map_err(foreign)?;
-    migrate::missing(Dialect::Sqlite, &journal).map_err(foreign)?;
+    migrate::pending_steps(Dialect::Sqlite, &journal).map_err(foreign)?;
     let runs = conn.query("SELECT count(*) FROM runs", &[]).map_err(foreign)?;
     let runs = runs.first().map_or(Ok(0), |row| row.int(0)).map_err(foreign)?;
     let bytes = fs::metadata(path).map_err(|source| BackupError::File { path: shown.to_owned(), source })?;
-    Ok(Copied { bytes: bytes.len(), runs, aside: None })
+    Ok(BackupSummary { bytes: bytes.len(), runs, aside: None })
 }
 
 /// Gives the old database a second name; the next step takes its first one away.
 fn put_aside(database: &Path) -> Result<Option<PathBuf>, BackupError> {
-    if !is_there(database)? {
+    if !exists(database)? {
         return Ok(None);
     }
     let aside = (1..).map(|n| suffixed(database, &format!(".before-restore-{n}")));
     let failed = |path: &Path, source| BackupError::File { path: path.to_owned(), source };
     for aside in aside {
-        if is_there(&aside)? {
+        if exists(&aside)? {
             continue;
         }
         // What is committed and not yet in the file goes there. A damaged one is kept as it is, log and all.
@@ -135,7 +135,7 @@ fn put_aside(database: &Path) -> Result<Option<PathBuf>, BackupError> {
             .and_then(|conn| conn.query("PRAGMA wal_checkpoint(TRUNCATE)", &[]));
         for log in ["-wal", "-shm"] {
             let (from, to) = (suffixed(database, log), suffixed(&aside, log));
-            if !is_there(&from)? {
+            if !exists(&from)? {
                 continue;
             }
             let moved = if settled.is_ok() { fs::remove_file(&from) } else { fs::rename(&from, to) };
@@ -147,14 +147,14 @@ fn put_aside(database: &Path) -> Result<Option<PathBuf>, BackupError> {
     Ok(None)
 }
 
-fn is_there(path: &Path) -> Result<bool, BackupError> {
+fn exists(path: &Path) -> Result<bool, BackupError> {
     path.try_exists().map_err(|source| BackupError::File { path: path.to_owned(), source })
 }
 
 /// A file beside its goal that nobody else may read, and that goes unless it gets there.
-struct Fresh(PathBuf);
+struct TempFile(PathBuf);
 
-impl Fresh {
+impl TempFile {
     fn new(goal: &Path) -> Result<Self, BackupError> {
         let path = suffixed(goal, &format!(".new-{}", std::process::id()));
         let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
@@ -182,7 +182,7 @@ impl Fresh {
     }
 }
 
-impl Drop for Fresh {
+impl Drop for TempFile {
     fn drop(&mut self) {
         for left in ["", "-wal", "-shm", "-journal"] {
             let _ = fs::remove_file(suffixed(&self.0, left));

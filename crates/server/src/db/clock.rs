@@ -23,33 +23,33 @@ const STEP_MIN: i64 = 1000;
 /// Microseconds since 1970, never going back.
 #[derive(Clone)]
 pub(super) struct Clock {
-    source: Arc<Source>,
+    source: Arc<ClockSource>,
     last: Arc<AtomicI64>,
 }
 
-enum Source {
+enum ClockSource {
     Steady(Mutex<Steady>),
-    Given(Arc<dyn Fn() -> i64 + Send + Sync>),
+    External(Arc<dyn Fn() -> i64 + Send + Sync>),
 }
 
 impl Clock {
     pub(super) fn wall() -> Self {
         let steady = Steady { at: wall(), uptime: uptime() };
-        Self::from(Source::Steady(Mutex::new(steady)))
+        Self::from(ClockSource::Steady(Mutex::new(steady)))
     }
 
     pub(super) fn of(read: Arc<dyn Fn() -> i64 + Send + Sync>) -> Self {
-        Self::from(Source::Given(read))
+        Self::from(ClockSource::External(read))
     }
 
-    fn from(source: Source) -> Self {
+    fn from(source: ClockSource) -> Self {
         Self { source: Arc::new(source), last: Arc::new(AtomicI64::new(i64::MIN)) }
     }
 
     /// Goes on from the last moment that a database has recorded, if the wall was set back since. One that is
     /// further ahead than the wall can be wrong is not believed.
-    pub(super) fn go_on_from(&self, recorded: i64) {
-        if let Source::Steady(steady) = &*self.source {
+    pub(super) fn resume_from(&self, recorded: i64) {
+        if let ClockSource::Steady(steady) = &*self.source {
             let mut steady = steady.lock();
             if recorded.saturating_sub(steady.at) < AHEAD_MAX {
                 steady.at = steady.at.max(recorded);
@@ -60,8 +60,8 @@ impl Clock {
     /// A given clock that was set back stands still here until it has caught up.
     pub(super) fn now(&self) -> i64 {
         let read = match &*self.source {
-            Source::Steady(steady) => steady.lock().step(wall(), uptime()),
-            Source::Given(read) => read(),
+            ClockSource::Steady(steady) => steady.lock().step(wall(), uptime()),
+            ClockSource::External(read) => read(),
         };
         read.max(self.last.fetch_max(read, Ordering::Relaxed))
     }
@@ -159,10 +159,10 @@ mod tests {
     fn l5_time_goes_on_from_what_was_recorded() {
         let clock = Clock::wall();
         let ahead = clock.now() + 600 * SECOND;
-        clock.go_on_from(ahead);
+        clock.resume_from(ahead);
         let now = clock.now();
         assert!((ahead..ahead + 60 * SECOND).contains(&now), "{now} for {ahead}");
-        clock.go_on_from(ahead + 3 * AHEAD_MAX);
+        clock.resume_from(ahead + 3 * AHEAD_MAX);
         assert!(clock.now() < ahead + AHEAD_MAX, "that was no time");
     }
 }

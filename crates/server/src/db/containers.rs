@@ -13,7 +13,7 @@ use crate::params;
 
 /// A document with what guards its next write.
 #[derive(Clone, Debug)]
-pub struct Kept<T> {
+pub struct Versioned<T> {
     pub id: Uuid,
     pub revision: i64,
     pub doc: T,
@@ -62,43 +62,43 @@ statements! {
               VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (container_uuid, attempt, stream, starts_at) DO NOTHING";
 }
 
-fn read<T: serde::de::DeserializeOwned>(row: &Row) -> Result<Kept<T>, DbError> {
-    Ok(Kept { id: row.uuid(0)?, revision: row.int(1)?, doc: row.json(2)? })
+fn read<T: serde::de::DeserializeOwned>(row: &Row) -> Result<Versioned<T>, DbError> {
+    Ok(Versioned { id: row.uuid(0)?, revision: row.int(1)?, doc: row.json(2)? })
 }
 
-async fn kept<T: serde::de::DeserializeOwned>(
+async fn query_versioned<T: serde::de::DeserializeOwned>(
     db: &Db,
     sql: &'static str,
     params: Vec<Val>,
-) -> Result<Vec<Kept<T>>, DbError> {
+) -> Result<Vec<Versioned<T>>, DbError> {
     db.query(sql, params).await?.iter().map(read).collect()
 }
 
-pub async fn containers(db: &Db, uuids: &[String]) -> Result<Vec<Kept<Container>>, DbError> {
-    kept(db, CONTAINERS.as_str(), params![Val::list(uuids)]).await
+pub async fn containers(db: &Db, uuids: &[String]) -> Result<Vec<Versioned<Container>>, DbError> {
+    query_versioned(db, CONTAINERS.as_str(), params![Val::list(uuids)]).await
 }
 
-pub async fn requests(db: &Db, uuids: &[String]) -> Result<Vec<Kept<Request>>, DbError> {
-    kept(db, REQUESTS.as_str(), params![Val::list(uuids)]).await
+pub async fn requests(db: &Db, uuids: &[String]) -> Result<Vec<Versioned<Request>>, DbError> {
+    query_versioned(db, REQUESTS.as_str(), params![Val::list(uuids)]).await
 }
 
 /// Those that wait, or waited, for these containers.
-pub async fn requests_of(db: &Db, containers: &[String]) -> Result<Vec<Kept<Request>>, DbError> {
-    kept(db, REQUESTS_OF.as_str(), params![Val::list(containers)]).await
+pub async fn requests_for(db: &Db, containers: &[String]) -> Result<Vec<Versioned<Request>>, DbError> {
+    query_versioned(db, REQUESTS_OF.as_str(), params![Val::list(containers)]).await
 }
 
 /// Those that programs in these containers made, and that live.
-pub async fn requests_by(db: &Db, containers: &[String]) -> Result<Vec<Kept<Request>>, DbError> {
-    kept(db, REQUESTS_BY.as_str(), params![Val::list(containers)]).await
+pub async fn requests_made_in(db: &Db, containers: &[String]) -> Result<Vec<Versioned<Request>>, DbError> {
+    query_versioned(db, REQUESTS_BY.as_str(), params![Val::list(containers)]).await
 }
 
 /// Containers of this user for the same work.
-pub async fn alike(db: &Db, owner: &str, identity: &str) -> Result<Vec<Kept<Container>>, DbError> {
-    kept(db, ALIKE.as_str(), params![owner, identity]).await
+pub async fn alike(db: &Db, owner: &str, identity: &str) -> Result<Vec<Versioned<Container>>, DbError> {
+    query_versioned(db, ALIKE.as_str(), params![owner, identity]).await
 }
 
 /// Requests of the last minute that a call of this name made: their uuid, and what they were made of.
-pub async fn made_by(db: &Db, call: &str) -> Result<Vec<(String, String)>, DbError> {
+pub async fn requests_by_call(db: &Db, call: &str) -> Result<Vec<(String, String)>, DbError> {
     let rows = db.query(MADE_BY.as_str(), params![call]).await?;
     rows.iter().map(|row| Ok((row.text(0)?, row.opt_text(1)?.unwrap_or_default()))).collect()
 }
@@ -165,11 +165,11 @@ pub fn insert_request(
     })
 }
 
-fn one(sql: &'static str, params: Vec<Val>) -> Change {
+fn exec_one(sql: &'static str, params: Vec<Val>) -> Change {
     Change::Exec { sql: sql.into(), params, expect: Expect::One }
 }
 
-fn any(sql: &'static str, params: Vec<Val>) -> Change {
+fn exec_any(sql: &'static str, params: Vec<Val>) -> Change {
     Change::Exec { sql: sql.into(), params, expect: Expect::Any }
 }
 
@@ -184,7 +184,7 @@ pub fn update_container(container: &Container, revision: i64) -> Result<Change, 
         container.locked_by_uuid.as_deref(),
         Val::json(container)?,
     ];
-    Ok(one(UPDATE_CONTAINER.as_str(), params))
+    Ok(exec_one(UPDATE_CONTAINER.as_str(), params))
 }
 
 pub fn update_request(request: &Request, revision: i64) -> Result<Change, DbError> {
@@ -197,31 +197,31 @@ pub fn update_request(request: &Request, revision: i64) -> Result<Change, DbErro
         request.container_uuid.as_deref(),
         Val::json(request)?,
     ];
-    Ok(one(UPDATE_REQUEST.as_str(), params))
+    Ok(exec_one(UPDATE_REQUEST.as_str(), params))
 }
 
-pub fn touch_container(uuid: &str, revision: i64) -> Change {
-    one(TOUCH_CONTAINER.as_str(), params![uuid, revision])
+pub fn bump_container(uuid: &str, revision: i64) -> Change {
+    exec_one(TOUCH_CONTAINER.as_str(), params![uuid, revision])
 }
 
-pub fn erase_container(uuid: &str) -> Change {
-    any(ERASE_CONTAINER.as_str(), params![uuid])
+pub fn erase_container_secrets(uuid: &str) -> Change {
+    exec_any(ERASE_CONTAINER.as_str(), params![uuid])
 }
 
-pub fn erase_request(uuid: &str) -> Change {
-    any(ERASE_REQUEST.as_str(), params![uuid])
+pub fn erase_request_secrets(uuid: &str) -> Change {
+    exec_any(ERASE_REQUEST.as_str(), params![uuid])
 }
 
-pub fn seal_request(uuid: &str, secrets: Vec<u8>) -> Change {
-    any(SEAL_REQUEST.as_str(), params![uuid, secrets])
+pub fn set_request_secrets(uuid: &str, secrets: Vec<u8>) -> Change {
+    exec_any(SEAL_REQUEST.as_str(), params![uuid, secrets])
 }
 
 pub fn delete_request(uuid: &str, revision: i64) -> Change {
-    one(DELETE_REQUEST.as_str(), params![uuid, revision])
+    exec_one(DELETE_REQUEST.as_str(), params![uuid, revision])
 }
 
 pub fn delete_container(uuid: &str, revision: i64) -> Change {
-    one(DELETE_CONTAINER.as_str(), params![uuid, revision])
+    exec_one(DELETE_CONTAINER.as_str(), params![uuid, revision])
 }
 
 async fn secrets(db: &Db, sql: &'static str, uuid: &str) -> Result<Option<(Uuid, Vec<u8>)>, DbError> {
@@ -265,10 +265,10 @@ pub async fn output(
 /// A piece at its offset; one that is there already stays as it is.
 pub fn append_output(container: &str, attempt: i64, stream: &str, at: i64, bytes: Vec<u8>) -> Change {
     let end = at.saturating_add(i64::try_from(bytes.len()).unwrap_or(i64::MAX));
-    any(APPEND.as_str(), params![container, attempt, stream, at, end, bytes])
+    exec_any(APPEND.as_str(), params![container, attempt, stream, at, end, bytes])
 }
 
 /// Some of what ended before that time: what containers wrote, and rows of the log. Comes again for more.
 pub fn forget(before: Timestamp) -> [Change; 2] {
-    [any(OLD_OUTPUT.as_str(), params![before]), any(OLD_LOGS.as_str(), params![before])]
+    [exec_any(OLD_OUTPUT.as_str(), params![before]), exec_any(OLD_LOGS.as_str(), params![before])]
 }

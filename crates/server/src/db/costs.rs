@@ -70,7 +70,7 @@ statements! {
 
 /// What is added up, and by what.
 #[derive(Clone, Copy, Debug)]
-pub enum By {
+pub enum CostGroup {
     Run,
     User,
     Fleet,
@@ -80,24 +80,29 @@ pub enum By {
 pub async fn lines(
     db: &Db,
     project: ProjectId,
-    by: By,
+    by: CostGroup,
     period: Period,
     limit: i64,
 ) -> Result<Vec<Line>, DbError> {
     let sql = match by {
-        By::Run => &BY_RUN,
-        By::User => &BY_USER,
-        By::Fleet => &BY_FLEET,
+        CostGroup::Run => &BY_RUN,
+        CostGroup::User => &BY_USER,
+        CostGroup::Fleet => &BY_FLEET,
     };
     let params = params![project, period.since, period.until, limit];
     db.query(sql.as_str(), params).await?.into_iter().map(Line::read).collect()
 }
 
 /// How many, for how long, for how much: of all of them.
-pub async fn total(db: &Db, project: ProjectId, by: By, period: Period) -> Result<(i64, f64, f64), DbError> {
+pub async fn total(
+    db: &Db,
+    project: ProjectId,
+    by: CostGroup,
+    period: Period,
+) -> Result<(i64, f64, f64), DbError> {
     let sql = match by {
-        By::Run | By::User => &TOTAL_OF_JOBS,
-        By::Fleet => &TOTAL_OF_INSTANCES,
+        CostGroup::Run | CostGroup::User => &TOTAL_OF_JOBS,
+        CostGroup::Fleet => &TOTAL_OF_INSTANCES,
     };
     let rows = db.query(sql.as_str(), params![project, period.since, period.until]).await?;
     let read = |row: &Row| Ok((row.int(0)?, row.real(1)?, row.real(2)?));

@@ -21,7 +21,7 @@ record! {
 
 statements! {
     /// A name belongs to who used it last, unless somebody else is heard under it.
-    SEEN = "INSERT INTO dispatchers (name, kind, token_uuid, nodes, seen_at) VALUES ($1, $2, $3, $4, now_us()) \
+    VIOLATIONS = "INSERT INTO dispatchers (name, kind, token_uuid, nodes, seen_at) VALUES ($1, $2, $3, $4, now_us()) \
             ON CONFLICT (name) DO UPDATE SET kind = $2, token_uuid = $3, nodes = $4, seen_at = now_us() \
             WHERE dispatchers.token_uuid = $3 OR dispatchers.seen_at < now_us() - $5";
     /// Held by who holds it, or free.
@@ -36,7 +36,7 @@ statements! {
 /// Stale when another one is heard under this name.
 pub fn seen(name: &str, kind: &str, token: &str, nodes: &str, silent_us: i64) -> Change {
     Change::Exec {
-        sql: SEEN.as_str().into(),
+        sql: VIOLATIONS.as_str().into(),
         params: params![name, kind, token, nodes, silent_us],
         expect: Expect::One,
     }

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 /// Shared, because one failed commit is the failure of every unit in it.
-pub(super) type Source = Arc<dyn std::error::Error + Send + Sync>;
+pub(super) type ErrorSource = Arc<dyn std::error::Error + Send + Sync>;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DbError {
@@ -12,51 +12,51 @@ pub enum DbError {
     Unavailable {
         what: &'static str,
         #[source]
-        source: Source,
+        source: ErrorSource,
     },
     /// The connection broke during the commit: it may or may not have been applied.
     #[error("learn whether the write was committed")]
     Unknown {
         #[source]
-        source: Source,
+        source: ErrorSource,
     },
     /// A unique index refused the row; `constraint` is the index's name on both databases.
     #[error("keep `{constraint}` unique")]
     Conflict { constraint: String },
     /// A check, a reference or a NOT NULL refused the row.
     #[error("satisfy `{constraint}`")]
-    Violated { constraint: String },
+    ConstraintViolated { constraint: String },
     /// The row had changed (`Written::Stale`), where the caller could not expect that.
     #[error("write a row that has changed meanwhile")]
     Stale { at: Option<usize> },
     #[error("write: the disk is full")]
     Full {
         #[source]
-        source: Source,
+        source: ErrorSource,
     },
     #[error("write: the database is read-only")]
     ReadOnly {
         #[source]
-        source: Source,
+        source: ErrorSource,
     },
     #[error("read the database: it is damaged")]
     Corrupt {
         #[source]
-        source: Source,
+        source: ErrorSource,
     },
     /// The statement is wrong: a bug of ours.
     #[error("run `{sql}`")]
     Statement {
         sql: String,
         #[source]
-        source: Source,
+        source: ErrorSource,
     },
     #[error("read column {column}: want {want}, have {have}")]
     Shape { column: usize, want: &'static str, have: &'static str },
     #[error("read or write a JSON document")]
     Document {
         #[source]
-        source: Source,
+        source: ErrorSource,
     },
     #[error("open `{}`: another server (pid {pid}) is using it", path.display())]
     InUse { path: PathBuf, pid: String },
@@ -64,7 +64,7 @@ pub enum DbError {
     Open {
         what: String,
         #[source]
-        source: Source,
+        source: ErrorSource,
     },
     #[error("understand the database url `{url}`: want `sqlite:PATH` or `postgres://…`")]
     Url { url: String },
@@ -77,12 +77,12 @@ pub enum DbError {
         mode: &'static str,
         why: &'static str,
         #[source]
-        source: Source,
+        source: ErrorSource,
     },
     #[error("draw a random id")]
     Random {
         #[source]
-        source: Source,
+        source: ErrorSource,
     },
     #[error("migrate the database")]
     Migrate(#[from] super::migrate::MigrateError),
@@ -90,11 +90,11 @@ pub enum DbError {
 
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the database is closed")]
-pub(super) struct Closed;
+pub(super) struct DatabaseClosed;
 
 impl DbError {
     pub(super) fn closed(what: &'static str) -> Self {
-        Self::Unavailable { what, source: Arc::new(Closed) }
+        Self::Unavailable { what, source: Arc::new(DatabaseClosed) }
     }
 
     pub(super) fn document(error: serde_json::Error) -> Self {

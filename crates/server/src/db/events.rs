@@ -68,16 +68,16 @@ pub fn append(db: &Db, event: &Event, place: &Place<'_>) -> Result<Vec<Change>, 
 
 /// An event as it is shown.
 #[derive(Clone, Debug)]
-pub struct Shown {
+pub struct EventView {
     pub id: Uuid,
     pub message: String,
     pub recorded_at: Timestamp,
     pub actor: Option<(Uuid, String, bool)>,
-    pub targets: Vec<ShownTarget>,
+    pub targets: Vec<EventTargetView>,
 }
 
 #[derive(Clone, Debug)]
-pub struct ShownTarget {
+pub struct EventTargetView {
     pub kind: String,
     pub id: Uuid,
     pub name: String,
@@ -105,7 +105,7 @@ pub struct Asked<'a> {
 }
 
 /// Events in the order of their recording.
-pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<Vec<Shown>, DbError> {
+pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<Vec<EventView>, DbError> {
     let mut filter = Filter::new();
     if let Some(user) = asked.visible_to {
         filter.is(
@@ -124,7 +124,7 @@ pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<Vec<Shown>, DbError> {
     match asked.within {
         // One project's events are read in the order of their index.
         Some(([one], Some(Within::Project))) => filter.is("e.project_id = ?", *one),
-        Some((ids, within)) => filter.is(inside(within), Val::list(ids)),
+        Some((ids, within)) => filter.is(parent_condition(within), Val::list(ids)),
         None => {}
     }
     if let Some(types) = asked.types {
@@ -155,7 +155,7 @@ pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<Vec<Shown>, DbError> {
             (Some(id), Some(name)) => Some((id, name, row.bool(5)?)),
             _ => None,
         };
-        events.push(Shown {
+        events.push(EventView {
             id: row.uuid(0)?,
             message: row.text(1)?,
             recorded_at: Timestamp(row.int(2)?),
@@ -163,23 +163,23 @@ pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<Vec<Shown>, DbError> {
             targets: Vec::new(),
         });
     }
-    fill(db, &mut events).await?;
+    load_targets(db, &mut events).await?;
     Ok(events)
 }
 
 /// One query for the targets of all of them.
-async fn fill(db: &Db, events: &mut [Shown]) -> Result<(), DbError> {
+async fn load_targets(db: &Db, events: &mut [EventView]) -> Result<(), DbError> {
     let sql = "SELECT t.event_id, t.type, t.target_id, t.name, t.project_id, p.name, p.deleted
                FROM event_targets t LEFT JOIN projects p ON p.id = t.project_id
                WHERE t.event_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY t.type, t.name";
     let rows = db.query(sql, vec![Val::list(events.iter().map(|event| event.id))]).await?;
-    let mut by_event = std::collections::HashMap::<Uuid, Vec<ShownTarget>>::new();
+    let mut by_event = std::collections::HashMap::<Uuid, Vec<EventTargetView>>::new();
     for row in &rows {
         let project = match (row.opt_uuid(4)?, row.opt_text(5)?) {
             (Some(id), Some(name)) => Some((id, name, row.bool(6)?)),
             _ => None,
         };
-        by_event.entry(row.uuid(0)?).or_default().push(ShownTarget {
+        by_event.entry(row.uuid(0)?).or_default().push(EventTargetView {
             kind: row.text(1)?,
             id: row.uuid(2)?,
             name: row.text(3)?,
@@ -192,7 +192,7 @@ async fn fill(db: &Db, events: &mut [Shown]) -> Result<(), DbError> {
     Ok(())
 }
 
-fn inside(within: Option<Within>) -> &'static str {
+fn parent_condition(within: Option<Within>) -> &'static str {
     match within {
         Some(Within::Project) => "e.project_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))",
         Some(Within::Run) => {

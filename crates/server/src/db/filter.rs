@@ -18,7 +18,7 @@ impl Filter {
     }
 
     /// A condition without parameters.
-    pub(super) fn when(&mut self, condition: &str) {
+    pub(super) fn and(&mut self, condition: &str) {
         self.conditions.push(condition.to_owned());
     }
 
@@ -29,7 +29,7 @@ impl Filter {
     }
 
     /// `column` is one of these; an empty list finds nothing.
-    pub(super) fn is_in<T: ToString>(&mut self, column: &str, items: &[T]) {
+    pub(super) fn and_in<T: ToString>(&mut self, column: &str, items: &[T]) {
         let list = Val::list(items.iter().map(T::to_string));
         self.is(&format!("{column} IN (SELECT value FROM json_each(CAST(? AS TEXT)))"), list);
     }
@@ -72,22 +72,22 @@ pub struct Page {
     pub id: Option<Uuid>,
     pub limit: i64,
     pub ascending: bool,
-    pub ties: Ties,
+    pub ties: TieOrder,
 }
 
 /// How rows of the same time are ordered, by their ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ties {
+pub enum TieOrder {
     /// Whatever the direction of time, as clients know it.
     #[default]
-    Ascend,
+    Ascending,
     /// As the times are: one direction is the other one backwards.
     FollowTime,
 }
 
 impl Page {
     fn ids_ascend(&self) -> bool {
-        self.ascending || self.ties == Ties::Ascend
+        self.ascending || self.ties == TieOrder::Ascending
     }
 
     pub(super) fn order(&self, time: &str, id: &str) -> String {
@@ -98,7 +98,7 @@ impl Page {
 }
 
 /// A LIKE pattern that finds the text anywhere, taking none of it as a wildcard; for `ESCAPE '!'`.
-pub(super) fn anywhere(text: &str) -> String {
+pub(super) fn contains_pattern(text: &str) -> String {
     let mut pattern = String::from("%");
     for letter in text.to_lowercase().chars() {
         if matches!(letter, '%' | '_' | '!') {

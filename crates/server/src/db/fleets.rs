@@ -84,7 +84,7 @@ pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Opt
 }
 
 /// Whether the server itself ever made a fleet of this name, or somebody has one now.
-pub async fn was_given(db: &Db, project: ProjectId, name: &str) -> Result<bool, DbError> {
+pub async fn is_name_used(db: &Db, project: ProjectId, name: &str) -> Result<bool, DbError> {
     Ok(db.query_opt(WAS_GIVEN.as_str(), params![project, name]).await?.is_some())
 }
 
@@ -109,12 +109,12 @@ pub struct Query {
 /// Those that are not deleted.
 pub async fn list(db: &Db, query: &Query) -> Result<Vec<Fleet>, DbError> {
     let mut filter = Filter::new();
-    filter.when("NOT f.deleted");
+    filter.and("NOT f.deleted");
     if let Some(projects) = &query.projects {
-        filter.is_in("f.project_id", projects);
+        filter.and_in("f.project_id", projects);
     }
     if query.only_active {
-        filter.when("NOT f.finished");
+        filter.and("NOT f.finished");
     }
     filter.after("f.created_at", "f.id", &query.page);
     let (found, params) = filter.done();

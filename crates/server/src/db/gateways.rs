@@ -158,7 +158,7 @@ pub fn seen(node: &str, gateway: GatewayId, address: Option<&str>) -> Change {
 }
 
 /// Gives a run its name for people. A name in use is a conflict on `service_domains_domain_key`.
-pub fn take_domain(domain: &str, run: RunId) -> [Change; 2] {
+pub fn claim_domain(domain: &str, run: RunId) -> [Change; 2] {
     let free =
         Change::Exec { sql: FREE_DOMAIN.as_str().into(), params: params![domain], expect: Expect::Any };
     let values = vec![("domain", domain.into()), ("run_id", run.into())];
@@ -166,12 +166,12 @@ pub fn take_domain(domain: &str, run: RunId) -> [Change; 2] {
 }
 
 /// The run has no name for people any more.
-pub fn leave_domains(run: RunId) -> Change {
+pub fn release_domains(run: RunId) -> Change {
     Change::Exec { sql: LEAVE_DOMAINS.as_str().into(), params: params![run], expect: Expect::Any }
 }
 
 /// Project and run that have this name, if it is not this run.
-pub async fn taken_by(
+pub async fn domain_owner(
     db: &Db,
     domain: &str,
     but: Option<RunId>,

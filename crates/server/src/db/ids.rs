@@ -13,36 +13,36 @@ use super::error::DbError;
 /// Makes UUIDv4, the only version every client accepts.
 #[derive(Clone, Debug)]
 pub(super) struct Ids {
-    source: Source,
+    source: IdSource,
     drawn_in_order: Arc<AtomicU64>,
 }
 
 #[derive(Clone, Debug)]
-enum Source {
+enum IdSource {
     System,
     Seeded(Arc<Mutex<u64>>),
 }
 
 impl Ids {
     pub(super) fn system() -> Self {
-        Self::of(Source::System)
+        Self::from_source(IdSource::System)
     }
 
     pub(super) fn seeded(seed: u64) -> Self {
-        Self::of(Source::Seeded(Arc::new(Mutex::new(seed))))
+        Self::from_source(IdSource::Seeded(Arc::new(Mutex::new(seed))))
     }
 
-    fn of(source: Source) -> Self {
+    fn from_source(source: IdSource) -> Self {
         Self { source, drawn_in_order: Arc::default() }
     }
 
-    pub(super) fn draw(&self) -> Result<Uuid, DbError> {
+    pub(super) fn generate(&self) -> Result<Uuid, DbError> {
         Ok(Builder::from_random_bytes(self.bytes()?).into_uuid())
     }
 
     /// One that sorts after those this process drew in order before. Things written in one unit share their
     /// time, and are told in the order they were written only if their ids say it.
-    pub(super) fn draw_in_order(&self) -> Result<Uuid, DbError> {
+    pub(super) fn generate_ordered(&self) -> Result<Uuid, DbError> {
         let mut bytes = self.bytes()?;
         let next = self.drawn_in_order.fetch_add(1, Ordering::Relaxed).to_be_bytes();
         // The six bytes before the version; what is left keeps processes apart.
@@ -53,10 +53,10 @@ impl Ids {
     fn bytes(&self) -> Result<[u8; 16], DbError> {
         let mut bytes = [0_u8; 16];
         match &self.source {
-            Source::System => {
+            IdSource::System => {
                 getrandom::fill(&mut bytes).map_err(|error| DbError::Random { source: Arc::new(error) })?;
             }
-            Source::Seeded(state) => {
+            IdSource::Seeded(state) => {
                 let mut state = state.lock();
                 let (high, low) = (split_mix(&mut state), split_mix(&mut state));
                 bytes[..8].copy_from_slice(&high.to_be_bytes());
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn ids_drawn_in_order_sort_as_they_were_drawn() {
         for ids in [Ids::system(), Ids::seeded(7)] {
-            let drawn: Vec<_> = (0..300).map(|_| ids.draw_in_order().expect("random bytes")).collect();
+            let drawn: Vec<_> = (0..300).map(|_| ids.generate_ordered().expect("random bytes")).collect();
             assert!(drawn.is_sorted(), "{drawn:?}");
             assert!(drawn.iter().all(|id| id.get_version_num() == 4), "{drawn:?}");
         }

@@ -121,7 +121,7 @@ pub fn insert(instance: NewInstance) -> Change {
 }
 
 /// One that is to be made for a job, which sits on these blocks of it from the start.
-pub fn insert_for(instance: NewInstance, job: SubmissionId, blocks: i64) -> Change {
+pub fn insert_for_job(instance: NewInstance, job: SubmissionId, blocks: i64) -> Change {
     let mut values = instance.into_values();
     values.extend([
         ("made_for", job.into()),
@@ -133,7 +133,7 @@ pub fn insert_for(instance: NewInstance, job: SubmissionId, blocks: i64) -> Chan
 }
 
 /// Stores the wish to end; the instance's pipeline does it. Stale while a job is there.
-pub fn ask_end(id: InstanceId) -> Change {
+pub fn request_end(id: InstanceId) -> Change {
     Change::Exec { sql: ASK_END.as_str().into(), params: params![id], expect: super::Expect::One }
 }
 
@@ -146,7 +146,7 @@ pub fn force_end(fleet: FleetId) -> Change {
 }
 
 /// Takes those that are over out of the lists.
-pub fn hide_over(fleet: FleetId) -> Change {
+pub fn hide_finished(fleet: FleetId) -> Change {
     Change::Exec { sql: HIDE_OVER.as_str().into(), params: params![fleet], expect: super::Expect::Any }
 }
 
@@ -155,7 +155,7 @@ pub async fn find(db: &Db, id: InstanceId) -> Result<Option<Instance>, DbError> 
 }
 
 /// By fleet, then by number.
-pub async fn of_fleets(db: &Db, fleets: &[FleetId]) -> Result<Vec<Instance>, DbError> {
+pub async fn list_by_fleets(db: &Db, fleets: &[FleetId]) -> Result<Vec<Instance>, DbError> {
     db.query(OF_FLEETS.as_str(), vec![Val::list(fleets)]).await?.into_iter().map(Instance::read).collect()
 }
 
@@ -189,15 +189,15 @@ pub struct Query {
 
 pub async fn list(db: &Db, query: &Query) -> Result<Vec<Instance>, DbError> {
     let mut filter = Filter::new();
-    filter.when("NOT i.deleted");
+    filter.and("NOT i.deleted");
     if let Some(projects) = &query.projects {
-        filter.is_in("i.project_id", projects);
+        filter.and_in("i.project_id", projects);
     }
     if let Some(fleets) = &query.fleets {
-        filter.is_in("i.fleet_id", fleets);
+        filter.and_in("i.fleet_id", fleets);
     }
     if query.only_active {
-        filter.when("NOT i.finished");
+        filter.and("NOT i.finished");
     }
     filter.after("i.created_at", "i.id", &query.page);
     let (found, params) = filter.done();

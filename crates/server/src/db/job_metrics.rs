@@ -27,7 +27,7 @@ record! {
 
 record! {
     /// A job that is to be sampled.
-    pub struct Due {
+    pub struct DueJob {
         pub id: SubmissionId,
         pub instance_id: InstanceId,
         pub lock_epoch: i64,
@@ -51,7 +51,7 @@ record! {
 statements! {
     DUE = "SELECT {} FROM jobs j WHERE j.status = 'running' AND NOT j.finished AND j.instance_id IS NOT NULL \
            AND NOT EXISTS (SELECT 1 FROM job_metrics m WHERE m.job_id = j.id AND m.at > now_us() - $1) \
-           ORDER BY j.id LIMIT $2", Due::columns("j");
+           ORDER BY j.id LIMIT $2", DueJob::columns("j");
     /// The same sample twice is one: two replicas may ask at the same moment.
     INSERT = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
               VALUES ($1, now_us(), $2, $3, $4, $5, $6) ON CONFLICT (job_id, at) DO NOTHING";
@@ -69,8 +69,8 @@ statements! {
 }
 
 /// Jobs that run and have no sample as young as `younger`.
-pub async fn due(db: &Db, younger: Span, limit: usize) -> Result<Vec<Due>, DbError> {
-    db.query(DUE.as_str(), params![younger.0, limit]).await?.into_iter().map(Due::read).collect()
+pub async fn due(db: &Db, younger: Span, limit: usize) -> Result<Vec<DueJob>, DbError> {
+    db.query(DUE.as_str(), params![younger.0, limit]).await?.into_iter().map(DueJob::read).collect()
 }
 
 /// Keeps a sample taken now, and none of the job that is older than `keep`.

@@ -82,7 +82,7 @@ impl Job {
             ending = ending.with(detail);
         }
         Some(match &self.termination_message {
-            Some(said) => ending.saying(said),
+            Some(said) => ending.with_message(said),
             None => ending,
         })
     }
@@ -91,7 +91,7 @@ impl Job {
     pub fn end_asked(&self) -> Option<Ending> {
         let ending = Ending::new(self.end_asked.as_deref()?.parse().ok()?);
         Some(match &self.end_message {
-            Some(said) => ending.saying(said),
+            Some(said) => ending.with_message(said),
             None => ending,
         })
     }
@@ -162,7 +162,7 @@ pub async fn epoch(db: &Db, id: SubmissionId) -> Result<Option<i64>, DbError> {
 }
 
 /// Those that are placed there and not over.
-pub async fn on_instance(db: &Db, instance: InstanceId) -> Result<Vec<SubmissionId>, DbError> {
+pub async fn ids_on_instance(db: &Db, instance: InstanceId) -> Result<Vec<SubmissionId>, DbError> {
     let rows = db.query(ON_INSTANCE.as_str(), params![instance]).await?;
     rows.iter().map(|row| row.id(0)).collect()
 }
@@ -185,7 +185,7 @@ pub async fn find(db: &Db, id: SubmissionId) -> Result<Option<Job>, DbError> {
 
 /// The newest `limit` submissions of each job of these runs (`None`: all), ordered by run, replica,
 /// job and submission.
-pub async fn of_runs(db: &Db, runs: &[RunId], limit: Option<i64>) -> Result<Vec<Job>, DbError> {
+pub async fn list_by_runs(db: &Db, runs: &[RunId], limit: Option<i64>) -> Result<Vec<Job>, DbError> {
     // Half the range is more submissions than will ever be, and cannot overflow the subtraction.
     let limit = limit.unwrap_or(i64::MAX / 2);
     db.query(OF_RUNS.as_str(), vec![Val::list(runs), limit.into()])

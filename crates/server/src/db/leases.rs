@@ -10,10 +10,11 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 use windlass_engine::{
-    Claim, LeaseKey, Lease, LeaseStore, Queue, RelatedLockOutcome, RelatedLock, StoreError, settings::URGENT_AFTER,
+    Claim, Lease, LeaseKey, LeaseStore, Queue, RelatedLock, RelatedLockOutcome, StoreError,
+    settings::URGENT_AFTER,
 };
 
-use super::{Db, DbError, Dialect, Row, Store, Unit, Val, postgres::Told};
+use super::{Db, DbError, Dialect, Row, Store, Unit, Val, postgres::ClockReading};
 use crate::params;
 
 impl Db {
@@ -41,23 +42,23 @@ impl Db {
     /// What there is to claim, by a clock that goes on as it should. `None` when that one does not come to rest.
     async fn look(
         &self,
-        texts: &'static Texts,
+        texts: &'static QueueSql,
         queue: &Queue,
         ttl: Duration,
-    ) -> Result<Option<Look>, DbError> {
-        for _ in 0..LOOKS_MAX {
+    ) -> Result<Option<QueuePoll>, DbError> {
+        for _ in 0..POLL_ATTEMPTS_MAX {
             let asked = Instant::now();
             let closely = match &*self.store {
-                Store::Postgres(pool) => pool.watch().looks_closely(queue.pipeline),
+                Store::Postgres(pool) => pool.watch().is_close_poll_due(queue.pipeline),
                 Store::File(_) | Store::Inline(_) => false,
             };
             let text = if closely { &texts.look_closely } else { &texts.look };
             let look = self.query(text.as_str(), params![queue.pipeline]).await?;
-            let mut look = Look::read(&look)?;
+            let mut look = QueuePoll::read(&look)?;
             let (Store::Postgres(pool), Some(told)) = (&*self.store, look.told) else {
                 return Ok(Some(look));
             };
-            if pool.keeps_time(asked, told, ttl).await? {
+            if pool.check_clock(asked, told, ttl).await? {
                 look.expired &= pool.watch().is_trusted();
                 return Ok(Some(look));
             }
@@ -66,10 +67,10 @@ impl Db {
     }
 
     /// What was written between a jump of the clock and its being set right is due, or held, for too long.
-    async fn set_right(&self, texts: &'static Texts, ttl: Duration) -> Result<(), StoreError> {
+    async fn set_right(&self, texts: &'static QueueSql, ttl: Duration) -> Result<(), StoreError> {
         tracing::warn!("due times and locks were written by a clock that was wrong; they are set right");
         let [due, locks] = &texts.set_right;
-        let ttl = params![micros(ttl.max(LOCK_MAX))];
+        let ttl = params![micros(ttl.max(LOCK_TTL_MAX))];
         let statements = vec![(due.as_str().into(), Vec::new()), (locks.as_str().into(), ttl)];
         self.lease("set times right", statements).await.map(drop)
     }
@@ -90,7 +91,7 @@ impl LeaseStore for Db {
     async fn claim(&self, queue: &Queue, limit: usize, ttl: Duration) -> Result<Claim, StoreError> {
         let failed = |error: DbError| StoreError::Failed { what: "claim", source: Box::new(error) };
         // Most looks find nothing. A look is a read and keeps nobody from writing.
-        let texts = Texts::of(self.dialect(), queue);
+        let texts = QueueSql::of(self.dialect(), queue);
         let Some(look) = self.look(texts, queue, ttl).await.map_err(failed)? else {
             return Ok(Claim::default());
         };
@@ -200,7 +201,12 @@ impl LeaseStore for Db {
 }
 
 impl Db {
-    async fn unlock(&self, what: &'static str, table: &'static str, held: &[LeaseKey]) -> Result<(), StoreError> {
+    async fn unlock(
+        &self,
+        what: &'static str,
+        table: &'static str,
+        held: &[LeaseKey],
+    ) -> Result<(), StoreError> {
         if held.is_empty() {
             return Ok(());
         }
@@ -210,9 +216,9 @@ impl Db {
 }
 
 /// After a jump: one that sees it, one in a session that is new, and some for others who set it right as well.
-const LOOKS_MAX: usize = 5;
+const POLL_ATTEMPTS_MAX: usize = 5;
 /// No lock is held for longer without being renewed.
-const LOCK_MAX: Duration = Duration::from_secs(60);
+const LOCK_TTL_MAX: Duration = Duration::from_secs(60);
 /// A row that was written so much later than now was written by a clock that was wrong.
 const ASTRAY_US: i64 = 5_000_000;
 const UNLOCK: &str = "lock_token = NULL, lock_expires_at = NULL, lock_owner = NULL";
@@ -261,10 +267,10 @@ fn late(now: &str) -> String {
 /// When a row is due, as the index has it: one without a time has been due since ever.
 const DUE: &str = "coalesce(due_at, 0)";
 
-type Known = (Dialect, Queue, &'static Texts);
+type CachedSql = (Dialect, Queue, &'static QueueSql);
 
 /// The statements of one queue. Looks are frequent, and to write their text anew costs as much as the look.
-struct Texts {
+struct QueueSql {
     look: String,
     /// Also for rows that were written by a clock that was wrong.
     look_closely: String,
@@ -275,21 +281,21 @@ struct Texts {
     set_right: [String; 2],
 }
 
-impl Texts {
+impl QueueSql {
     /// Written once: queues are constants of the code, so there are few, and they are kept for good.
     fn of(dialect: Dialect, queue: &Queue) -> &'static Self {
-        static KNOWN: LazyLock<Mutex<Vec<Known>>> = LazyLock::new(Mutex::default);
+        static KNOWN: LazyLock<Mutex<Vec<CachedSql>>> = LazyLock::new(Mutex::default);
         let mut known = KNOWN.lock();
         let found = known.iter().find(|(of, kept, _)| of == &dialect && kept == queue);
         if let Some((_, _, texts)) = found {
             return texts;
         }
         let texts: &'static Self = Box::leak(Box::new(Self {
-            look: look_sql(dialect, queue, false),
-            look_closely: look_sql(dialect, queue, true),
+            look: poll_sql(dialect, queue, false),
+            look_closely: poll_sql(dialect, queue, true),
             claim_free: claim_sql(dialect, queue, false),
             claim: claim_sql(dialect, queue, true),
-            set_right: set_right_sql(dialect, queue),
+            set_right: repair_sql(dialect, queue),
         }));
         known.push((dialect, *queue, texts));
         texts
@@ -340,7 +346,7 @@ fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
 
 /// Whether there is anything to claim, free or left behind, and how long until the next row is due. Rows held by
 /// others are left out: whoever holds them says when they are due next.
-fn look_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
+fn poll_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
     let (table, statuses, now) = (queue.table, statuses(queue), now(dialect));
     let mine = "NOT finished AND (lock_owner IS NULL OR lock_owner = $1)";
     // The earliest of each status is the first of its part of the index; of all together it would be a search.
@@ -363,7 +369,7 @@ fn look_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
                 true => format!(
                     "EXISTS (SELECT 1 FROM {table} WHERE {due}) \
                      OR EXISTS (SELECT 1 FROM {table} WHERE {locks} + {})",
-                    micros(LOCK_MAX)
+                    micros(LOCK_TTL_MAX)
                 ),
                 false => "FALSE".to_owned(),
             };
@@ -399,7 +405,7 @@ fn astray(statuses: &str) -> [String; 2] {
 
 /// What nobody holds is due at once. What somebody holds gets the time of a whole lock: a holder that lives renews it,
 /// one that died lets go by it.
-fn set_right_sql(dialect: Dialect, queue: &Queue) -> [String; 2] {
+fn repair_sql(dialect: Dialect, queue: &Queue) -> [String; 2] {
     let table = queue.table;
     let [due, locks] = astray(&statuses(queue));
     let update = |set: &str, astray: &str| {
@@ -415,23 +421,23 @@ fn set_right_sql(dialect: Dialect, queue: &Queue) -> [String; 2] {
     ]
 }
 
-struct Look {
+struct QueuePoll {
     free: bool,
     expired: bool,
     next_due_in: Option<Duration>,
     is_astray: bool,
     /// Of Postgres's clock; SQLite is on one of ours.
-    told: Option<Told>,
+    told: Option<ClockReading>,
 }
 
-impl Look {
+impl QueuePoll {
     fn read(rows: &[Row]) -> Result<Self, DbError> {
         let Some(row) = rows.first() else {
             return Ok(Self { free: false, expired: false, next_due_in: None, is_astray: false, told: None });
         };
         let next = row.opt_int(2)?.map(|us| Duration::from_micros(u64::try_from(us).unwrap_or(0)));
         let told = match (row.opt_int(4)?, row.opt_bool(5)?, row.opt_int(6)?) {
-            (Some(now), Some(is_old), Some(version)) => Some(Told { now, version, is_old }),
+            (Some(now), Some(is_old), Some(version)) => Some(ClockReading { now, version, is_old }),
             _ => None,
         };
         Ok(Self {
@@ -455,7 +461,13 @@ fn read_claim(answers: &[Vec<Row>], asked_at: Instant) -> Result<Vec<Lease>, DbE
 }
 
 fn read_lease(row: &Row, asked_at: Instant) -> Result<Lease, DbError> {
-    Ok(Lease { id: row.uuid(0)?, token: row.uuid(1)?, epoch: row.int(2)?, claimed_at: row.int(3)?, requested_at: asked_at })
+    Ok(Lease {
+        id: row.uuid(0)?,
+        token: row.uuid(1)?,
+        epoch: row.int(2)?,
+        claimed_at: row.int(3)?,
+        requested_at: asked_at,
+    })
 }
 
 /// Changes rows that carry the right tokens; answers which.

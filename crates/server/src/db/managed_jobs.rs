@@ -110,7 +110,7 @@ statements! {
 }
 
 /// Numbers for so many copies; before their `insert`. Answers with the last of them.
-pub fn take_numbers(copies: i64) -> Change {
+pub fn allocate_numbers(copies: i64) -> Change {
     Change::Query { sql: TAKE_NUMBERS.as_str().into(), params: params![copies] }
 }
 
@@ -140,7 +140,7 @@ pub(in crate::db) const WIDTH: usize = ManagedJob::WIDTH + Task::WIDTH;
 
 /// Jobs with their tasks, from rows in which those of a job follow each other by number. `rest` is read from the
 /// row of the first task.
-pub(in crate::db) fn gather<T>(
+pub(in crate::db) fn group_rows<T>(
     rows: Vec<super::Row>,
     rest: impl Fn(&super::Row) -> Result<T, DbError>,
 ) -> Result<Vec<(ManagedJob, Vec<Task>, T)>, DbError> {
@@ -159,7 +159,7 @@ pub(in crate::db) fn gather<T>(
 }
 
 fn named(rows: Vec<super::Row>) -> Result<Vec<Named>, DbError> {
-    let all = gather(rows, |row| Ok((row.text(WIDTH)?, row.text(WIDTH + 1)?)))?;
+    let all = group_rows(rows, |row| Ok((row.text(WIDTH)?, row.text(WIDTH + 1)?)))?;
     let named = all.into_iter().map(|(job, tasks, (project_name, user_name))| Named {
         job,
         tasks,
@@ -258,13 +258,13 @@ impl Query {
         }
         if !self.statuses.is_empty() {
             let words: Vec<&str> = self.statuses.iter().map(|status| status.as_str()).collect();
-            filter.is_in("m.status", &words);
+            filter.and_in("m.status", &words);
         }
         if let Some(numbers) = &self.numbers {
-            filter.is_in("CAST(m.number AS TEXT)", numbers);
+            filter.and_in("CAST(m.number AS TEXT)", numbers);
         }
         if self.skip_finished {
-            filter.when("NOT m.finished");
+            filter.and("NOT m.finished");
         }
         if let Some(since) = self.since {
             filter.is("m.submitted_at >= ?", since);
@@ -287,9 +287,9 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<Named>, DbError> {
 }
 
 /// Stores the wish to cancel on all of these, in one statement; the answer is the rows it found, by number.
-pub fn ask_cancel(query: &Query, by: UserId, graceful: Option<Span>) -> Change {
+pub fn request_cancel(query: &Query, by: UserId, graceful: Option<Span>) -> Change {
     let mut filter = query.filter();
-    filter.when("NOT m.finished");
+    filter.and("NOT m.finished");
     let by = filter.bind(by);
     let graceful = filter.bind(graceful.map(|span| span.0));
     let (found, params) = filter.done();

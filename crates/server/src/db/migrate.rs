@@ -72,7 +72,7 @@ pub enum Dialect {
     Postgres,
 }
 
-pub(super) const JOURNAL: &str = "CREATE TABLE IF NOT EXISTS migrations (number BIGINT PRIMARY KEY, name TEXT NOT NULL, \
+pub(super) const CREATE_JOURNAL: &str = "CREATE TABLE IF NOT EXISTS migrations (number BIGINT PRIMARY KEY, name TEXT NOT NULL, \
                        checksum TEXT NOT NULL, applied_at BIGINT NOT NULL)";
 pub(super) const READ: &str = "SELECT number, name, checksum FROM migrations ORDER BY number";
 pub(super) const RECORD: &str =
@@ -103,17 +103,17 @@ impl Migration {
 }
 
 /// One script to run and the record to leave.
-pub(super) struct Step {
+pub(super) struct MigrationStep {
     pub(super) script: String,
     pub(super) record: Vec<Val>,
 }
 
 /// What is still to run, given what the journal of this database says has run.
-pub(super) fn missing(dialect: Dialect, journal: &[Row]) -> Result<Vec<Step>, DbError> {
+pub(super) fn pending_steps(dialect: Dialect, journal: &[Row]) -> Result<Vec<MigrationStep>, DbError> {
     plan(MIGRATIONS, dialect, journal)
 }
 
-fn plan(known: &[Migration], dialect: Dialect, journal: &[Row]) -> Result<Vec<Step>, DbError> {
+fn plan(known: &[Migration], dialect: Dialect, journal: &[Row]) -> Result<Vec<MigrationStep>, DbError> {
     let mut done = 0;
     for row in journal {
         let (number, name, checksum) = (row.int(0)?, row.text(1)?, row.str(2)?);
@@ -129,7 +129,7 @@ fn plan(known: &[Migration], dialect: Dialect, journal: &[Row]) -> Result<Vec<St
     Ok(known
         .iter()
         .filter(|migration| migration.number > done)
-        .map(|migration| Step {
+        .map(|migration| MigrationStep {
             script: migration.text_for(dialect),
             record: vec![migration.number.into(), migration.name.into(), migration.checksum().into()],
         })
@@ -151,8 +151,8 @@ pub(super) fn sqlite(conn: &impl Sqlite) -> Result<(), DbError> {
 }
 
 fn sqlite_inside(conn: &impl Sqlite) -> Result<(), DbError> {
-    conn.script(JOURNAL)?;
-    for step in missing(Dialect::Sqlite, &conn.query(READ, &[])?)? {
+    conn.script(CREATE_JOURNAL)?;
+    for step in pending_steps(Dialect::Sqlite, &conn.query(READ, &[])?)? {
         conn.script(&step.script)?;
         conn.query(RECORD, &step.record)?;
     }

@@ -64,10 +64,10 @@ use uuid::Uuid;
 
 use self::ids::Ids;
 #[cfg(feature = "testing")]
-pub use self::weather::{Blown, Weather};
+pub use self::weather::{HookFuture, Weather};
 pub use self::{
     error::DbError,
-    filter::{Page, Ties},
+    filter::{Page, TieOrder},
     migrate::{Dialect, MigrateError},
     unit::{Change, Expect, Guard, Unit, Values, Written},
     value::{Row, Val},
@@ -153,7 +153,7 @@ impl Db {
     /// The same database, with these faults around every call.
     #[cfg(feature = "testing")]
     #[must_use]
-    pub fn with_weather(&self, weather: Arc<dyn Weather>) -> Self {
+    pub fn with_fault_hook(&self, weather: Arc<dyn Weather>) -> Self {
         Self { weather: Some(weather), ..self.clone() }
     }
 
@@ -166,12 +166,12 @@ impl Db {
 
     /// A fresh UUIDv4.
     pub fn new_id(&self) -> Result<Uuid, DbError> {
-        self.ids.draw()
+        self.ids.generate()
     }
 
     /// A fresh UUIDv4 that sorts after those drawn so before: for rows read in the order of their writing.
     pub fn next_id(&self) -> Result<Uuid, DbError> {
-        self.ids.draw_in_order()
+        self.ids.generate_ordered()
     }
 
     /// A read. Sees every write that was acknowledged before it was asked.

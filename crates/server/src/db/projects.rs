@@ -9,7 +9,7 @@ use windlass_model::{
 
 use super::{
     Change, Db, DbError, Row, Val,
-    filter::{Filter, Page, anywhere},
+    filter::{Filter, Page, contains_pattern},
     users::{self, User, exec},
 };
 use crate::params;
@@ -99,14 +99,14 @@ impl Asked<'_> {
     fn filter(&self) -> Filter {
         const JOINED: &str = "EXISTS (SELECT 1 FROM members m WHERE m.project_id = p.id AND m.user_id = ?)";
         let mut filter = Filter::new();
-        filter.when("NOT p.deleted");
+        filter.and("NOT p.deleted");
         match self.seen {
             Seen::All => {}
             Seen::Joined(user) => filter.is(JOINED, user),
             Seen::JoinedOrPublic(user) => filter.is(&format!("(p.is_public OR {JOINED})"), user),
         }
         if let Some(pattern) = self.pattern {
-            filter.is("lower(p.name) LIKE ? ESCAPE '!'", anywhere(pattern));
+            filter.is("lower(p.name) LIKE ? ESCAPE '!'", contains_pattern(pattern));
         }
         if let Some(name) = self.member {
             filter.is(
@@ -116,7 +116,7 @@ impl Asked<'_> {
             );
         }
         if self.without_fleets {
-            filter.when("NOT EXISTS (SELECT 1 FROM fleets f WHERE f.project_id = p.id AND NOT f.deleted)");
+            filter.and("NOT EXISTS (SELECT 1 FROM fleets f WHERE f.project_id = p.id AND NOT f.deleted)");
         }
         filter
     }
@@ -188,7 +188,7 @@ pub fn create(
 }
 
 /// Unless it has one already: a key that is in use is never replaced.
-pub fn give_key(id: ProjectId, public: &str, private_sealed: Vec<u8>) -> Change {
+pub fn set_first_key(id: ProjectId, public: &str, private_sealed: Vec<u8>) -> Change {
     exec(
         "UPDATE projects SET ssh_public_key = $2, ssh_private_key_sealed = $3
          WHERE id = $1 AND ssh_private_key_sealed IS NULL",
@@ -197,7 +197,7 @@ pub fn give_key(id: ProjectId, public: &str, private_sealed: Vec<u8>) -> Change 
 }
 
 /// Some of the projects that have no key yet, with their names.
-pub async fn without_key(db: &Db, limit: i64) -> Result<Vec<(ProjectId, String)>, DbError> {
+pub async fn list_without_key(db: &Db, limit: i64) -> Result<Vec<(ProjectId, String)>, DbError> {
     let sql = "SELECT id, name FROM projects WHERE ssh_private_key_sealed IS NULL AND NOT deleted
                ORDER BY id LIMIT $1";
     db.query(sql, params![limit]).await?.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
@@ -217,7 +217,7 @@ pub async fn role(db: &Db, project: ProjectId, user: UserId) -> Result<(Option<S
 }
 
 /// Stale when the user is no member.
-pub fn set_ssh_right(project: ProjectId, user: UserId, given: bool) -> Change {
+pub fn set_can_manage_ssh_fleets(project: ProjectId, user: UserId, given: bool) -> Change {
     Change::Exec {
         sql: "UPDATE members SET can_manage_ssh_fleets = $3 WHERE project_id = $1 AND user_id = $2".into(),
         params: params![project, user, given],
@@ -296,7 +296,7 @@ pub fn set_default_gateway(id: ProjectId, gateway: GatewayId) -> Change {
 }
 
 /// Makes this one the default if there is none that lives.
-pub fn offer_default_gateway(id: ProjectId, gateway: GatewayId) -> Change {
+pub fn set_first_default_gateway(id: ProjectId, gateway: GatewayId) -> Change {
     exec(
         "UPDATE projects SET default_gateway_id = $2 WHERE id = $1 AND NOT EXISTS
             (SELECT 1 FROM gateways g WHERE g.id = projects.default_gateway_id AND NOT g.deleted

@@ -18,7 +18,7 @@ pub enum Kind {
 
 /// Whose rows a caller sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum QueueVisibility {
     All,
     /// What belongs to this user.
     Owner(String),
@@ -67,7 +67,7 @@ pub enum ListError {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Type {
+enum AttributeType {
     Text,
     Int,
     Real,
@@ -76,8 +76,8 @@ enum Type {
 }
 
 /// Columns, and parts of the document. Times of the document are text that sorts as it should.
-fn attribute(kind: Kind, name: &str) -> Option<(Type, bool)> {
-    use Type::{Int, Json, Real, Text, Time};
+fn attribute(kind: Kind, name: &str) -> Option<(AttributeType, bool)> {
+    use AttributeType::{Int, Json, Real, Text, Time};
     let found = match kind {
         Kind::Containers => match name {
             "uuid" | "owner_uuid" | "state" | "locked_by_uuid" => (Text, true),
@@ -135,7 +135,7 @@ fn attribute(kind: Kind, name: &str) -> Option<(Type, bool)> {
     Some(found)
 }
 
-struct List<'a> {
+struct ListBuilder<'a> {
     kind: Kind,
     dialect: Dialect,
     filter: Filter,
@@ -143,11 +143,11 @@ struct List<'a> {
 }
 
 /// The rows that a caller sees and asks for.
-pub async fn list(db: &Db, kind: Kind, sight: &Sight, asked: &Asked) -> Result<Found, ListError> {
-    let mut list = List { kind, dialect: db.dialect(), filter: Filter::new(), asked };
-    list.see(sight);
+pub async fn list(db: &Db, kind: Kind, sight: &QueueVisibility, asked: &Asked) -> Result<Found, ListError> {
+    let mut list = ListBuilder { kind, dialect: db.dialect(), filter: Filter::new(), asked };
+    list.restrict(sight);
     for condition in &asked.conditions {
-        list.hold(condition)?;
+        list.add_condition(condition)?;
     }
     let order = list.order()?;
     let (table, columns) = match kind {
@@ -175,28 +175,30 @@ pub async fn list(db: &Db, kind: Kind, sight: &Sight, asked: &Asked) -> Result<F
     Ok(Found { rows, available })
 }
 
-fn wrong<T>(why: impl Into<String>) -> Result<T, ListError> {
+fn invalid_query<T>(why: impl Into<String>) -> Result<T, ListError> {
     Err(ListError::Asked(why.into()))
 }
 
-impl List<'_> {
-    fn see(&mut self, sight: &Sight) {
+impl ListBuilder<'_> {
+    fn restrict(&mut self, sight: &QueueVisibility) {
         match (sight, self.kind) {
-            (Sight::All, _) => {}
-            (Sight::Owner(owner), Kind::Containers | Kind::Requests) => {
+            (QueueVisibility::All, _) => {}
+            (QueueVisibility::Owner(owner), Kind::Containers | Kind::Requests) => {
                 self.filter.is("t.owner_uuid = ?", owner.as_str());
             }
-            (Sight::Owner(owner), Kind::Logs) => self.filter.is("t.object_owner_uuid = ?", owner.as_str()),
-            (Sight::One(uuid), Kind::Containers) => self.filter.is("t.uuid = ?", uuid.as_str()),
-            (Sight::One(uuid), Kind::Logs) => self.filter.is("t.object_uuid = ?", uuid.as_str()),
-            (Sight::One(_), Kind::Requests) => self.filter.when("FALSE"),
-            (Sight::Inside(uuid), Kind::Containers) => {
+            (QueueVisibility::Owner(owner), Kind::Logs) => {
+                self.filter.is("t.object_owner_uuid = ?", owner.as_str())
+            }
+            (QueueVisibility::One(uuid), Kind::Containers) => self.filter.is("t.uuid = ?", uuid.as_str()),
+            (QueueVisibility::One(uuid), Kind::Logs) => self.filter.is("t.object_uuid = ?", uuid.as_str()),
+            (QueueVisibility::One(_), Kind::Requests) => self.filter.and("FALSE"),
+            (QueueVisibility::Inside(uuid), Kind::Containers) => {
                 self.filter.is(&format!("(t.uuid = ? OR t.uuid {IS_REQUESTED_INSIDE})"), uuid.as_str());
             }
-            (Sight::Inside(uuid), Kind::Requests) => {
+            (QueueVisibility::Inside(uuid), Kind::Requests) => {
                 self.filter.is("(t.requesting_container_uuid = ? OR t.container_uuid = ?)", uuid.as_str());
             }
-            (Sight::Inside(uuid), Kind::Logs) => {
+            (QueueVisibility::Inside(uuid), Kind::Logs) => {
                 let seen = format!(
                     "(t.object_uuid = ? OR t.object_uuid {IS_REQUESTED_INSIDE} OR t.object_uuid IN \
                      (SELECT r.uuid FROM container_requests r WHERE r.requesting_container_uuid = ?))"
@@ -207,12 +209,12 @@ impl List<'_> {
     }
 
     /// How an attribute is read, and as what.
-    fn expression(&mut self, name: &str) -> Result<(String, Type), ListError> {
+    fn expression(&mut self, name: &str) -> Result<(String, AttributeType), ListError> {
         if self.kind == Kind::Requests
             && let Some(of) = name.strip_prefix("container.")
         {
             let inner = attribute(Kind::Containers, of).filter(|(_, is_column)| *is_column);
-            let Some((kind, _)) = inner else { return wrong(format!("no attribute `{name}`")) };
+            let Some((kind, _)) = inner else { return invalid_query(format!("no attribute `{name}`")) };
             return Ok((format!("(SELECT c.{of} FROM containers c WHERE c.uuid = t.container_uuid)"), kind));
         }
         // A name of the first version of this API.
@@ -230,25 +232,29 @@ impl List<'_> {
                 Dialect::Postgres => format!("(CAST(t.doc AS jsonb) ->> '{name}')"),
             };
             return Ok(match (kind, self.dialect) {
-                (Type::Int, Dialect::Postgres) => (format!("CAST({text} AS BIGINT)"), kind),
-                (Type::Real, Dialect::Postgres) => (format!("CAST({text} AS DOUBLE PRECISION)"), kind),
+                (AttributeType::Int, Dialect::Postgres) => (format!("CAST({text} AS BIGINT)"), kind),
+                (AttributeType::Real, Dialect::Postgres) => {
+                    (format!("CAST({text} AS DOUBLE PRECISION)"), kind)
+                }
                 // Kept as text of one form.
-                (Type::Time, _) => (text, Type::Text),
-                (Type::Text | Type::Int | Type::Real | Type::Json, _) => (text, kind),
+                (AttributeType::Time, _) => (text, AttributeType::Text),
+                (AttributeType::Text | AttributeType::Int | AttributeType::Real | AttributeType::Json, _) => {
+                    (text, kind)
+                }
             });
         }
         if let Some((of, key)) = name.split_once('.')
-            && matches!(attribute(self.kind, of), Some((Type::Json, _)))
+            && matches!(attribute(self.kind, of), Some((AttributeType::Json, _)))
         {
-            return Ok((self.part(of, key)?, Type::Text));
+            return Ok((self.part(of, key)?, AttributeType::Text));
         }
-        wrong(format!("no attribute `{name}`"))
+        invalid_query(format!("no attribute `{name}`"))
     }
 
     /// A value in an object of the document, as text.
     fn part(&mut self, of: &str, key: &str) -> Result<String, ListError> {
         if key.contains('"') {
-            return wrong(format!("cannot look for the key `{key}`"));
+            return invalid_query(format!("cannot look for the key `{key}`"));
         }
         Ok(match self.dialect {
             Dialect::Sqlite => {
@@ -262,19 +268,19 @@ impl List<'_> {
         })
     }
 
-    fn operand(kind: Type, value: &Value) -> Result<Val, ListError> {
+    fn operand(kind: AttributeType, value: &Value) -> Result<Val, ListError> {
         let text = match value {
             Value::String(text) => text.clone(),
             Value::Number(number) => number.to_string(),
             Value::Bool(flag) => flag.to_string(),
             Value::Null | Value::Array(_) | Value::Object(_) => {
-                return wrong(format!("cannot compare with {value}"));
+                return invalid_query(format!("cannot compare with {value}"));
             }
         };
         let bad = || ListError::Asked(format!("cannot compare with {value}"));
         Ok(match kind {
-            Type::Text | Type::Json => text.into(),
-            Type::Int => match text.parse::<i64>() {
+            AttributeType::Text | AttributeType::Json => text.into(),
+            AttributeType::Int => match text.parse::<i64>() {
                 Ok(number) => number.into(),
                 // Numbers too big for a column compare as the biggest.
                 Err(_) => {
@@ -284,26 +290,26 @@ impl List<'_> {
                     whole.into()
                 }
             },
-            Type::Real => text.parse::<f64>().map_err(|_| bad())?.into(),
-            Type::Time => Timestamp::parse(&text).map_err(|_| bad())?.into(),
+            AttributeType::Real => text.parse::<f64>().map_err(|_| bad())?.into(),
+            AttributeType::Time => Timestamp::parse(&text).map_err(|_| bad())?.into(),
         })
     }
 
     /// The place of an operand. Postgres must be told what it is.
-    fn bind(&mut self, kind: Type, value: &Value) -> Result<String, ListError> {
+    fn bind(&mut self, kind: AttributeType, value: &Value) -> Result<String, ListError> {
         let place = self.filter.bind(Self::operand(kind, value)?);
         let sort = match kind {
-            Type::Text | Type::Json => "TEXT",
-            Type::Int | Type::Time => "BIGINT",
-            Type::Real => "DOUBLE PRECISION",
+            AttributeType::Text | AttributeType::Json => "TEXT",
+            AttributeType::Int | AttributeType::Time => "BIGINT",
+            AttributeType::Real => "DOUBLE PRECISION",
         };
         Ok(format!("CAST({place} AS {sort})"))
     }
 
-    fn hold(&mut self, condition: &Condition) -> Result<(), ListError> {
+    fn add_condition(&mut self, condition: &Condition) -> Result<(), ListError> {
         let Condition { attribute: name, op, operand } = condition;
         if op == "exists" || op == "contains" {
-            return self.hold_inside(condition);
+            return self.add_object_condition(condition);
         }
         let (expression, kind) = self.expression(name)?;
         let text = match (op.as_str(), operand) {
@@ -327,14 +333,16 @@ impl List<'_> {
                 let within = if nothing { format!("({within} OR {expression} IS NULL)") } else { within };
                 if op == "in" { within } else { format!("(NOT coalesce({within}, FALSE))") }
             }
-            ("like", Value::String(_)) => format!("{expression} LIKE {}", self.bind(Type::Text, operand)?),
+            ("like", Value::String(_)) => {
+                format!("{expression} LIKE {}", self.bind(AttributeType::Text, operand)?)
+            }
             ("ilike", Value::String(_)) => {
-                format!("lower({expression}) LIKE lower({})", self.bind(Type::Text, operand)?)
+                format!("lower({expression}) LIKE lower({})", self.bind(AttributeType::Text, operand)?)
             }
             ("is_a", _) => self.is_a(&expression, operand)?,
-            _ => return wrong(format!("no operator `{op}` for {operand}")),
+            _ => return invalid_query(format!("no operator `{op}` for {operand}")),
         };
-        self.filter.when(&text);
+        self.filter.and(&text);
         Ok(())
     }
 
@@ -359,24 +367,24 @@ impl List<'_> {
         Ok(format!("({})", parts.join(" OR ")))
     }
 
-    fn hold_inside(&mut self, condition: &Condition) -> Result<(), ListError> {
+    fn add_object_condition(&mut self, condition: &Condition) -> Result<(), ListError> {
         let Condition { attribute: name, op, operand } = condition;
-        if !matches!(attribute(self.kind, name), Some((Type::Json, _))) {
-            return wrong(format!("`{op}` is for objects, not for `{name}`"));
+        if !matches!(attribute(self.kind, name), Some((AttributeType::Json, _))) {
+            return invalid_query(format!("`{op}` is for objects, not for `{name}`"));
         }
         match (op.as_str(), operand) {
             ("exists", Value::String(key)) => {
                 let part = self.part(name, key)?;
-                self.filter.when(&format!("{part} IS NOT NULL"));
+                self.filter.and(&format!("{part} IS NOT NULL"));
             }
             ("contains", Value::Object(wanted)) => {
                 for (key, value) in wanted {
                     let part = self.part(name, key)?;
-                    let place = self.bind(Type::Text, value)?;
-                    self.filter.when(&format!("{part} = {place}"));
+                    let place = self.bind(AttributeType::Text, value)?;
+                    self.filter.and(&format!("{part} = {place}"));
                 }
             }
-            _ => return wrong(format!("no operator `{op}` for {operand}")),
+            _ => return invalid_query(format!("no operator `{op}` for {operand}")),
         }
         Ok(())
     }

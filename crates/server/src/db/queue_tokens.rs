@@ -72,6 +72,6 @@ pub fn revoke(uuid: &str, user: UserId) -> Change {
 }
 
 /// Ends all tokens of a container's attempts.
-pub fn revoke_of(container: &str) -> Change {
+pub fn revoke_for_container(container: &str) -> Change {
     Change::Exec { sql: REVOKE_OF.as_str().into(), params: params![container], expect: Expect::Any }
 }

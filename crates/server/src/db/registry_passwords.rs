@@ -7,11 +7,11 @@ use super::{Change, Db, DbError, Expect, Val};
 use crate::params;
 
 /// The chore of taking passwords out of specifications that were stored before there was this table.
-const CHORE: &str = "registry_passwords";
+const MIGRATION_NAME: &str = "registry_passwords";
 
 /// A password that is sealed.
 #[derive(Clone, Debug)]
-pub struct Password {
+pub struct SealedPassword {
     pub id: Uuid,
     pub project: ProjectId,
     pub user: UserId,
@@ -20,17 +20,17 @@ pub struct Password {
 
 const COLUMNS: &str = "id, project_id, user_id, password_sealed";
 
-fn read(row: &super::Row) -> Result<Password, DbError> {
-    Ok(Password { id: row.uuid(0)?, project: row.id(1)?, user: row.id(2)?, sealed: row.bytes(3)? })
+fn read(row: &super::Row) -> Result<SealedPassword, DbError> {
+    Ok(SealedPassword { id: row.uuid(0)?, project: row.id(1)?, user: row.id(2)?, sealed: row.bytes(3)? })
 }
 
-pub async fn find(db: &Db, id: Uuid) -> Result<Option<Password>, DbError> {
+pub async fn find(db: &Db, id: Uuid) -> Result<Option<SealedPassword>, DbError> {
     let sql = format!("SELECT {COLUMNS} FROM registry_passwords WHERE id = $1");
     db.query_opt(sql, params![id]).await?.map(|row| read(&row)).transpose()
 }
 
 /// Those that a user wrote in a project, the newest first.
-pub async fn of_user(db: &Db, project: ProjectId, user: UserId) -> Result<Vec<Password>, DbError> {
+pub async fn of_user(db: &Db, project: ProjectId, user: UserId) -> Result<Vec<SealedPassword>, DbError> {
     let sql = format!(
         "SELECT {COLUMNS} FROM registry_passwords WHERE project_id = $1 AND user_id = $2
          ORDER BY created_at DESC, id LIMIT 100"
@@ -38,7 +38,7 @@ pub async fn of_user(db: &Db, project: ProjectId, user: UserId) -> Result<Vec<Pa
     db.query(sql, params![project, user]).await?.iter().map(read).collect()
 }
 
-pub fn create(password: Password) -> Change {
+pub fn create(password: SealedPassword) -> Change {
     Change::Insert {
         table: "registry_passwords",
         values: vec![
@@ -53,7 +53,7 @@ pub fn create(password: Password) -> Change {
 
 /// A document that may hold a password.
 #[derive(Clone, Debug)]
-pub struct Stored {
+pub struct PasswordDocument {
     pub table: &'static str,
     pub column: &'static str,
     pub id: Uuid,
@@ -79,11 +79,11 @@ const DOCUMENTS: [(&str, &str, &str); 3] = [
 ];
 
 /// All documents that name a registry's password.
-pub async fn documents(db: &Db) -> Result<Vec<Stored>, DbError> {
+pub async fn documents(db: &Db) -> Result<Vec<PasswordDocument>, DbError> {
     let mut all = Vec::new();
     for (table, column, sql) in DOCUMENTS {
         for row in db.query(sql, params!["%\"registry_auth\":{%\"password\":%"]).await? {
-            all.push(Stored {
+            all.push(PasswordDocument {
                 table,
                 column,
                 id: row.uuid(0)?,
@@ -97,7 +97,7 @@ pub async fn documents(db: &Db) -> Result<Vec<Stored>, DbError> {
 }
 
 /// Another text in its place, unless it was changed meanwhile.
-pub fn replace(stored: &Stored, text: &str) -> Change {
+pub fn replace(stored: &PasswordDocument, text: &str) -> Change {
     let (table, column) = (stored.table, stored.column);
     Change::Exec {
         sql: format!("UPDATE {table} SET {column} = $3 WHERE id = $1 AND {column} = $2").into(),
@@ -107,13 +107,13 @@ pub fn replace(stored: &Stored, text: &str) -> Change {
 }
 
 pub async fn is_done(db: &Db) -> Result<bool, DbError> {
-    Ok(db.query_opt("SELECT 1 FROM chores WHERE name = $1", params![CHORE]).await?.is_some())
+    Ok(db.query_opt("SELECT 1 FROM chores WHERE name = $1", params![MIGRATION_NAME]).await?.is_some())
 }
 
 pub fn done() -> Change {
     Change::Exec {
         sql: "INSERT INTO chores (name, done_at) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING".into(),
-        params: params![CHORE, Val::Now],
+        params: params![MIGRATION_NAME, Val::Now],
         expect: Expect::Any,
     }
 }

@@ -18,7 +18,7 @@ const REPLICAS_MAX: usize = 50_000;
 /// A proxy that was not seen for so long carries nothing any more.
 pub const PROXY_LOST_AFTER: Span = Span::secs(15);
 /// The longest window that anybody asks for, and a step.
-const REQUESTS_KEPT: Span = Span::secs(330);
+const REQUESTS_TTL: Span = Span::secs(330);
 
 statements! {
     SERVICES = "SELECT r.id, p.name, r.name, r.spec, r.submitted_at FROM runs r JOIN projects p ON p.id = r.project_id \
@@ -45,7 +45,7 @@ statements! {
     /// Over what was read, and only while it runs.
     SET_READY = "UPDATE jobs SET probes = $3, replica_registered = $4 WHERE id = $1 AND coalesce(probes, '') = $2 \
                  AND status = 'running' AND NOT finished AND end_asked IS NULL";
-    SEEN = "INSERT INTO proxies (id, seen_at) VALUES ($1, now_us()) ON CONFLICT (id) DO UPDATE SET seen_at = now_us()";
+    VIOLATIONS = "INSERT INTO proxies (id, seen_at) VALUES ($1, now_us()) ON CONFLICT (id) DO UPDATE SET seen_at = now_us()";
     LOST = "DELETE FROM proxies WHERE seen_at < now_us() - $1";
     LOST_SEATS = "DELETE FROM proxy_seats WHERE proxy_id NOT IN (SELECT p.id FROM proxies p)";
     TAKE_SEAT = "INSERT INTO proxy_seats (proxy_id, job_id) SELECT CAST($1 AS TEXT), j.id FROM jobs j WHERE j.id = $2 \
@@ -219,7 +219,7 @@ pub async fn set_ready(
 
 /// A proxy is there, and takes seats at these replicas. Those that are gone lose theirs.
 pub async fn seen(db: &Db, proxy: &str, taken: &[SubmissionId]) -> Result<(), DbError> {
-    let mut unit = Unit::new().exec(SEEN.as_str(), params![proxy]);
+    let mut unit = Unit::new().exec(VIOLATIONS.as_str(), params![proxy]);
     for job in taken {
         unit = unit.exec(TAKE_SEAT.as_str(), params![proxy, *job]);
     }
@@ -227,7 +227,12 @@ pub async fn seen(db: &Db, proxy: &str, taken: &[SubmissionId]) -> Result<(), Db
 }
 
 /// A process of a gateway is there, and has these replicas in its routes from now on.
-pub async fn seen_node(db: &Db, node: Change, proxy: &str, taken: &[SubmissionId]) -> Result<(), DbError> {
+pub async fn record_gateway_node(
+    db: &Db,
+    node: Change,
+    proxy: &str,
+    taken: &[SubmissionId],
+) -> Result<(), DbError> {
     let mut unit = Unit::new().and([node]);
     for job in taken {
         unit = unit.exec(TAKE_SEAT.as_str(), params![proxy, *job]);
@@ -240,8 +245,8 @@ pub async fn sweep(db: &Db) -> Result<(), DbError> {
     let unit = Unit::new()
         .exec(LOST.as_str(), params![PROXY_LOST_AFTER.0])
         .exec(LOST_SEATS.as_str(), params![])
-        .exec(OLD_COUNTS.as_str(), params![REQUESTS_KEPT.0])
-        .exec(OLD_ANSWERS.as_str(), params![REQUESTS_KEPT.0]);
+        .exec(OLD_COUNTS.as_str(), params![REQUESTS_TTL.0])
+        .exec(OLD_ANSWERS.as_str(), params![REQUESTS_TTL.0]);
     db.write(unit).await.map(drop)
 }
 
@@ -260,7 +265,7 @@ pub async fn gone(db: &Db, proxy: &str) -> Result<(), DbError> {
 
 /// What came for a service since the last word.
 #[derive(Clone, Debug)]
-pub struct Came {
+pub struct ServiceTraffic {
     pub run: RunId,
     pub traffic: Traffic,
     /// JSON: how it was answered.
@@ -268,10 +273,10 @@ pub struct Came {
 }
 
 /// What came, and runs that are to look at once.
-pub async fn count(db: &Db, proxy: &str, came: &[Came], woken: &[RunId]) -> Result<(), DbError> {
+pub async fn count(db: &Db, proxy: &str, came: &[ServiceTraffic], woken: &[RunId]) -> Result<(), DbError> {
     let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let mut unit = Unit::new();
-    for Came { run, traffic, answers } in came {
+    for ServiceTraffic { run, traffic, answers } in came {
         let [requests, in_flight, waiting] =
             [traffic.requests, traffic.in_flight_us, traffic.waiting_us].map(number);
         unit = unit.exec(COUNT.as_str(), params![*run, proxy, requests, in_flight, waiting]);

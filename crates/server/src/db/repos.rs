@@ -96,14 +96,14 @@ pub async fn creds(db: &Db, repo: Uuid, user: UserId) -> Result<Option<Vec<u8>>,
 const SIZE_MIN: usize = 16 * 1024;
 
 /// What an upload of so many bytes counts for, and what all of a user may.
-fn size_and_room(bytes: usize, room: Option<u64>) -> (i64, i64) {
+fn size_and_quota(bytes: usize, room: Option<u64>) -> (i64, i64) {
     let size = i64::try_from(bytes.max(SIZE_MIN)).unwrap_or(i64::MAX / 2);
     (size, room.and_then(|room| i64::try_from(room).ok()).unwrap_or(i64::MAX))
 }
 
 /// A diff of that hash is stored once per repo. No row in `Written::Done`: the user's uploads would take more than `room`.
 pub fn put_code(id: Uuid, repo: Uuid, user: UserId, hash: &str, blob: Vec<u8>, room: Option<u64>) -> Change {
-    let (size, room) = size_and_room(blob.len(), room);
+    let (size, room) = size_and_quota(blob.len(), room);
     Change::Query { sql: PUT_CODE.as_str().into(), params: params![id, repo, hash, blob, user, size, room] }
 }
 
@@ -114,7 +114,7 @@ pub async fn code(db: &Db, repo: Uuid, hash: &str) -> Result<Option<Vec<u8>>, Db
 /// Its row in `Written::Done` is the id: the same for the same user and hash. No row: the user's uploads would take more
 /// than `room`.
 pub fn put_archive(id: Uuid, user: UserId, hash: &str, blob: Vec<u8>, room: Option<u64>) -> Change {
-    let (size, room) = size_and_room(blob.len(), room);
+    let (size, room) = size_and_quota(blob.len(), room);
     Change::Query { sql: PUT_ARCHIVE.as_str().into(), params: params![id, user, hash, blob, size, room] }
 }
 
@@ -125,12 +125,12 @@ pub async fn find_archive(db: &Db, user: UserId, hash: &str) -> Result<Option<Uu
 }
 
 /// A new run names these, so that they are kept with it.
-pub fn use_archives(ids: &[Uuid]) -> Change {
+pub fn mark_archives_used(ids: &[Uuid]) -> Change {
     exec(&USE_ARCHIVES, params![Val::list(ids)], Expect::Any)
 }
 
 /// The same for the difference of that hash, of a repo by its name.
-pub fn use_code(project: ProjectId, repo: &str, hash: &str) -> Change {
+pub fn mark_code_used(project: ProjectId, repo: &str, hash: &str) -> Change {
     exec(&USE_CODE, params![project, repo, hash], Expect::Any)
 }
 

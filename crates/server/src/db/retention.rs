@@ -77,7 +77,7 @@ statements! {
 /// A client uploads, and submits a moment later; a slow one gets a day.
 const DAY_US: i64 = 86_400_000_000;
 /// Longer than anything was kept.
-const EVER: Span = Span(i64::MAX / 4);
+const FOREVER: Span = Span(i64::MAX / 4);
 
 async fn ids(db: &Db, sql: &'static str, params: Vec<Val>) -> Result<Vec<Uuid>, DbError> {
     db.query(sql, params).await?.iter().map(|row| row.uuid(0)).collect()
@@ -127,7 +127,7 @@ pub async fn delete_uploads(
     most: usize,
 ) -> Result<usize, DbError> {
     let codes = ids(db, OLD_CODES.as_str(), params![keep.0, most]).await?;
-    let jobs = keep_jobs.unwrap_or(EVER);
+    let jobs = keep_jobs.unwrap_or(FOREVER);
     let archives = ids(db, OLD_ARCHIVES.as_str(), params![keep.0, most, jobs.0]).await?;
     for (sql, old) in [(&DELETE_CODES, &codes), (&DELETE_ARCHIVES, &archives)] {
         if !old.is_empty() {

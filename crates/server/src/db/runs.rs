@@ -93,7 +93,7 @@ const JOINS: &str = "JOIN projects p ON p.id = r.project_id JOIN users u ON u.id
 
 statements! {
     OLD_LOGS = "SELECT {} FROM runs r WHERE r.finished AND NOT r.logs_removed AND (r.finished_at < now_us() - $1 \
-                OR r.deleted AND r.finished_at < now_us() - $2) ORDER BY r.finished_at LIMIT $3", Logged::columns("r");
+                OR r.deleted AND r.finished_at < now_us() - $2) ORDER BY r.finished_at LIMIT $3", RunWithLogs::columns("r");
     LOGS_REMOVED = "UPDATE runs SET logs_removed = TRUE WHERE id = $1 AND finished";
     FIND = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.id = $1", Run::columns("r");
     FIND_BY_NAME = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.project_id = $1 AND r.name = $2 \
@@ -130,7 +130,7 @@ impl Named {
 }
 
 /// The net below the word of its jobs.
-const FIRST_LOOK_US: i64 = 5_000_000;
+const FIRST_PASS_DELAY_US: i64 = 5_000_000;
 
 /// The run alone; its jobs (`jobs::insert`) and events (`events::append`) go into the same unit.
 /// A name in use is a conflict on `runs_name_key`, a repeated idempotency key one on
@@ -140,7 +140,7 @@ pub fn insert(run: NewRun) -> Change {
     let mut values = run.into_values();
     if starts {
         // Its jobs come in the same unit, and there is nothing to see until one of them moves, which makes it due.
-        values.push(("due_at", Val::NowPlus(FIRST_LOOK_US)));
+        values.push(("due_at", Val::NowPlus(FIRST_PASS_DELAY_US)));
     }
     values.extend([("submitted_at", Val::Now), ("last_processed_at", Val::Now)]);
     Change::Insert { table: "runs", values }
@@ -198,14 +198,14 @@ pub async fn find_all(db: &Db, ids: &[RunId]) -> Result<Vec<Named>, DbError> {
 
 fn list_sql(query: &Query) -> (String, Vec<Val>) {
     let mut filter = Filter::new();
-    filter.when("NOT r.deleted");
+    filter.and("NOT r.deleted");
     match query.projects.as_deref() {
         None => {}
         Some([one]) => filter.is("r.project_id = ?", *one),
-        Some(many) => filter.is_in("r.project_id", many),
+        Some(many) => filter.and_in("r.project_id", many),
     }
     if query.only_active {
-        filter.when("NOT r.finished");
+        filter.and("NOT r.finished");
     }
     if let Some(user) = query.user {
         filter.is("r.user_id = ?", user);
@@ -220,12 +220,12 @@ fn list_sql(query: &Query) -> (String, Vec<Val>) {
 }
 
 /// Stores the wish to stop and makes the run due; the run's pipeline does it. Stale when it is finished.
-pub fn ask_stop(id: RunId, abort: bool, by: UserId) -> Change {
+pub fn request_stop(id: RunId, abort: bool, by: UserId) -> Change {
     exec(&ASK_STOP, params![id, abort, by])
 }
 
 /// The same for whoever does not mind that it is finished.
-pub(super) fn ask_stop_if_active(id: RunId, abort: bool, by: UserId) -> Change {
+pub(super) fn request_stop_if_active(id: RunId, abort: bool, by: UserId) -> Change {
     Change::Exec { sql: ASK_STOP.as_str().into(), params: params![id, abort, by], expect: Expect::Any }
 }
 
@@ -262,25 +262,25 @@ pub fn delete(id: RunId) -> Change {
 
 record! {
     /// A run with logs.
-    pub struct Logged {
+    pub struct RunWithLogs {
         pub id: RunId,
         pub project_id: ProjectId,
     }
 }
 
 /// Runs that ended longer ago than `keep` (`keep_deleted` for deleted ones) and may still have logs; the oldest first.
-pub async fn with_old_logs(
+pub async fn list_with_old_logs(
     db: &Db,
     keep: Span,
     keep_deleted: Span,
     limit: usize,
-) -> Result<Vec<Logged>, DbError> {
+) -> Result<Vec<RunWithLogs>, DbError> {
     let rows = db.query(OLD_LOGS.as_str(), params![keep.0, keep_deleted.0, limit]).await?;
-    rows.into_iter().map(Logged::read).collect()
+    rows.into_iter().map(RunWithLogs::read).collect()
 }
 
 /// The logs of this run are gone.
-pub async fn logs_were_removed(db: &Db, id: RunId) -> Result<(), DbError> {
+pub async fn mark_logs_removed(db: &Db, id: RunId) -> Result<(), DbError> {
     db.write(Unit::new().exec(LOGS_REMOVED.as_str(), params![id])).await?.done().map(drop)
 }
 

@@ -7,7 +7,7 @@ use super::{Change, Db, DbError, Expect};
 use crate::params;
 
 /// Sealed for the row: table and column, with the row's id.
-pub const OF_ROWS: [(&str, &str); 14] = [
+pub const ROW_COLUMNS: [(&str, &str); 14] = [
     ("users", "ssh_private_key_sealed"),
     ("projects", "ssh_private_key_sealed"),
     ("backends", "auth_sealed"),
@@ -24,8 +24,8 @@ pub const OF_ROWS: [(&str, &str); 14] = [
     ("registry_passwords", "password_sealed"),
 ];
 
-/// Every value of one column. Names come from `OF_ROWS` alone.
-pub async fn of_rows(
+/// Every value of one column. Names come from `ROW_COLUMNS` alone.
+pub async fn column_values(
     db: &Db,
     table: &'static str,
     column: &'static str,
@@ -97,7 +97,7 @@ pub async fn key_ids(db: &Db) -> Result<Vec<String>, DbError> {
 }
 
 /// From now on values may be sealed with this key.
-pub fn use_key(id: &str) -> Change {
+pub fn add_key(id: &str) -> Change {
     Change::Exec {
         sql: "INSERT INTO sealing_keys (id, created_at) VALUES ($1, now_us()) ON CONFLICT (id) DO NOTHING"
             .into(),
@@ -107,7 +107,7 @@ pub fn use_key(id: &str) -> Change {
 }
 
 /// Nothing is sealed with any other key any more.
-pub fn retire_keys_but(id: &str) -> Change {
+pub fn retire_other_keys(id: &str) -> Change {
     Change::Exec {
         sql: "UPDATE sealing_keys SET retired_at = now_us() WHERE id <> $1 AND retired_at IS NULL".into(),
         params: params![id],

@@ -3,7 +3,9 @@
 use uuid::Uuid;
 use windlass_model::{id::UserId, time::Timestamp};
 
-use super::{Change, Db, DbError, Row, Unit, Val, Written, filter::Filter, filter::Page, filter::anywhere};
+use super::{
+    Change, Db, DbError, Row, Unit, Val, Written, filter::Filter, filter::Page, filter::contains_pattern,
+};
 use crate::params;
 
 pub(super) const COLUMNS: &str = "u.id, u.name, u.global_role, u.email, u.active, u.ssh_public_key, u.created_at, u.deleted, \
@@ -110,9 +112,9 @@ pub async fn by_ids(db: &Db, ids: &[UserId]) -> Result<Vec<User>, DbError> {
 pub async fn list(db: &Db, pattern: Option<&str>, page: &Page) -> Result<(Vec<User>, i64), DbError> {
     let all = || {
         let mut filter = Filter::new();
-        filter.when("NOT u.deleted");
+        filter.and("NOT u.deleted");
         if let Some(pattern) = pattern {
-            filter.is("lower(u.name) LIKE ? ESCAPE '!'", anywhere(pattern));
+            filter.is("lower(u.name) LIKE ? ESCAPE '!'", contains_pattern(pattern));
         }
         filter
     };

@@ -188,7 +188,7 @@ impl Row {
         read(value).map(Some).ok_or(DbError::Shape { column, want, have: value.kind() })
     }
 
-    fn must<T>(column: usize, want: &'static str, value: Option<T>) -> Result<T, DbError> {
+    fn required<T>(column: usize, want: &'static str, value: Option<T>) -> Result<T, DbError> {
         value.ok_or(DbError::Shape { column, want, have: "null" })
     }
 
@@ -201,7 +201,7 @@ impl Row {
     }
 
     pub fn str(&self, column: usize) -> Result<&str, DbError> {
-        Self::must(column, "text", self.opt_str(column)?)
+        Self::required(column, "text", self.opt_str(column)?)
     }
 
     pub fn opt_text(&self, column: usize) -> Result<Option<String>, DbError> {
@@ -222,7 +222,7 @@ impl Row {
 
     pub(super) fn take_text(&mut self, column: usize) -> Result<String, DbError> {
         let text = self.take_opt_text(column)?;
-        Self::must(column, "text", text)
+        Self::required(column, "text", text)
     }
 
     pub fn opt_int(&self, column: usize) -> Result<Option<i64>, DbError> {
@@ -234,7 +234,7 @@ impl Row {
     }
 
     pub fn int(&self, column: usize) -> Result<i64, DbError> {
-        Self::must(column, "an integer", self.opt_int(column)?)
+        Self::required(column, "an integer", self.opt_int(column)?)
     }
 
     /// SQLite has no flags, it answers 0 and 1.
@@ -251,7 +251,7 @@ impl Row {
     }
 
     pub fn bool(&self, column: usize) -> Result<bool, DbError> {
-        Self::must(column, "a flag", self.opt_bool(column)?)
+        Self::required(column, "a flag", self.opt_bool(column)?)
     }
 
     pub fn opt_real(&self, column: usize) -> Result<Option<f64>, DbError> {
@@ -267,7 +267,7 @@ impl Row {
     }
 
     pub fn real(&self, column: usize) -> Result<f64, DbError> {
-        Self::must(column, "a real", self.opt_real(column)?)
+        Self::required(column, "a real", self.opt_real(column)?)
     }
 
     pub fn opt_bytes(&self, column: usize) -> Result<Option<Vec<u8>>, DbError> {
@@ -279,7 +279,7 @@ impl Row {
     }
 
     pub fn bytes(&self, column: usize) -> Result<Vec<u8>, DbError> {
-        Self::must(column, "bytes", self.opt_bytes(column)?)
+        Self::required(column, "bytes", self.opt_bytes(column)?)
     }
 
     pub fn opt_uuid(&self, column: usize) -> Result<Option<Uuid>, DbError> {
@@ -291,7 +291,7 @@ impl Row {
     }
 
     pub fn uuid(&self, column: usize) -> Result<Uuid, DbError> {
-        Self::must(column, "an id", self.opt_uuid(column)?)
+        Self::required(column, "an id", self.opt_uuid(column)?)
     }
 
     /// A typed id, or anything else that is made of a UUID.

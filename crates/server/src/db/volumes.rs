@@ -111,12 +111,12 @@ pub struct Query {
 
 pub async fn list(db: &Db, query: &Query) -> Result<Vec<Volume>, DbError> {
     let mut filter = Filter::new();
-    filter.when("NOT v.deleted");
+    filter.and("NOT v.deleted");
     if let Some(projects) = &query.projects {
-        filter.is_in("v.project_id", projects);
+        filter.and_in("v.project_id", projects);
     }
     if query.only_active {
-        filter.when("NOT v.finished");
+        filter.and("NOT v.finished");
     }
     filter.after("v.created_at", "v.id", &query.page);
     let (found, params) = filter.done();

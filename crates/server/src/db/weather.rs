@@ -5,13 +5,13 @@ use std::{future::Future, pin::Pin};
 use super::error::DbError;
 
 /// What a hook answers.
-pub type Blown<'a> = Pin<Box<dyn Future<Output = Result<(), DbError>> + Send + 'a>>;
+pub type HookFuture<'a> = Pin<Box<dyn Future<Output = Result<(), DbError>> + Send + 'a>>;
 
 /// Asked around every call. `what` names the call: `query`, `write`, `claim`, `extend`, …
 pub trait Weather: Send + Sync {
     /// May delay; an error means that the call never reached the database.
-    fn before<'a>(&'a self, what: &'static str) -> Blown<'a>;
+    fn before<'a>(&'a self, what: &'static str) -> HookFuture<'a>;
 
     /// May delay; an error means that the call took effect and its acknowledgement was lost.
-    fn after<'a>(&'a self, what: &'static str) -> Blown<'a>;
+    fn after<'a>(&'a self, what: &'static str) -> HookFuture<'a>;
 }

@@ -13,27 +13,27 @@ use axum::{
 use futures_util::{StreamExt as _, stream::unfold};
 use serde::Serialize;
 
-use super::{stream::Place, with_body};
+use super::{stream::StreamSlot, with_body};
 use crate::{
     app::App,
     error::{Error, Result},
-    services::{Beat, Beats},
-    stream_rights::Registered,
+    services::{SseEvent, SseStream},
+    stream_rights::StreamRegistration,
 };
 
-struct Lasting<T, A> {
+struct SseResponse<T, A> {
     app: App,
-    beats: Beats<T>,
+    beats: SseStream<T>,
     allowed: A,
-    rights: Registered,
-    _place: Place,
+    rights: StreamRegistration,
+    _place: StreamSlot,
 }
 
 pub(super) fn answer<T, A, R>(
     app: App,
-    beats: Beats<T>,
-    place: Place,
-    rights: Registered,
+    beats: SseStream<T>,
+    place: StreamSlot,
+    rights: StreamRegistration,
     allowed: A,
 ) -> Response
 where
@@ -41,7 +41,7 @@ where
     A: Fn() -> R + Send + 'static,
     R: Future<Output = Result<()>> + Send,
 {
-    let lasting = Lasting { app, beats, allowed, rights, _place: place };
+    let lasting = SseResponse { app, beats, allowed, rights, _place: place };
     let frames = unfold(lasting, |mut lasting| async move {
         let frame = lasting.next().await?;
         Some((Ok::<_, Infallible>(frame), lasting))
@@ -54,7 +54,7 @@ where
     response
 }
 
-impl<T, A, R> Lasting<T, A>
+impl<T, A, R> SseResponse<T, A>
 where
     T: Serialize,
     A: Fn() -> R,
@@ -90,10 +90,10 @@ where
     }
 }
 
-fn frame<T: Serialize>(beat: &Beat<T>) -> serde_json::Result<Bytes> {
+fn frame<T: Serialize>(beat: &SseEvent<T>) -> serde_json::Result<Bytes> {
     match beat {
-        Beat::Alive => Ok(Bytes::from_static(b": alive\n\n")),
-        Beat::Event { id, name, data } => {
+        SseEvent::Alive => Ok(Bytes::from_static(b": alive\n\n")),
+        SseEvent::Event { id, name, data } => {
             let mut out = format!("id: {id}\nevent: {name}\ndata: ").into_bytes();
             serde_json::to_writer(&mut out, data)?;
             out.extend_from_slice(b"\n\n");

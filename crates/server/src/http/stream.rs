@@ -20,17 +20,17 @@ use crate::{
     agents::Port,
     app::App,
     error::{Error, Result},
-    open_counts::{OpenCounts, Opened},
-    stream_rights::Registered,
+    open_counts::{OpenCounts, OpenGuard},
+    stream_rights::StreamRegistration,
 };
 
 /// Streams open at once in this process.
-static PLACES: Semaphore = Semaphore::const_new(2048);
+static STREAM_SLOTS: Semaphore = Semaphore::const_new(2048);
 /// How many each user has, of streams and of answers that last.
-static OPEN: OpenCounts<UserId> = OpenCounts::new();
+static OPEN_PER_USER: OpenCounts<UserId> = OpenCounts::new();
 
 /// The caller's end of the stream, if they asked for one.
-pub(super) fn wanted(request: &mut Request) -> Result<OnUpgrade> {
+pub(super) fn require_upgrade(request: &mut Request) -> Result<OnUpgrade> {
     if request.headers().get(header::UPGRADE).is_none_or(|to| to != PORT_PROTOCOL) {
         return Err(Error::refused(format!("ask for it with `Upgrade: {PORT_PROTOCOL}`")));
     }
@@ -38,23 +38,24 @@ pub(super) fn wanted(request: &mut Request) -> Result<OnUpgrade> {
 }
 
 /// A stream of a user that is open, or an answer that lasts, until it is dropped.
-pub(super) struct Place {
-    _opened: Opened<UserId>,
+pub(super) struct StreamSlot {
+    _opened: OpenGuard<UserId>,
     _shared: Option<SemaphorePermit<'static>>,
 }
 
-impl Place {
+impl StreamSlot {
     /// A place for a stream, if this server and this user have one left.
     pub(super) fn for_stream(app: &App, user: UserId) -> Result<Self> {
-        let place = Self::for_answer(app, user)?;
-        let shared = PLACES.try_acquire().map_err(|_| Error::Busy { msg: "Too many streams are open" })?;
+        let place = Self::for_response(app, user)?;
+        let shared =
+            STREAM_SLOTS.try_acquire().map_err(|_| Error::Busy { msg: "Too many streams are open" })?;
         Ok(Self { _shared: Some(shared), ..place })
     }
 
     /// The same for an answer, which takes no more than its connection.
-    pub(super) fn for_answer(app: &App, user: UserId) -> Result<Self> {
+    pub(super) fn for_response(app: &App, user: UserId) -> Result<Self> {
         let limit = app.settings().limits.streams;
-        let opened = OPEN.open(user, limit).ok_or(Error::Streams { limit })?;
+        let opened = OPEN_PER_USER.open(user, limit).ok_or(Error::StreamLimit { limit })?;
         Ok(Self { _opened: opened, _shared: None })
     }
 }
@@ -63,8 +64,8 @@ pub(super) fn answer<A, R>(
     app: App,
     caller: OnUpgrade,
     port: Port,
-    place: Place,
-    rights: Registered,
+    place: StreamSlot,
+    rights: StreamRegistration,
     allowed: A,
 ) -> Response
 where

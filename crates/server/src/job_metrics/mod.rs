@@ -1,6 +1,6 @@
 //! What jobs use: sampled while they run, shown as series, and judged by the utilization policy.
 //!
-//! A sample is taken every [`EVERY`]. Of a job that runs, the last hour is kept; what is there when it ends stays for
+//! A sample is taken every [`SAMPLE_INTERVAL`]. Of a job that runs, the last hour is kept; what is there when it ends stays for
 //! a week.
 
 pub mod prometheus;
@@ -20,7 +20,7 @@ use windlass_model::{
 
 use crate::db::{Db, DbError, job_metrics as rows};
 
-pub const EVERY: Duration = Duration::from_secs(10);
+pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 pub const KEEP_RUNNING: Span = Span::hours(1);
 pub const KEEP_FINISHED: Span = Span::days(7);
 /// GPUs of one job that are looked at.

@@ -13,7 +13,7 @@ use crate::db::{Db, DbError, job_metrics as rows};
 /// Jobs that have series.
 const JOBS_MAX: usize = 5_000;
 /// An older sample says nothing about now.
-const YOUNGER: Span = Span::mins(1);
+const SAMPLE_AGE_MAX: Span = Span::mins(1);
 
 /// Each with the number of its GPU, where it is one's.
 type Values = Vec<(Option<usize>, f64)>;
@@ -62,7 +62,7 @@ const SERIES: &[Series] = &[
 
 /// Everything, without the end mark.
 pub async fn text(db: &Db) -> Result<String, DbError> {
-    Ok(write(&rows::active(db, YOUNGER, JOBS_MAX).await?))
+    Ok(write(&rows::active(db, SAMPLE_AGE_MAX, JOBS_MAX).await?))
 }
 
 fn write(jobs: &[rows::Active]) -> String {

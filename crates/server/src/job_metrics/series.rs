@@ -9,13 +9,13 @@ use crate::db::{job_metrics::Sample, jobs::Job};
 
 /// What the job was given.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Given {
+struct JobResources {
     cpus: Option<i64>,
     memory_bytes: Option<i64>,
     gpu_memory_bytes: Option<i64>,
 }
 
-impl Given {
+impl JobResources {
     /// A job may have a part of its instance; what it has is in its own document then.
     fn of(job: &Job) -> Self {
         let read = |text: &Option<String>| -> Option<Value> { serde_json::from_str(text.as_deref()?).ok() };
@@ -48,7 +48,7 @@ pub fn series(job: &Job, samples: &[Sample]) -> JobMetrics {
     add("cpu_usage_percent".into(), cpu);
     add("memory_usage_bytes".into(), of(|sample| sample.memory_bytes));
     add("memory_working_set_bytes".into(), of(|sample| sample.working_set_bytes));
-    let given = Given::of(job);
+    let given = JobResources::of(job);
     let read: Vec<Vec<(i64, i64)>> = points.iter().map(|(point, _)| gpus(&point.gpus)).collect();
     // A GPU that was not seen for a moment has no value to draw: only those that always were are shown.
     let count = read.iter().map(Vec::len).min().unwrap_or(0);

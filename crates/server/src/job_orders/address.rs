@@ -4,16 +4,17 @@ use serde::Deserialize;
 
 use crate::db::instances::Instance;
 
-/// What is needed of the stored `Machine`; the rest is its backend's.
+/// What is needed of the stored `MachineAddresses`; the rest is its backend's.
 #[derive(Default, Deserialize)]
-struct Machine {
+struct MachineAddresses {
     internal_ip: Option<String>,
     hostname: Option<String>,
 }
 
 /// The private address, else the public one. `None` until the machine has any.
 pub fn of(machine: Option<&str>, hostname: Option<&str>) -> Option<String> {
-    let machine: Machine = machine.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let machine: MachineAddresses =
+        machine.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let known = machine.internal_ip.or(machine.hostname).or_else(|| hostname.map(str::to_owned));
     known.filter(|address| !address.is_empty())
 }

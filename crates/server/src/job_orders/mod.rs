@@ -38,11 +38,11 @@ use crate::{
     },
     inventory,
     pass_error::PassError,
-    pipelines::Hands,
-    plain_processes::Allowed,
-    registry_passwords::{self, OpenError},
-    run_shape::RunShape,
-    secrets::{Belongs, KeyError},
+    pipelines::PipelineContext,
+    plain_processes::ProcessRights,
+    registry_passwords::{self, OpenPasswordError},
+    run_shape::ParsedRunSpec,
+    secrets::{AssociatedData, KeyError},
     services,
 };
 
@@ -121,14 +121,14 @@ pub const STOP_MAX_SECS: i64 = 24 * 3600;
 
 /// The task of a job for the shim of its instance, and what it runs in, for people.
 pub async fn task(
-    hands: &Hands,
+    hands: &PipelineContext,
     lease: &Lease,
     loaded: &Loaded,
 ) -> Result<(TaskSpec, Option<String>), OrderError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
     let spec = spec_with_secrets(hands, loaded).await?;
     // How many users there are may have changed since the job was placed.
-    let allowed = Allowed::now(&hands.db, hands.local_processes).await?;
+    let allowed = ProcessRights::now(&hands.db, hands.local_processes).await?;
     let offer = allowed.on(inventory::offer(instance)?);
     let choice = ImageChoice::of(&spec);
     let runs_in = match choice.as_ref().map(|choice| choice.on(offer.host.runtimes.as_ref())).transpose() {
@@ -136,7 +136,7 @@ pub async fn task(
         Err(short @ (Shortfall::NotConfined { .. } | Shortfall::ProcessesRefused)) => {
             return Err(Unfit::NoProcess { short: short.to_string(), hint: short.cure() }.into());
         }
-        Err(short @ (Shortfall::EngineAway { .. } | Shortfall::ProcessesUnknown)) => {
+        Err(short @ (Shortfall::EngineUnavailable { .. } | Shortfall::ProcessesUnknown)) => {
             return Err(OrderError::NotYet { said: format!("the job {short}") });
         }
         // What does not suit the machine after all, its agent refuses.
@@ -164,7 +164,7 @@ pub async fn task(
 }
 
 /// Everything the runner of a job needs to begin.
-pub async fn start(hands: &Hands, loaded: &Loaded) -> Result<Start, OrderError> {
+pub async fn start(hands: &PipelineContext, loaded: &Loaded) -> Result<Start, OrderError> {
     let shape = hands.shapes.of(&loaded.run).map_err(PassError::from)?;
     let spec = spec_with_secrets(hands, loaded).await?;
     let nodes = rows::nodes(&hands.db, loaded).await?;
@@ -192,7 +192,7 @@ pub async fn start(hands: &Hands, loaded: &Loaded) -> Result<Start, OrderError> 
 }
 
 /// The job as a container, where its instance is a place in the queue.
-pub async fn queued(hands: &Hands, loaded: &Loaded) -> Result<queued::Queued, OrderError> {
+pub async fn queued(hands: &PipelineContext, loaded: &Loaded) -> Result<queued::Queued, OrderError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
     let start = start(hands, loaded).await?;
     let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
@@ -211,7 +211,7 @@ pub async fn queued(hands: &Hands, loaded: &Loaded) -> Result<queued::Queued, Or
 }
 
 /// Whether every address that the commands of a job name is known. Tasks wait for all nodes anyway.
-pub async fn addresses_known(hands: &Hands, loaded: &Loaded) -> Result<bool, PassError> {
+pub async fn addresses_known(hands: &PipelineContext, loaded: &Loaded) -> Result<bool, PassError> {
     let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
     let awaited = awaited_addresses(&spec);
     if awaited.is_empty() {
@@ -225,7 +225,7 @@ pub async fn addresses_known(hands: &Hands, loaded: &Loaded) -> Result<bool, Pas
     }
 }
 
-async fn spec_with_secrets(hands: &Hands, loaded: &Loaded) -> Result<JobSpec, OrderError> {
+async fn spec_with_secrets(hands: &PipelineContext, loaded: &Loaded) -> Result<JobSpec, OrderError> {
     let mut spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
     let names = resolve::secret_names(&spec);
     let (project, user) = (loaded.job.project_id, loaded.run.user_id);
@@ -236,7 +236,7 @@ async fn spec_with_secrets(hands: &Hands, loaded: &Loaded) -> Result<JobSpec, Or
     let mut values = BTreeMap::new();
     for name in names {
         if let Some(secret) = secrets::find(&hands.db, loaded.job.project_id, &name).await? {
-            let belongs = Belongs {
+            let belongs = AssociatedData {
                 table: "secrets",
                 owner: secret.project_id.0,
                 name: &name,
@@ -254,12 +254,12 @@ async fn spec_with_secrets(hands: &Hands, loaded: &Loaded) -> Result<JobSpec, Or
         let opened = registry_passwords::open(&hands.db, &hands.keys, loaded.job.project_id, id).await;
         auth.password = opened
             .map_err(|error| match error {
-                OpenError::Db(error) => OrderError::from(error),
-                OpenError::Keys(error) => OrderError::from(error),
+                OpenPasswordError::Db(error) => OrderError::from(error),
+                OpenPasswordError::Keys(error) => OrderError::from(error),
             })?
             .ok_or(Unfit::NoPassword)?;
     }
-    match resolve::put_secrets(&mut spec, |name| values.get(name).cloned()) {
+    match resolve::insert_secrets(&mut spec, |name| values.get(name).cloned()) {
         Ok(()) => Ok(spec),
         Err(resolve::Error::MissingSecrets { names }) => Err(Unfit::MissingSecrets { names }.into()),
         // Only what is missing can fail here.
@@ -269,7 +269,7 @@ async fn spec_with_secrets(hands: &Hands, loaded: &Loaded) -> Result<JobSpec, Or
 
 /// The secrets of the task of a managed job whose attempt this run is.
 async fn managed_secrets(
-    hands: &Hands,
+    hands: &PipelineContext,
     job: ManagedJobId,
     run: &str,
 ) -> Result<BTreeMap<String, String>, OrderError> {
@@ -277,11 +277,11 @@ async fn managed_secrets(
         return Ok(BTreeMap::new());
     };
     let plan: Plan = serde_json::from_str(&plan).map_err(PassError::document)?;
-    let belongs = Belongs::row("managed_jobs", "secrets_sealed", job.0);
+    let belongs = AssociatedData::row("managed_jobs", "secrets_sealed", job.0);
     let plain = hands.keys.open_sealed(&belongs, &sealed)?;
     let mut values: Vec<BTreeMap<String, String>> =
         serde_json::from_slice(&plain).map_err(PassError::document)?;
-    let task = plan.task_of_run(run).filter(|task| *task < values.len());
+    let task = plan.task_index_of_run(run).filter(|task| *task < values.len());
     Ok(task.map(|task| values.swap_remove(task)).unwrap_or_default())
 }
 
@@ -297,9 +297,9 @@ fn user_key(loaded: &Loaded) -> Result<Option<String>, PassError> {
 
 /// Addresses by group and member: nodes of the replica, or replicas of the service.
 async fn addresses(
-    hands: &Hands,
+    hands: &PipelineContext,
     loaded: &Loaded,
-    shape: &RunShape,
+    shape: &ParsedRunSpec,
     spec: &JobSpec,
 ) -> Result<BTreeMap<(u32, u32), String>, OrderError> {
     if awaited_addresses(spec).is_empty() {
@@ -311,7 +311,7 @@ async fn addresses(
     } else {
         rows::nodes(&hands.db, loaded).await?
     };
-    Ok(start::by_place(&nodes, is_service.then(|| shape.replica_group_names()).as_deref())?)
+    Ok(start::addresses_by_group(&nodes, is_service.then(|| shape.replica_group_names()).as_deref())?)
 }
 
 /// What is stored of the fleet of a job's instance; without private keys.
@@ -321,7 +321,7 @@ pub fn fleet_spec(loaded: &Loaded) -> Result<Option<serde_json::Value>, PassErro
 
 /// How to clone the repository, and what was changed in it.
 async fn repo(
-    hands: &Hands,
+    hands: &PipelineContext,
     loaded: &Loaded,
     spec: &JobSpec,
 ) -> Result<(Option<RepoCredentials>, Option<Arc<[u8]>>), OrderError> {
@@ -345,7 +345,7 @@ async fn repo(
     let stored = match repos::creds(&hands.db, repo.id, user).await? {
         Some(sealed) => {
             let user = user.to_string();
-            let belongs = Belongs { table: "repo_creds", owner: repo.id, name: &user, version: 1 };
+            let belongs = AssociatedData { table: "repo_creds", owner: repo.id, name: &user, version: 1 };
             let plain = hands.keys.open_sealed(&belongs, &sealed)?;
             Some(serde_json::from_slice(&plain).map_err(PassError::document)?)
         }
@@ -355,7 +355,7 @@ async fn repo(
     Ok((stored.or_else(|| start::public_repo(&loaded.run.spec)).filter(|_| kind == "remote"), code))
 }
 
-async fn archive(hands: &Hands, loaded: &Loaded, id: &str) -> Result<Arc<[u8]>, OrderError> {
+async fn archive(hands: &PipelineContext, loaded: &Loaded, id: &str) -> Result<Arc<[u8]>, OrderError> {
     let id: Uuid = id.parse().unwrap_or_default();
     match repos::archive(&hands.db, id).await? {
         Some((owner, _, blob)) if owner == loaded.run.user_id => Ok(blob.into()),

@@ -1,13 +1,13 @@
 //! What the tasks of a group call each other, and where they are now.
 
-use windlass_api::agent::runner::{HostName, Hosts};
+use windlass_api::agent::runner::{GroupHosts, HostName};
 use windlass_model::{managed_job::plan::Plan, sky::HOSTS_FILE};
 
 use super::address;
 use crate::{
     db::passes::jobs::{self as rows, Loaded, Member},
     pass_error::PassError,
-    pipelines::Hands,
+    pipelines::PipelineContext,
 };
 
 /// Whether a job asks where the other tasks of its group are.
@@ -16,16 +16,16 @@ pub fn are_wanted(loaded: &Loaded) -> bool {
 }
 
 /// All nodes of the group that have an address; nothing for a job that does not ask.
-pub async fn of(hands: &Hands, loaded: &Loaded) -> Result<Option<Hosts>, PassError> {
+pub async fn of(hands: &PipelineContext, loaded: &Loaded) -> Result<Option<GroupHosts>, PassError> {
     let Some(job) = loaded.run.managed_job_id.filter(|_| are_wanted(loaded)) else { return Ok(None) };
     let Some((plan, members)) = rows::group(&hands.db, job).await? else { return Ok(None) };
     let plan: Plan = serde_json::from_str(&plan).map_err(PassError::document)?;
     let hosts = members.iter().filter_map(|member| host(&plan, member)).collect();
-    Ok(Some(Hosts { hosts }))
+    Ok(Some(GroupHosts { hosts }))
 }
 
 fn host(plan: &Plan, member: &Member) -> Option<HostName> {
-    let task = u32::try_from(plan.task_of_run(&member.run)?).ok()?;
+    let task = u32::try_from(plan.task_index_of_run(&member.run)?).ok()?;
     let address = address::of(member.machine.as_deref(), member.hostname.as_deref())?;
     Some(HostName { address, name: plan.host_name(task, member.node)? })
 }

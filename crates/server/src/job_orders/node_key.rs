@@ -8,14 +8,14 @@ use super::OrderError;
 use crate::{
     db::jobs::{self, Job},
     pass_error::PassError,
-    pipelines::Hands,
-    secrets::{Belongs, KeyError, Keyring},
-    ssh_keys::{KeyPairError, key_pair},
+    pipelines::PipelineContext,
+    secrets::{AssociatedData, KeyError, Keyring},
+    ssh_keys::{KeyPairError, generate_key_pair},
 };
 
 /// What is in `jobs.secrets_sealed`.
 #[derive(Serialize, Deserialize)]
-struct Sealed {
+struct SealedNodeKey {
     ssh_key: SshKey,
 }
 
@@ -34,25 +34,26 @@ pub enum NodeKeyError {
 
 impl NodeKey {
     pub fn draw() -> Result<Self, NodeKeyError> {
-        let (public, private) = key_pair("windlass")?;
+        let (public, private) = generate_key_pair("windlass")?;
         Ok(Self(SshKey { private, public }))
     }
 
     /// For one job of the replica.
-    pub fn sealed_for(&self, keys: &Keyring, job: SubmissionId) -> Result<Vec<u8>, NodeKeyError> {
-        let plain = serde_json::to_vec(&Sealed { ssh_key: self.0.clone() }).map_err(NodeKeyError::Write)?;
-        Ok(keys.seal(&belongs(job), &plain)?)
+    pub fn seal_for(&self, keys: &Keyring, job: SubmissionId) -> Result<Vec<u8>, NodeKeyError> {
+        let plain =
+            serde_json::to_vec(&SealedNodeKey { ssh_key: self.0.clone() }).map_err(NodeKeyError::Write)?;
+        Ok(keys.seal(&node_key_aad(job), &plain)?)
     }
 }
 
-fn belongs(job: SubmissionId) -> Belongs<'static> {
-    Belongs::row("jobs", "secrets_sealed", job.0)
+fn node_key_aad(job: SubmissionId) -> AssociatedData<'static> {
+    AssociatedData::row("jobs", "secrets_sealed", job.0)
 }
 
 /// The key of a job, where its replica has several.
-pub(super) async fn open(hands: &Hands, job: &Job) -> Result<Option<SshKey>, OrderError> {
+pub(super) async fn open(hands: &PipelineContext, job: &Job) -> Result<Option<SshKey>, OrderError> {
     let Some(sealed) = jobs::secrets(&hands.db, job.id).await? else { return Ok(None) };
-    let plain = hands.keys.open_sealed(&belongs(job.id), &sealed)?;
-    let sealed: Sealed = serde_json::from_slice(&plain).map_err(PassError::document)?;
+    let plain = hands.keys.open_sealed(&node_key_aad(job.id), &sealed)?;
+    let sealed: SealedNodeKey = serde_json::from_slice(&plain).map_err(PassError::document)?;
     Ok(Some(sealed.ssh_key))
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Map, Value, json};
-use windlass_api::agent::runner::{JobSpec as Orders, RepoData, Submit};
+use windlass_api::agent::runner::{JobSpec as Orders, RepoData, SubmitBody};
 use windlass_model::{
     config::{job_spec::JobSpec, shell::quote},
     id::{SubmissionId, UserId},
@@ -58,16 +58,19 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<Queued, Unfit> {
     let Inputs { spec, start, .. } = inputs;
     let orders = &start.submit.job_spec;
     if spec.jobs_per_replica > 1 {
-        return Err(no("one of several nodes", "use a fleet of hosts for it"));
+        return Err(not_in_queue("one of several nodes", "use a fleet of hosts for it"));
     }
     if spec.service_port.is_some() {
-        return Err(no("a service: nothing leads to its port", "use a fleet of hosts for it"));
+        return Err(not_in_queue("a service: nothing leads to its port", "use a fleet of hosts for it"));
     }
     if spec.volumes.as_ref().is_some_and(|volumes| !volumes.is_empty()) {
-        return Err(no("a job with volumes", "mount what the nodes of the cluster have in common"));
+        return Err(not_in_queue("a job with volumes", "mount what the nodes of the cluster have in common"));
     }
     if matches!(orders.repo_data, Some(RepoData::Remote { .. })) {
-        return Err(no("a job with a repository", "clone it in `commands`, or send files with `files`"));
+        return Err(not_in_queue(
+            "a job with a repository",
+            "clone it in `commands`, or send files with `files`",
+        ));
     }
     let mut secrets = Map::new();
     let mut text = |path: &str, content: String| {
@@ -84,17 +87,17 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<Queued, Unfit> {
         bytes += tar.len();
         let path = format!("/windlass/files-{number}");
         text(&path, BASE64_STANDARD.encode(tar));
-        unpack.push_str(&placed(&path, &archive.path));
+        unpack.push_str(&unpack_script(&path, &archive.path));
     }
     if bytes > FILES_MAX {
         let much = format!("a job with {} MiB of files; {} are the most", bytes >> 20, FILES_MAX >> 20);
-        return Err(no(&much, "put them where the nodes of the cluster find them"));
+        return Err(not_in_queue(&much, "put them where the nodes of the cluster find them"));
     }
     text(SCRIPT, script(&start.submit, &unpack));
     Ok(Queued { submission: inputs.submission, user: inputs.user, request: request(inputs, secrets) })
 }
 
-fn no(what: &str, hint: &str) -> Unfit {
+fn not_in_queue(what: &str, hint: &str) -> Unfit {
     Unfit::NotInQueue { what: what.to_owned(), hint: hint.to_owned() }
 }
 
@@ -161,31 +164,31 @@ fn priority(run: i64) -> u64 {
 }
 
 /// Puts the one thing in an archive where its path says, under that name; what was there is gone.
-fn placed(archive: &str, path: &str) -> String {
+fn unpack_script(archive: &str, path: &str) -> String {
     let path = path.trim_end_matches('/');
     let above = match path.rsplit_once('/') {
         None => ".",
         Some(("", _)) => "/",
         Some((above, _)) => above,
     };
-    let (above, path) = (below(above), below(path));
+    let (above, path) = (quote_path(above), quote_path(path));
     format!(
         "mkdir -p {above}\nrm -rf {path}\nstage=$(mktemp -d)\nbase64 -d \"$root\"{archive} | tar -xf - -C \"$stage\"\n\
          for it in \"$stage\"/* \"$stage\"/.[!.]*; do [ ! -e \"$it\" ] || mv \"$it\" {path}; done\nrm -rf \"$stage\"\n"
     )
 }
 
-fn script(submit: &Submit, unpack: &str) -> String {
+fn script(submit: &SubmitBody, unpack: &str) -> String {
     let orders = &submit.job_spec;
     let mut text = String::from("set -e\nroot=\"${WINDLASS_ROOT:-}\"\n");
     let home = orders.repo_dir.as_deref().unwrap_or("workflow");
-    text.push_str(&format!("mkdir -p {0}\ncd {0}\n", below(home)));
+    text.push_str(&format!("mkdir -p {0}\ncd {0}\n", quote_path(home)));
     for (name, value) in variables(submit) {
         text.push_str(&format!("export {name}={}\n", quote(&value)));
     }
     text.push_str(unpack);
     if let Some(dir) = &orders.working_dir {
-        text.push_str(&format!("mkdir -p {0}\ncd {0}\n", below(dir)));
+        text.push_str(&format!("mkdir -p {0}\ncd {0}\n", quote_path(dir)));
     }
     // One log for both: what is written to them in turn is read in turn.
     text.push_str(&format!("export WINDLASS_WORKING_DIR=\"$PWD\"\nset +e\nexec {} 2>&1\n", command(orders)));
@@ -193,7 +196,7 @@ fn script(submit: &Submit, unpack: &str) -> String {
 }
 
 /// Absolute paths begin where the container's do.
-fn below(path: &str) -> String {
+fn quote_path(path: &str) -> String {
     if path.starts_with('/') { format!("\"$root\"{}", quote(path)) } else { quote(path) }
 }
 
@@ -203,7 +206,7 @@ fn command(orders: &Orders) -> String {
 }
 
 /// What is told of the run, by both names, and then the job's own.
-fn variables(submit: &Submit) -> BTreeMap<String, String> {
+fn variables(submit: &SubmitBody) -> BTreeMap<String, String> {
     let orders = &submit.job_spec;
     let name = submit.run_spec.as_ref().and_then(|spec| spec.run_name.clone()).unwrap_or_default();
     let told = [

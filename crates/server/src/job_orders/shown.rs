@@ -13,8 +13,8 @@ use windlass_model::{
     config::{Configuration, dev_environment::Ide, job_spec::JobSpec, profile::BackendType},
     plan::{
         blocks::share,
-        offers::{Offer, gpus_given},
-        runs_in::{ImageChoice, Rights, RunsIn},
+        offers::{Offer, granted_gpus},
+        runs_in::{ExecutionMode, ImageChoice, ProcessRights},
     },
 };
 
@@ -28,7 +28,7 @@ use crate::{
 const HOST_SSH_PORT: u16 = 22;
 const MIB_PER_GB: f64 = 1024.0;
 /// Own machines of any kind are `remote` for clients: they read no answer that holds a word they do not know.
-pub fn backend_word(backend: &str) -> &str {
+pub fn client_backend(backend: &str) -> &str {
     let is_own = matches!(backend, "local" | "mock");
     if !is_own && BackendType::ALL.iter().any(|known| known.as_str() == backend) { backend } else { "remote" }
 }
@@ -111,12 +111,12 @@ impl Runtime {
         Ok(Self {
             network_mode: network(whole, spec.jobs_per_replica),
             cpu: (!whole).then(|| f64::from(part.cpus)),
-            gpu: Some(gpus_given(&part, &spec.requirements.resources).into()),
+            gpu: Some(granted_gpus(&part, &spec.requirements.resources).into()),
             memory: (!whole).then_some(memory),
             ports: None,
             volume_names: None,
             offer: Some(json!({
-                "backend": backend_word(&offer.backend),
+                "backend": client_backend(&offer.backend),
                 "instance": instance_type(instance),
                 "region": offer.region,
                 "price": instance.price.unwrap_or_default(),
@@ -156,8 +156,8 @@ impl Runtime {
 fn runs_in(spec: &JobSpec, offer: &Offer) -> Option<String> {
     let image = ImageChoice::of(spec)?;
     match image.on(offer.host.runtimes.as_ref()).ok()? {
-        RunsIn::Process(Rights::Server) => None,
-        runs_in @ (RunsIn::Process(_) | RunsIn::Container { .. }) => Some(runs_in.to_string()),
+        ExecutionMode::Process(ProcessRights::Server) => None,
+        runs_in @ (ExecutionMode::Process(_) | ExecutionMode::Container { .. }) => Some(runs_in.to_string()),
     }
 }
 
@@ -188,7 +188,7 @@ pub fn provisioning(instance: &Instance, login: Option<&Login>, runtime: Option<
     let driver: Value =
         instance.gpu_driver.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     json!({
-        "backend": backend_word(instance.backend.as_deref().unwrap_or_default()),
+        "backend": client_backend(instance.backend.as_deref().unwrap_or_default()),
         "instance_type": instance_type(instance),
         "instance_id": instance.name,
         "hostname": hostname,

@@ -6,10 +6,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use windlass_api::agent::runner::{
     ClusterInfo, FileArchive, JobSpec as Orders, JobSubmission, RepoCredentials, RepoData, Run as RunOrders,
-    RunSpec, SshKey, Submit, User,
+    RunSpec, SshKey, SubmitBody, User,
 };
 use windlass_model::{
-    config::{job_spec::JobSpec, resolve::with_addresses},
+    config::{job_spec::JobSpec, resolve::insert_addresses},
     resources::ResourcesSpec,
 };
 
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The variable that tells a service where to listen.
-const PORT: &str = "PORT";
+const PORT_VARIABLE: &str = "PORT";
 
 pub(super) struct Inputs<'a> {
     pub(super) run: &'a Run,
@@ -43,7 +43,7 @@ pub(super) struct Inputs<'a> {
 
 /// The parts of a run specification that a runner knows.
 #[derive(Deserialize)]
-struct Stored {
+struct StoredRunSpec {
     repo_id: Option<String>,
     repo_data: Option<Value>,
     configuration_path: Option<String>,
@@ -51,9 +51,9 @@ struct Stored {
     configuration: Value,
 }
 
-pub(super) fn build(inputs: &Inputs<'_>) -> Result<Submit, PassError> {
+pub(super) fn build(inputs: &Inputs<'_>) -> Result<SubmitBody, PassError> {
     let Inputs { run, job, spec, .. } = inputs;
-    let stored: Stored = serde_json::from_str(&run.spec).map_err(PassError::document)?;
+    let stored: StoredRunSpec = serde_json::from_str(&run.spec).map_err(PassError::document)?;
     let is_dev = stored.configuration["type"] == "dev-environment";
     let mut configuration = stored.configuration;
     // The runner needs none of it, and it may hold credentials.
@@ -67,13 +67,13 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<Submit, PassError> {
         configuration_path: stored.configuration_path,
         configuration,
     };
-    Ok(Submit {
+    Ok(SubmitBody {
         run: RunOrders {
             id: run.id.to_string(),
             run_spec: Some(run_spec.clone()),
             project_name: inputs.project_name.map(str::to_owned),
         },
-        job_spec: orders(inputs, spec, is_dev),
+        job_spec: build_orders(inputs, spec, is_dev),
         job_submission: JobSubmission { id: job.id.to_string() },
         cluster_info: Some(cluster(inputs.nodes, &inputs.spec.requirements.resources)?),
         // They are in the variables that name them, and nowhere else.
@@ -84,14 +84,14 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<Submit, PassError> {
     })
 }
 
-fn orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
+fn build_orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
     let mut env = inputs.fleet_env.clone();
     if let Some(port) = spec.service_port {
-        env.insert(PORT.to_owned(), port.to_string());
+        env.insert(PORT_VARIABLE.to_owned(), port.to_string());
     }
     env.extend(spec.env.clone());
     let look_up = |group, member| inputs.addresses.get(&(group, member)).cloned();
-    let mut commands = with_addresses(&spec.commands, look_up);
+    let mut commands = insert_addresses(&spec.commands, look_up);
     if !is_dev {
         without_terminal(&mut commands);
     }
@@ -150,7 +150,7 @@ pub(super) fn cluster(nodes: &[Node], wanted: &ResourcesSpec) -> Result<ClusterI
         let address = node.instance.as_ref().and_then(address::of_instance);
         info.job_ips.push(address.unwrap_or_default());
         gpus.push(match &node.instance {
-            Some(instance) => inventory::gpus_of(instance, node.blocks, wanted)?.into(),
+            Some(instance) => inventory::gpu_count(instance, node.blocks, wanted)?.into(),
             None => 0,
         });
     }
@@ -161,7 +161,7 @@ pub(super) fn cluster(nodes: &[Node], wanted: &ResourcesSpec) -> Result<ClusterI
 }
 
 /// Addresses by group and member. `groups` names those of a service, whose members are its replicas.
-pub(super) fn by_place(
+pub(super) fn addresses_by_group(
     nodes: &[Node],
     groups: Option<&[String]>,
 ) -> Result<BTreeMap<(u32, u32), String>, PassError> {

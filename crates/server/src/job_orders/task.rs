@@ -3,15 +3,15 @@
 use windlass_api::agent::shim::{self, ProcessIsolation, TaskSpec};
 use windlass_model::{
     config::{
-        interpolate::{self, Answer, Dollars, Reference},
+        interpolate::{self, Answer, DollarEscape, Reference},
         job_spec::JobSpec,
         mounts::Mount,
         run::RegistryAuth,
     },
     plan::{
         blocks::share,
-        offers::{Offer, gpus_given},
-        runs_in::{NO_IMAGE, Rights, RunsIn},
+        offers::{Offer, granted_gpus},
+        runs_in::{ExecutionMode, PLAIN_PROCESS_IMAGE, ProcessRights},
     },
 };
 
@@ -28,7 +28,7 @@ pub(super) struct Inputs<'a> {
     /// What its instance has, and may do.
     pub(super) offer: &'a Offer,
     /// `None`: what the job says; the agent refuses what it cannot run.
-    pub(super) runs_in: Option<RunsIn<'a>>,
+    pub(super) runs_in: Option<ExecutionMode<'a>>,
     /// Its network volumes, attached.
     pub(super) mounts: Mounts,
     pub(super) user_key: Option<&'a str>,
@@ -57,7 +57,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
         // The runner becomes the user of the job; until then it prepares what only root may.
         container_user: "root".to_owned(),
         privileged: spec.privileged,
-        gpu: gpus_given(&part, &spec.requirements.resources).into(),
+        gpu: granted_gpus(&part, &spec.requirements.resources).into(),
         cpu: if whole { 0.0 } else { f64::from(part.cpus) },
         memory: if whole { 0 } else { bytes(part.memory_mib.saturating_mul(MIB)) },
         shm_size: spec.requirements.resources.shm_size.map_or(0, gigabytes),
@@ -85,16 +85,19 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
 }
 
 /// The image that the agent is told: `none` for a plain process.
-fn image_name(spec: &JobSpec, runs_in: Option<RunsIn<'_>>) -> String {
-    let asked = if spec.image_name.is_empty() { NO_IMAGE } else { &spec.image_name };
-    runs_in.map_or(asked, RunsIn::image_name).to_owned()
+fn image_name(spec: &JobSpec, runs_in: Option<ExecutionMode<'_>>) -> String {
+    let asked = if spec.image_name.is_empty() { PLAIN_PROCESS_IMAGE } else { &spec.image_name };
+    runs_in.map_or(asked, ExecutionMode::image_name).to_owned()
 }
 
-fn process_isolation(runs_in: Option<RunsIn<'_>>) -> ProcessIsolation {
+fn process_isolation(runs_in: Option<ExecutionMode<'_>>) -> ProcessIsolation {
     match runs_in {
-        Some(RunsIn::Process(Rights::Server)) => ProcessIsolation::Own,
+        Some(ExecutionMode::Process(ProcessRights::Server)) => ProcessIsolation::Own,
         Some(
-            RunsIn::Process(Rights::Unknown | Rights::OwnUser | Rights::AgentUser) | RunsIn::Container { .. },
+            ExecutionMode::Process(
+                ProcessRights::Unknown | ProcessRights::OwnUser | ProcessRights::AgentUser,
+            )
+            | ExecutionMode::Container { .. },
         )
         | None => ProcessIsolation::Confined,
     }
@@ -108,7 +111,7 @@ fn with_variables(text: &str, spec: &JobSpec) -> String {
         }
         Reference::Named { .. } | Reference::Address { .. } => Ok(Answer::Keep),
     };
-    interpolate::substitute(text, Dollars::Keep, resolve).unwrap_or_else(|_| text.to_owned())
+    interpolate::substitute(text, DollarEscape::Keep, resolve).unwrap_or_else(|_| text.to_owned())
 }
 
 /// Whose account on the host lets the user pass to the container, and the key. A host that is not reached over SSH has

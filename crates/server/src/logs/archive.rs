@@ -23,12 +23,12 @@ use super::{Answer, Log, Piece, Range, Store};
 /// Cheap to share; one per process.
 pub struct Archive {
     store: Arc<dyn Store>,
-    open: Arc<Table>,
+    open: Arc<OpenLogTable>,
 }
 
-type Table = Mutex<HashMap<Log, Arc<State>>>;
+type OpenLogTable = Mutex<HashMap<Log, Arc<OpenLogState>>>;
 
-struct State {
+struct OpenLogState {
     /// One copy of a log at a time; the others wait for it.
     copying: tokio::sync::Mutex<()>,
     /// Somebody heard of more since the last look.
@@ -56,8 +56,8 @@ pub struct Over {
 /// An open log. It is closed with the last of them.
 pub(super) struct Open {
     log: Log,
-    state: Arc<State>,
-    table: Arc<Table>,
+    state: Arc<OpenLogState>,
+    table: Arc<OpenLogTable>,
 }
 
 impl std::fmt::Debug for Archive {
@@ -72,7 +72,7 @@ impl Archive {
     }
 
     /// How many logs somebody copies or follows here.
-    pub fn open_logs(&self) -> usize {
+    pub fn open_log_count(&self) -> usize {
         self.open.lock().len()
     }
 
@@ -85,7 +85,8 @@ impl Archive {
     /// The logs that somebody follows and whose end is not known.
     pub(super) fn followed(&self) -> Vec<Log> {
         let table = self.open.lock();
-        let waited = |state: &State| state.news.receiver_count() > 0 && state.news.borrow().over.is_none();
+        let waited =
+            |state: &OpenLogState| state.news.receiver_count() > 0 && state.news.borrow().over.is_none();
         table.iter().filter(|(_, state)| waited(state)).map(|(log, _)| *log).collect()
     }
 
@@ -93,7 +94,11 @@ impl Archive {
         let mut table = self.open.lock();
         let state = table.entry(*log).or_insert_with(|| {
             let news = watch::Sender::default();
-            Arc::new(State { copying: tokio::sync::Mutex::default(), heard: AtomicBool::new(false), news })
+            Arc::new(OpenLogState {
+                copying: tokio::sync::Mutex::default(),
+                heard: AtomicBool::new(false),
+                news,
+            })
         });
         Open { log: *log, state: Arc::clone(state), table: Arc::clone(&self.open) }
     }
@@ -110,7 +115,7 @@ impl Archive {
     }
 
     /// Tells whoever follows that nothing more will come.
-    pub(super) fn tell_over(&self, log: &Log, over: Over) {
+    pub(super) fn publish_job_result(&self, log: &Log, over: Over) {
         if let Some(state) = self.open.lock().get(log) {
             state.news.send_if_modified(|news| news.over.replace(over).is_none());
         }
@@ -123,12 +128,12 @@ impl Open {
     }
 
     /// Whether this is the first to hear of more since the last look.
-    pub(super) fn hear(&self) -> bool {
+    pub(super) fn mark_grown(&self) -> bool {
         !self.state.heard.swap(true, Ordering::SeqCst)
     }
 
     /// Whoever hears of more from now on needs another look.
-    pub(super) fn look(&self) {
+    pub(super) fn clear_grown(&self) {
         self.state.heard.store(false, Ordering::SeqCst);
     }
 }

@@ -12,12 +12,12 @@ use windlass_model::time::Timestamp;
 
 use super::{Log, LogError, Store, archive::Archive};
 use crate::{
-    agents::{AgentError, Agents, Call},
+    agents::{AgentApi, AgentError, Call},
     db::Db,
 };
 
 /// Bytes asked of a host at once, and so the longest piece of a log.
-pub const PIECE_BYTES_MAX: usize = 256 * 1024;
+pub const CHUNK_BYTES_MAX: usize = 256 * 1024;
 /// Bytes one call copies at most.
 pub const CALL_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Time one call may take; a read that has begun is finished.
@@ -27,12 +27,12 @@ pub const LOG_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
 /// Copies that are made at once because hosts told of more output.
 const COPIES_MAX: usize = 256;
 /// Looks after which a copy gives its place to others, though its host still has more.
-const LOOKS_MAX: usize = 64;
+const ROUNDS_MAX: usize = 64;
 /// How often one call goes back because the store does not end where it did.
 const GAPS_MAX: usize = 3;
 
 /// What is written behind the last byte that is kept of a log that is too long.
-pub const CUT: &[u8] = b"\nwindlass: this log is too long, the rest was not kept\n";
+pub const TRUNCATION_NOTICE: &[u8] = b"\nwindlass: this log is too long, the rest was not kept\n";
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -73,7 +73,7 @@ pub enum CopyError {
 /// is waited for first. `now` stands beside the bytes for those who look by time.
 pub async fn catch_up(
     archive: &Archive,
-    agents: &dyn Agents,
+    agents: &dyn AgentApi,
     call: Call,
     log: &Log,
     now: Timestamp,
@@ -82,29 +82,29 @@ pub async fn catch_up(
     let open = archive.open(log);
     let _alone = open.copying().await;
     // What is heard of before the first read is seen by it.
-    open.look();
+    open.clear_grown();
     let began = Instant::now();
     let first = archive.end(log).await?;
     let (mut end, mut gaps) = (first, 0);
     loop {
         if end > limits.kept {
-            return done(archive, agents, call, log, end).await;
+            return finish_copy(archive, agents, call, log, end).await;
         }
         let room = usize::try_from(limits.kept - end).unwrap_or(usize::MAX);
-        let part = agents.log(call, log.stream.name(), end, PIECE_BYTES_MAX.min(room.max(1))).await?;
+        let part = agents.log(call, log.stream.name(), end, CHUNK_BYTES_MAX.min(room.max(1))).await?;
         if room == 0 {
             if part.end <= end {
-                return caught_up(archive, agents, call, log, &part, end).await;
+                return finish_if_complete(archive, agents, call, log, &part, end).await;
             }
-            end = archive.append(log, end, now.0, CUT).await?;
+            end = archive.append(log, end, now.0, TRUNCATION_NOTICE).await?;
             continue;
         }
-        let bytes = &part.bytes[..part.bytes.len().min(PIECE_BYTES_MAX).min(room)];
+        let bytes = &part.bytes[..part.bytes.len().min(CHUNK_BYTES_MAX).min(room)];
         if bytes.is_empty() {
             if part.end > end {
                 return Ok(Progress { end, complete: false, more: true });
             }
-            return caught_up(archive, agents, call, log, &part, end).await;
+            return finish_if_complete(archive, agents, call, log, &part, end).await;
         }
         match archive.append(log, end, now.0, bytes).await {
             Ok(grown) => end = grown,
@@ -117,7 +117,7 @@ pub async fn catch_up(
         }
         if end >= part.end {
             // Whatever comes after this answer is told, or found by the next call.
-            return caught_up(archive, agents, call, log, &part, end).await;
+            return finish_if_complete(archive, agents, call, log, &part, end).await;
         }
         if end.saturating_sub(first) >= limits.bytes || began.elapsed() >= limits.time {
             return Ok(Progress { end, complete: false, more: end < part.end });
@@ -126,24 +126,24 @@ pub async fn catch_up(
 }
 
 /// All that the host had is here.
-async fn caught_up(
+async fn finish_if_complete(
     archive: &Archive,
-    agents: &dyn Agents,
+    agents: &dyn AgentApi,
     call: Call,
     log: &Log,
     part: &LogPart,
     end: u64,
 ) -> Result<Progress, CopyError> {
     if part.is_complete {
-        return done(archive, agents, call, log, end).await;
+        return finish_copy(archive, agents, call, log, end).await;
     }
     Ok(Progress { end, complete: false, more: false })
 }
 
 /// All is here. A runner that waits for that need wait no longer; one that does not hear it goes by itself.
-async fn done(
+async fn finish_copy(
     archive: &Archive,
-    agents: &dyn Agents,
+    agents: &dyn AgentApi,
     call: Call,
     log: &Log,
     end: u64,
@@ -155,22 +155,22 @@ async fn done(
 
 /// Copies because hosts told of more output: one copy per log at a time, and a bounded number in all.
 #[derive(Clone)]
-pub struct Copier {
+pub struct LogCopier {
     archive: Arc<Archive>,
     db: Db,
     places: Arc<Semaphore>,
 }
 
-impl Copier {
+impl LogCopier {
     pub fn new(archive: Arc<Archive>, db: Db) -> Self {
         Self { archive, db, places: Arc::new(Semaphore::new(COPIES_MAX)) }
     }
 
     /// A host told that a log grew. Returns at once; a copy that has not begun its look yet serves this one too.
     /// What fails here is made good by the passes over the job.
-    pub fn heard(&self, agents: &Arc<dyn Agents>, call: Call, log: Log) {
+    pub fn heard(&self, agents: &Arc<dyn AgentApi>, call: Call, log: Log) {
         let open = self.archive.open(&log);
-        if !open.hear() {
+        if !open.mark_grown() {
             return;
         }
         let (copier, agents) = (self.clone(), Arc::clone(agents));
@@ -179,14 +179,14 @@ impl Copier {
             if let Err(error) = copier.copy(&*agents, call, &log).await {
                 tracing::debug!(submission = %log.submission, %error, "copy a log");
                 // It may have failed before its look: later news must not rely on it.
-                open.look();
+                open.clear_grown();
             }
         });
     }
 
-    async fn copy(&self, agents: &dyn Agents, call: Call, log: &Log) -> Result<(), CopyError> {
+    async fn copy(&self, agents: &dyn AgentApi, call: Call, log: &Log) -> Result<(), CopyError> {
         let mut before = None;
-        for _ in 0..LOOKS_MAX {
+        for _ in 0..ROUNDS_MAX {
             // A log whose times are a little off is better than one that is late.
             let now = self.db.now().await.unwrap_or_default();
             let progress = catch_up(&self.archive, agents, call, log, now, Limits::default()).await?;

@@ -1,6 +1,6 @@
 //! Logs as files below the data directory.
 //!
-//! `PROJECT/RUN/SUBMISSION/STREAM.log` holds the bytes, `STREAM.idx` a record of [`RECORD`] bytes for each piece:
+//! `PROJECT/RUN/SUBMISSION/STREAM.log` holds the bytes, `STREAM.idx` a record of [`RECORD_BYTES`] bytes for each piece:
 //! offset, time, length, and a check sum over these and the bytes. A piece at the tail counts if its check sum holds,
 //! so whatever a crash cut off or a power cut left blank was never there, and its writer brings it again.
 
@@ -16,7 +16,7 @@ use windlass_model::id::{ProjectId, RunId, SubmissionId};
 use super::{Answer, Log, LogError, Piece, Range, Store};
 use crate::secrets::private_dirs;
 
-const RECORD: u64 = 24;
+const RECORD_BYTES: u64 = 24;
 /// What one read of the index holds.
 const RECORDS_AT_ONCE: usize = 1024;
 
@@ -42,28 +42,28 @@ impl Files {
 impl Store for Files {
     fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {
         let (base, bytes, submission) = (self.base(log), bytes.to_vec(), log.submission);
-        blocking("append to", submission, move || append(&base, offset, at, &bytes))
+        run_blocking("append to", submission, move || append(&base, offset, at, &bytes))
     }
 
     fn end<'a>(&'a self, log: &'a Log) -> Answer<'a, u64> {
         let base = self.base(log);
-        blocking("measure", log.submission, move || {
-            Ok(Open::read(&base)?.map_or(Ok(0), |open| open.end().map(|end| end.0))?)
+        run_blocking("measure", log.submission, move || {
+            Ok(LogFiles::read(&base)?.map_or(Ok(0), |open| open.end().map(|end| end.0))?)
         })
     }
 
     fn read<'a>(&'a self, log: &'a Log, range: Range) -> Answer<'a, Vec<Piece>> {
         let base = self.base(log);
-        blocking("read", log.submission, move || match Open::read(&base)? {
-            Some(open) => Ok(open.pieces(range)?),
+        run_blocking("read", log.submission, move || match LogFiles::read(&base)? {
+            Some(open) => Ok(open.read_range(range)?),
             None => Ok(Vec::new()),
         })
     }
 
     fn sync<'a>(&'a self, log: &'a Log) -> Answer<'a, ()> {
         let base = self.base(log);
-        blocking("sync", log.submission, move || {
-            let Some(open) = Open::read(&base)? else { return Ok(()) };
+        run_blocking("sync", log.submission, move || {
+            let Some(open) = LogFiles::read(&base)? else { return Ok(()) };
             open.bytes.sync_data()?;
             open.index.sync_data()?;
             let directory = base.parent().map(File::open).transpose()?;
@@ -73,7 +73,7 @@ impl Store for Files {
 
     fn remove(&self, project: ProjectId, run: RunId) -> Answer<'_, ()> {
         let directory = self.run(project, run);
-        blocking("remove", SubmissionId(run.0), move || match std::fs::remove_dir_all(&directory) {
+        run_blocking("remove", SubmissionId(run.0), move || match std::fs::remove_dir_all(&directory) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
             Ok(()) | Err(_) => Ok(()),
         })
@@ -81,40 +81,40 @@ impl Store for Files {
 }
 
 /// Why a piece of file work did not succeed; the submission is added outside.
-enum Trouble {
+enum FileError {
     Io(io::Error),
     Gap { offset: u64, end: u64 },
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for FileError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-fn blocking<T: Send + 'static>(
+fn run_blocking<T: Send + 'static>(
     what: &'static str,
     submission: SubmissionId,
-    work: impl FnOnce() -> Result<T, Trouble> + Send + 'static,
+    work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
 ) -> Answer<'static, T> {
     let failed = move |source| LogError::Io { what, submission, source };
     Box::pin(async move {
         match tokio::task::spawn_blocking(work).await {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(Trouble::Io(source))) => Err(failed(source)),
-            Ok(Err(Trouble::Gap { offset, end })) => Err(LogError::Gap { offset, end }),
+            Ok(Err(FileError::Io(source))) => Err(failed(source)),
+            Ok(Err(FileError::Gap { offset, end })) => Err(LogError::Gap { offset, end }),
             Err(gone) => Err(failed(io::Error::other(gone))),
         }
     })
 }
 
-fn append(base: &Path, offset: u64, at: i64, bytes: &[u8]) -> Result<u64, Trouble> {
-    let open = Open::write(base)?;
+fn append(base: &Path, offset: u64, at: i64, bytes: &[u8]) -> Result<u64, FileError> {
+    let open = LogFiles::write(base)?;
     // Another replica may have lost its lock a moment ago and still be writing the same bytes.
     open.index.lock()?;
     let (end, records) = open.end()?;
     if offset > end {
-        return Err(Trouble::Gap { offset, end });
+        return Err(FileError::Gap { offset, end });
     }
     let known = usize::try_from(end - offset).unwrap_or(usize::MAX);
     let Some(fresh) = bytes.get(known..).filter(|fresh| !fresh.is_empty()) else { return Ok(end) };
@@ -127,18 +127,18 @@ fn append(base: &Path, offset: u64, at: i64, bytes: &[u8]) -> Result<u64, Troubl
         None => at,
     };
     // Records behind the last good one would come to life again after the next.
-    open.index.set_len(records * RECORD)?;
-    let record = Record::new(end, at, len, fresh);
-    open.index.write_all_at(&record.encode(), records * RECORD)?;
+    open.index.set_len(records * RECORD_BYTES)?;
+    let record = IndexRecord::new(end, at, len, fresh);
+    open.index.write_all_at(&record.encode(), records * RECORD_BYTES)?;
     Ok(end + u64::from(len))
 }
 
-struct Open {
+struct LogFiles {
     bytes: File,
     index: File,
 }
 
-impl Open {
+impl LogFiles {
     fn write(base: &Path) -> io::Result<Self> {
         let open = |extension: &str| {
             let path = base.with_extension(extension);
@@ -164,7 +164,7 @@ impl Open {
 
     /// Where the log ends, and how many records say so.
     fn end(&self) -> io::Result<(u64, u64)> {
-        let (mut records, held) = (self.index.metadata()?.len() / RECORD, self.bytes.metadata()?.len());
+        let (mut records, held) = (self.index.metadata()?.len() / RECORD_BYTES, self.bytes.metadata()?.len());
         // Records at the tail that are torn, or whose bytes never came, do not count.
         while let Some(last) = records.checked_sub(1) {
             let record = self.record(last)?;
@@ -176,18 +176,18 @@ impl Open {
         Ok((0, 0))
     }
 
-    fn records(&self, first: u64, count: usize) -> io::Result<Vec<Record>> {
-        let mut raw = vec![0; count * RECORD as usize];
-        self.index.read_exact_at(&mut raw, first * RECORD)?;
-        Ok(raw.chunks_exact(RECORD as usize).filter_map(Record::decode).collect())
+    fn records(&self, first: u64, count: usize) -> io::Result<Vec<IndexRecord>> {
+        let mut raw = vec![0; count * RECORD_BYTES as usize];
+        self.index.read_exact_at(&mut raw, first * RECORD_BYTES)?;
+        Ok(raw.chunks_exact(RECORD_BYTES as usize).filter_map(IndexRecord::decode).collect())
     }
 
-    fn record(&self, at: u64) -> io::Result<Record> {
+    fn record(&self, at: u64) -> io::Result<IndexRecord> {
         self.records(at, 1)?.pop().ok_or_else(|| ErrorKind::UnexpectedEof.into())
     }
 
     /// The first of `count` records for which `before` no longer holds.
-    fn seek(&self, count: u64, before: impl Fn(&Record) -> bool) -> io::Result<u64> {
+    fn seek(&self, count: u64, before: impl Fn(&IndexRecord) -> bool) -> io::Result<u64> {
         let (mut low, mut high) = (0, count);
         while low < high {
             let middle = low + (high - low) / 2;
@@ -196,7 +196,7 @@ impl Open {
         Ok(low)
     }
 
-    fn pieces(&self, range: Range) -> io::Result<Vec<Piece>> {
+    fn read_range(&self, range: Range) -> io::Result<Vec<Piece>> {
         let (_, count) = self.end()?;
         let mut low = match range.after {
             Some(after) => self.seek(count, |record| record.at <= after)?,
@@ -245,10 +245,10 @@ impl Open {
         Ok(taken)
     }
 
-    fn piece(&self, record: &Record) -> io::Result<Piece> {
+    fn piece(&self, record: &IndexRecord) -> io::Result<Piece> {
         let mut bytes = vec![0; record.len as usize];
         self.bytes.read_exact_at(&mut bytes, record.offset)?;
-        if Record::new(record.offset, record.at, record.len, &bytes) != *record {
+        if IndexRecord::new(record.offset, record.at, record.len, &bytes) != *record {
             let what = format!("the piece at {} is damaged", record.offset);
             return Err(io::Error::new(ErrorKind::InvalidData, what));
         }
@@ -257,14 +257,14 @@ impl Open {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Record {
+struct IndexRecord {
     offset: u64,
     at: i64,
     len: u32,
     sum: u32,
 }
 
-impl Record {
+impl IndexRecord {
     fn new(offset: u64, at: i64, len: u32, bytes: &[u8]) -> Self {
         let mut sum = crc32fast::Hasher::new();
         sum.update(&offset.to_be_bytes());
@@ -277,8 +277,8 @@ impl Record {
         self.offset.saturating_add(u64::from(self.len))
     }
 
-    fn encode(self) -> [u8; RECORD as usize] {
-        let mut raw = [0; RECORD as usize];
+    fn encode(self) -> [u8; RECORD_BYTES as usize] {
+        let mut raw = [0; RECORD_BYTES as usize];
         raw[..8].copy_from_slice(&self.offset.to_be_bytes());
         raw[8..16].copy_from_slice(&self.at.to_be_bytes());
         raw[16..20].copy_from_slice(&self.len.to_be_bytes());

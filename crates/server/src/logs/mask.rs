@@ -14,7 +14,7 @@ use windlass_model::id::ProjectId;
 use super::{Log, LogError, Piece, Range, Store};
 use crate::{
     db::{Db, secrets},
-    secrets::{Belongs, Keyring},
+    secrets::{AssociatedData, Keyring},
 };
 
 /// Shorter values are words: to hide them would hide the log.
@@ -22,11 +22,11 @@ const BYTES_MIN: usize = 6;
 /// Of values with several lines, lines that are as long are hidden by themselves too: a log may have them indented.
 const LINE_BYTES_MIN: usize = 16;
 /// The beginning of a value that is hidden at the end of a log, if it is half of it: less may be any word.
-const HALF_MIN: usize = 4;
+const PARTIAL_BYTES_MIN: usize = 4;
 /// How long the secrets of a project are believed to be what they were.
-const LIFE: Duration = Duration::from_secs(2);
+const MASK_TTL: Duration = Duration::from_secs(2);
 const PROJECTS_MAX: usize = 1000;
-const PIECES_MAX: usize = 4096;
+const CHUNKS_MAX: usize = 4096;
 
 /// Finds values.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Mask {
     }
 
     /// Whether the first bytes of `text` may be the rest of a value.
-    fn may_end(&self, text: &[u8]) -> bool {
+    fn may_continue_value(&self, text: &[u8]) -> bool {
         let ends = |value: &Vec<u8>| {
             (1..value.len()).any(|at| {
                 let rest = &value[at..];
@@ -84,12 +84,12 @@ impl Mask {
     }
 
     /// Reads pieces with values hidden, those that reach beyond the range included.
-    pub async fn read(&self, store: &dyn Store, log: &Log, range: Range) -> Result<Masked, LogError> {
+    pub async fn read(&self, store: &dyn Store, log: &Log, range: Range) -> Result<MaskedChunks, LogError> {
         let mut pieces = store.read(log, range).await?;
         let mut order: Vec<usize> = (0..pieces.len()).collect();
         order.sort_by_key(|at| pieces[*at].offset);
         let (Some(first), Some(last)) = (order.first(), order.last()) else {
-            return Ok(Masked { pieces, begun: Begun::default() });
+            return Ok(MaskedChunks { pieces, begun: PartialValue::default() });
         };
         let (begin, end) = (pieces[*first].offset, pieces[*last].end());
         let mut text: Vec<u8> = Vec::new();
@@ -100,20 +100,20 @@ impl Mask {
             text.extend_from_slice(&pieces[*at].bytes);
         }
         let around = (self.len_max - 1) as u64;
-        let mut whole = if begin > 0 && self.may_end(&text) {
+        let mut whole = if begin > 0 && self.may_continue_value(&text) {
             bytes(store, log, begin.saturating_sub(around), begin).await?
         } else {
             Vec::new()
         };
         let start = whole.len();
         whole.append(&mut text);
-        let mut begun = Begun::default();
+        let mut begun = PartialValue::default();
         if self.begun(&whole).0 > 0 {
             let after = bytes(store, log, end, end + around).await?;
             whole.extend_from_slice(&after);
             let (len, of) = self.begun(&whole);
             // More follows than any value is long, or the log ends within this one.
-            begun = Begun { len, of, left: len.saturating_sub(after.len()) };
+            begun = PartialValue { len, of, left: len.saturating_sub(after.len()) };
         }
         self.apply(&mut whole);
         for at in order {
@@ -122,13 +122,13 @@ impl Mask {
             let len = piece.bytes.len();
             piece.bytes.copy_from_slice(&whole[from..from + len]);
         }
-        Ok(Masked { pieces, begun })
+        Ok(MaskedChunks { pieces, begun })
     }
 }
 
 /// The beginning of a value with which a log ends for now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Begun {
+struct PartialValue {
     len: usize,
     /// How long the value is.
     of: usize,
@@ -138,14 +138,14 @@ struct Begun {
 
 /// Pieces without the values of secrets.
 #[derive(Debug)]
-pub struct Masked {
+pub struct MaskedChunks {
     pub pieces: Vec<Piece>,
-    begun: Begun,
+    begun: PartialValue,
 }
 
-impl Masked {
+impl MaskedChunks {
     /// Takes away what may be the beginning of a value, for those who can be told it later. Pieces are in order.
-    pub fn hold_back(&mut self) {
+    pub fn hold_back_partial(&mut self) {
         let mut left = self.begun.left;
         while left > 0
             && let Some(last) = self.pieces.last_mut()
@@ -161,8 +161,8 @@ impl Masked {
 
     /// Hides half a value and more, for those who cannot: they ask by time.
     pub fn hide(&mut self) {
-        let Begun { len, of, mut left } = self.begun;
-        if len < HALF_MIN || 2 * len < of {
+        let PartialValue { len, of, mut left } = self.begun;
+        if len < PARTIAL_BYTES_MIN || 2 * len < of {
             return;
         }
         let mut newest: Vec<&mut Piece> = self.pieces.iter_mut().collect();
@@ -195,7 +195,7 @@ async fn bytes(store: &dyn Store, log: &Log, from: u64, to: u64) -> Result<Vec<u
             after: None,
             until: None,
             descending: false,
-            pieces_max: PIECES_MAX,
+            pieces_max: CHUNKS_MAX,
             bytes_max: left,
         };
         let pieces = store.read(log, range).await?;
@@ -209,23 +209,23 @@ async fn bytes(store: &dyn Store, log: &Log, from: u64, to: u64) -> Result<Vec<u
     }
 }
 
-struct Known {
+struct CachedMask {
     until: Instant,
     mask: Option<Arc<Mask>>,
 }
 
 /// The masks of all projects. Cheap to clone.
 #[derive(Clone)]
-pub struct Masks(Arc<Inner>);
+pub struct MaskCache(Arc<Inner>);
 
 struct Inner {
     db: Db,
     keys: Arc<Keyring>,
     is_on: bool,
-    known: Mutex<HashMap<ProjectId, Known>>,
+    known: Mutex<HashMap<ProjectId, CachedMask>>,
 }
 
-impl Masks {
+impl MaskCache {
     pub fn new(db: Db, keys: Arc<Keyring>, is_on: bool) -> Self {
         Self(Arc::new(Inner { db, keys, is_on, known: Mutex::default() }))
     }
@@ -250,7 +250,7 @@ impl Masks {
             .map_err(|error| failed(std::io::Error::other(error)))?;
         let mut values = Vec::with_capacity(stored.len());
         for secret in stored {
-            let belongs = Belongs {
+            let belongs = AssociatedData {
                 table: "secrets",
                 owner: secret.project_id.0,
                 name: &secret.name,
@@ -265,7 +265,7 @@ impl Masks {
         if known.len() >= PROJECTS_MAX {
             known.clear();
         }
-        known.insert(log.project, Known { until: now + LIFE, mask: mask.clone() });
+        known.insert(log.project, CachedMask { until: now + MASK_TTL, mask: mask.clone() });
         Ok(mask)
     }
 }
@@ -326,17 +326,17 @@ mod tests {
         );
     }
 
-    fn masked_pieces(texts: &[&str], begun: Begun) -> Masked {
+    fn masked_pieces(texts: &[&str], begun: PartialValue) -> MaskedChunks {
         let mut offset = 0;
         let mut pieces = Vec::new();
         for text in texts {
             pieces.push(Piece { offset, at: 1, bytes: (*text).into() });
             offset += text.len() as u64;
         }
-        Masked { pieces, begun }
+        MaskedChunks { pieces, begun }
     }
 
-    fn texts(masked: &Masked) -> Vec<String> {
+    fn texts(masked: &MaskedChunks) -> Vec<String> {
         masked.pieces.iter().map(|piece| String::from_utf8(piece.bytes.clone()).unwrap()).collect()
     }
 
@@ -348,12 +348,16 @@ mod tests {
         {
             assert_eq!(mask.begun(text.as_bytes()).0, begun, "{text}");
         }
-        assert!(mask.may_end(b"unte") && mask.may_end(b"2 b") && !mask.may_end(b"b"));
+        assert!(
+            mask.may_continue_value(b"unte")
+                && mask.may_continue_value(b"2 b")
+                && !mask.may_continue_value(b"b")
+        );
     }
 
     #[test]
     fn the_beginning_of_a_value_is_kept_back_or_hidden_across_pieces() {
-        let begun = |len, left| Begun { len, of: 8, left };
+        let begun = |len, left| PartialValue { len, of: 8, left };
         for (begun, held, hidden) in [
             (begun(6, 6), vec!["a "], vec!["a ***", "***"]),
             (begun(6, 3), vec!["a hun"], vec!["a hun", "***"]),
@@ -361,7 +365,7 @@ mod tests {
             (begun(6, 0), vec!["a hun", "ter"], vec!["a hun", "ter"]),
         ] {
             let mut masked = masked_pieces(&["a hun", "ter"], begun);
-            masked.hold_back();
+            masked.hold_back_partial();
             assert_eq!(texts(&masked), held, "{begun:?}");
             let mut masked = masked_pieces(&["a hun", "ter"], begun);
             masked.hide();

@@ -2,7 +2,7 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use windlass_api::logs::{LogEvent, Page, PollRequest};
-use windlass_model::{terminal_codes::Stripper, time::Timestamp};
+use windlass_model::{terminal_codes::CodeStripper, time::Timestamp};
 
 use super::{Log, LogError, Piece, Range, Store, mask::Mask};
 
@@ -12,11 +12,14 @@ const BYTES_MAX: usize = 2 << 20;
 /// A token that this server did not give out.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("read next_token `{0}`")]
-pub struct BadToken(pub String);
+pub struct InvalidPageToken(pub String);
 
 /// What the request asks for.
-pub fn range(asked: &PollRequest) -> Result<Range, BadToken> {
-    let from = asked.next_token.as_deref().map(|token| token.parse().map_err(|_| BadToken(token.to_owned())));
+pub fn range(asked: &PollRequest) -> Result<Range, InvalidPageToken> {
+    let from = asked
+        .next_token
+        .as_deref()
+        .map(|token| token.parse().map_err(|_| InvalidPageToken(token.to_owned())));
     Ok(Range {
         from: from.transpose()?,
         after: asked.start_time.map(|time| time.0),
@@ -55,12 +58,12 @@ pub async fn read(store: &dyn Store, log: &Log, range: Range, mask: Option<&Mask
 }
 
 /// The same without terminal codes. A code that two pieces share is known only where they come in order.
-pub fn without_codes(page: Page, descending: bool) -> Page {
-    let mut stripper = Stripper::default();
+pub fn strip_terminal_codes(page: Page, descending: bool) -> Page {
+    let mut stripper = CodeStripper::default();
     let strip = |mut event: LogEvent| {
         let mut bytes = STANDARD.decode(&event.message).unwrap_or_default();
         if descending {
-            stripper = Stripper::default();
+            stripper = CodeStripper::default();
         }
         stripper.strip(&mut bytes);
         event.message = STANDARD.encode(&bytes);
@@ -89,7 +92,7 @@ mod tests {
             .zip(1..)
             .map(|(text, at)| event(Piece { offset: 0, at, bytes: text.as_bytes().to_vec() }));
         let page = Page { logs: logs.collect(), external_url: None, next_token: Some("9".to_owned()) };
-        let shown = without_codes(page, false);
+        let shown = strip_terminal_codes(page, false);
         let texts: Vec<String> = shown
             .logs
             .iter()

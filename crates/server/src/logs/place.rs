@@ -6,13 +6,13 @@ use super::{
     Store,
     files::Files,
     objects::{
-        Objects,
+        ObjectLogStore,
         dir::Dir,
         s3::{self, Identity, S3},
     },
 };
 
-const REGION: &str = "us-east-1";
+const DEFAULT_REGION: &str = "us-east-1";
 
 /// Files are for one server; the others for any number of them.
 #[derive(Clone, Debug, Default)]
@@ -26,11 +26,11 @@ pub enum Place {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum LogLocationError {
     #[error("understand where to keep logs, `{text}`: {want}")]
     Text { text: String, want: &'static str },
     #[error("find `{name}` in the environment: the object store wants to know who asks")]
-    NoIdentity { name: &'static str },
+    NoCredentials { name: &'static str },
     #[error("open the log store")]
     Open(#[source] io::Error),
     #[error("use the log store")]
@@ -38,10 +38,10 @@ pub enum PlaceError {
 }
 
 impl FromStr for Place {
-    type Err = PlaceError;
+    type Err = LogLocationError;
 
-    fn from_str(text: &str) -> Result<Self, PlaceError> {
-        let wrong = |want| PlaceError::Text { text: text.to_owned(), want };
+    fn from_str(text: &str) -> Result<Self, LogLocationError> {
+        let wrong = |want| LogLocationError::Text { text: text.to_owned(), want };
         if text == "files" {
             return Ok(Self::Files);
         }
@@ -61,7 +61,7 @@ impl FromStr for Place {
         if bucket.is_empty() || !path.bytes().all(is_plain) {
             return Err(wrong("want letters, digits, `-`, `_`, `.` and `/` in bucket and prefix"));
         }
-        let (mut region, mut endpoint, mut roots) = (REGION.to_owned(), None, None);
+        let (mut region, mut endpoint, mut roots) = (DEFAULT_REGION.to_owned(), None, None);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("region", value)) => region = value.to_owned(),
@@ -102,19 +102,19 @@ fn is_plain(byte: u8) -> bool {
 
 impl Place {
     /// `files` is where files go; who asks an object store is taken from the environment, as its own tools do.
-    pub fn open(&self, files: PathBuf) -> Result<Arc<dyn Store>, PlaceError> {
+    pub fn open(&self, files: PathBuf) -> Result<Arc<dyn Store>, LogLocationError> {
         Ok(match self {
             Self::Files => Arc::new(Files::new(files)),
-            Self::Dir(path) => Arc::new(Objects::new(Arc::new(Dir::new(path.clone())))),
+            Self::Dir(path) => Arc::new(ObjectLogStore::new(Arc::new(Dir::new(path.clone())))),
             Self::S3(place) => {
-                let must = |name| std::env::var(name).map_err(|_| PlaceError::NoIdentity { name });
+                let must = |name| std::env::var(name).map_err(|_| LogLocationError::NoCredentials { name });
                 let identity = Identity {
                     key: must("AWS_ACCESS_KEY_ID")?,
                     secret: must("AWS_SECRET_ACCESS_KEY")?,
                     session: std::env::var("AWS_SESSION_TOKEN").ok(),
                 };
-                let bucket = S3::new(place.clone(), identity).map_err(PlaceError::Open)?;
-                Arc::new(Objects::new(Arc::new(bucket)))
+                let bucket = S3::new(place.clone(), identity).map_err(LogLocationError::Open)?;
+                Arc::new(ObjectLogStore::new(Arc::new(bucket)))
             }
         })
     }

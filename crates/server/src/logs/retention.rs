@@ -14,8 +14,8 @@ use crate::db::{Db, DbError, Unit, containers, runs};
 /// How long logs are kept after the end of their run, unless told otherwise.
 pub const KEEP: Span = Span::days(30);
 /// Logs of a deleted run stay this long after its end: somebody may still be copying its last lines.
-const KEEP_DELETED: Span = Span::hours(1);
-const EVERY: Duration = Duration::from_secs(600);
+const DELETED_RUN_RETENTION: Span = Span::hours(1);
+const ROUND_INTERVAL: Duration = Duration::from_secs(600);
 /// Runs whose logs are removed in one round.
 const RUNS_MAX: usize = 200;
 
@@ -23,13 +23,13 @@ const RUNS_MAX: usize = 200;
 pub async fn run(db: Db, archive: Arc<Archive>, keep: Option<Span>) {
     loop {
         // Replicas that were started together must not remove in step.
-        let jitter = u64::from(getrandom::u32().unwrap_or(0)) % EVERY.as_secs();
-        tokio::time::sleep(EVERY / 2 + Duration::from_secs(jitter)).await;
+        let jitter = u64::from(getrandom::u32().unwrap_or(0)) % ROUND_INTERVAL.as_secs();
+        tokio::time::sleep(ROUND_INTERVAL / 2 + Duration::from_secs(jitter)).await;
         if let Err(error) = round(&db, &archive, keep).await {
             tracing::warn!(%error, "look which logs are old");
         }
         if let Some(keep) = keep
-            && let Err(error) = forget_containers(&db, keep).await
+            && let Err(error) = delete_container_logs(&db, keep).await
         {
             tracing::warn!(%error, "forget what old containers wrote");
         }
@@ -37,7 +37,7 @@ pub async fn run(db: Db, archive: Arc<Archive>, keep: Option<Span>) {
 }
 
 /// One round over the container queue: its log, and what containers that are over wrote. Records stay.
-pub async fn forget_containers(db: &Db, keep: Span) -> Result<(), DbError> {
+pub async fn delete_container_logs(db: &Db, keep: Span) -> Result<(), DbError> {
     let before = Timestamp(db.now().await?.0.saturating_sub(keep.0));
     db.write(Unit::new().and(containers::forget(before))).await?;
     Ok(())
@@ -45,12 +45,14 @@ pub async fn forget_containers(db: &Db, keep: Span) -> Result<(), DbError> {
 
 /// One round; says of how many runs the logs were removed.
 pub async fn round(db: &Db, archive: &Archive, keep: Option<Span>) -> Result<usize, DbError> {
-    let old = runs::with_old_logs(db, keep.unwrap_or(Span(i64::MAX / 4)), KEEP_DELETED, RUNS_MAX).await?;
+    let old =
+        runs::list_with_old_logs(db, keep.unwrap_or(Span(i64::MAX / 4)), DELETED_RUN_RETENTION, RUNS_MAX)
+            .await?;
     let mut removed = 0;
     for run in old {
         match archive.remove(run.project_id, run.id).await {
             Ok(()) => {
-                runs::logs_were_removed(db, run.id).await?;
+                runs::mark_logs_removed(db, run.id).await?;
                 removed += 1;
             }
             Err(error) => tracing::warn!(run = %run.id, %error, "remove the logs of a run"),

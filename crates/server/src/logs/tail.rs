@@ -23,7 +23,7 @@ use windlass_model::{id::SubmissionId, job::Status};
 use super::{
     Log, LogError, Piece, Range, Store,
     archive::{Archive, Follow, Over},
-    mask::Masks,
+    mask::MaskCache,
 };
 use crate::db::{Db, jobs};
 
@@ -31,30 +31,30 @@ use crate::db::{Db, jobs};
 const READERS_MAX: usize = 10_000;
 /// What a reader takes from the store at once, and so what a slow one costs.
 const READ_BYTES_MAX: usize = 64 * 1024;
-const READ_PIECES_MAX: usize = 256;
+const READ_CHUNKS_MAX: usize = 256;
 /// A reader without news says this often that it lives.
-const ALIVE_EVERY: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// Followed logs are looked at this often, or when a job ended.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The least time between two looks, so that many ends of jobs are one look.
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
+const POLL_DEBOUNCE: Duration = Duration::from_millis(10);
 /// A failing store is tried again this often while somebody waits.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 const RETRIES_MAX: usize = 5;
 /// How long what may be the beginning of a secret is kept back.
-const HOLD_WITHIN: Duration = Duration::from_secs(2);
+const HOLD_TIMEOUT: Duration = Duration::from_secs(2);
 /// What is hinted when a job has ended.
-const HINT: &str = "runs";
+const JOB_ENDED_HINT: &str = "runs";
 
 /// Cheap to clone.
 #[derive(Clone)]
-pub struct Tails(Arc<Inner>);
+pub struct LogReaders(Arc<Inner>);
 
 struct Inner {
     db: Db,
     archive: Arc<Archive>,
     hints: Hints,
-    masks: Masks,
+    masks: MaskCache,
     places: Arc<Semaphore>,
     is_looking: AtomicBool,
 }
@@ -68,8 +68,8 @@ pub struct Start {
     pub follow: bool,
 }
 
-impl Tails {
-    pub fn new(db: Db, archive: Arc<Archive>, hints: Hints, masks: Masks) -> Self {
+impl LogReaders {
+    pub fn new(db: Db, archive: Arc<Archive>, hints: Hints, masks: MaskCache) -> Self {
         let places = Arc::new(Semaphore::new(READERS_MAX));
         Self(Arc::new(Inner { db, archive, hints, masks, places, is_looking: AtomicBool::new(false) }))
     }
@@ -78,7 +78,7 @@ impl Tails {
     pub fn read(&self, log: Log, start: Start) -> Option<Reader> {
         let place = Arc::clone(&self.0.places).try_acquire_owned().ok()?;
         let follow = self.0.archive.follow(&log);
-        self.look();
+        self.ensure_polling();
         Some(Reader {
             tails: self.clone(),
             log,
@@ -92,17 +92,17 @@ impl Tails {
     }
 
     /// Makes sure that somebody looks.
-    fn look(&self) {
+    fn ensure_polling(&self) {
         if self.0.is_looking.swap(true, Ordering::SeqCst) {
             return;
         }
         let tails = self.clone();
         tokio::spawn(async move {
-            let hints = tails.0.hints.subscribe(HINT);
-            let (mut pause, mut looked) = (LOOK_EVERY, None);
+            let hints = tails.0.hints.subscribe(JOB_ENDED_HINT);
+            let (mut pause, mut looked) = (POLL_INTERVAL, None);
             loop {
                 let _ = timeout(pause, hints.wait()).await;
-                sleep(LOOK_PAUSE).await;
+                sleep(POLL_DEBOUNCE).await;
                 let followed = tails.0.archive.followed();
                 if followed.is_empty() {
                     tails.0.is_looking.store(false, Ordering::SeqCst);
@@ -116,17 +116,17 @@ impl Tails {
                 }
                 let began = Instant::now();
                 let store_too = looked.is_none_or(|at: Instant| at.elapsed() >= tails.0.archive.look_every());
-                tails.look_at(&followed, store_too).await;
+                tails.poll_logs(&followed, store_too).await;
                 if store_too {
                     looked = Some(began);
                 }
                 // A slow store is not asked all the time.
-                pause = LOOK_EVERY.max(began.elapsed() * 4);
+                pause = POLL_INTERVAL.max(began.elapsed() * 4);
             }
         });
     }
 
-    async fn look_at(&self, followed: &[Log], store_too: bool) {
+    async fn poll_logs(&self, followed: &[Log], store_too: bool) {
         let ids: Vec<SubmissionId> = followed.iter().map(|log| log.submission).collect();
         let ended = match jobs::ended(&self.0.db, &ids).await {
             Ok(ended) => ended,
@@ -137,7 +137,7 @@ impl Tails {
         };
         for log in followed {
             if let Some(job) = ended.iter().find(|job| job.id == log.submission) {
-                self.0.archive.tell_over(log, over(job.clone()));
+                self.0.archive.publish_job_result(log, over(job.clone()));
             } else if store_too && let Ok(end) = self.0.archive.end(log).await {
                 self.0.archive.tell(log, end);
             }
@@ -155,7 +155,7 @@ fn over(job: jobs::Ended) -> Over {
 
 /// One who reads a log from a place on.
 pub struct Reader {
-    tails: Tails,
+    tails: LogReaders,
     log: Log,
     start: Start,
     follow: Follow,
@@ -169,7 +169,7 @@ pub struct Reader {
 
 /// What a reader comes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum ReadEvent {
     Piece(Piece),
     /// Nothing new for a while.
     Quiet,
@@ -183,15 +183,15 @@ impl Reader {
         self.start.offset
     }
 
-    pub async fn next(&mut self) -> Result<Turn, LogError> {
+    pub async fn next(&mut self) -> Result<ReadEvent, LogError> {
         let archive = Arc::clone(&self.tails.0.archive);
         loop {
             if let Some(piece) = self.ready.pop_front() {
                 self.start.offset = piece.offset + piece.bytes.len() as u64;
-                return Ok(Turn::Piece(piece));
+                return Ok(ReadEvent::Piece(piece));
             }
             if !self.known {
-                self.know().await;
+                self.check_already_ended().await;
             }
             // What is known before the read is all in it.
             let news = self.follow.news();
@@ -200,7 +200,7 @@ impl Reader {
                 after: self.start.after,
                 until: None,
                 descending: false,
-                pieces_max: READ_PIECES_MAX,
+                pieces_max: READ_CHUNKS_MAX,
                 bytes_max: READ_BYTES_MAX,
             };
             let mask = self.tails.0.masks.of(&self.log).await?;
@@ -210,7 +210,7 @@ impl Reader {
                     let mut masked = mask.read(&*archive, &self.log, range).await?;
                     let was_empty = masked.pieces.is_empty();
                     if holds {
-                        masked.hold_back();
+                        masked.hold_back_partial();
                     }
                     (masked.pieces, was_empty)
                 }
@@ -226,33 +226,33 @@ impl Reader {
             }
             if !was_empty {
                 // The next bytes say what it is. If none come, it is shown.
-                self.holds = timeout(HOLD_WITHIN, self.follow.changed()).await.is_ok();
+                self.holds = timeout(HOLD_TIMEOUT, self.follow.changed()).await.is_ok();
                 continue;
             }
             if let Some(over) = news.over {
-                return Ok(Turn::End(over));
+                return Ok(ReadEvent::End(over));
             }
             if !self.start.follow {
-                return Ok(Turn::End(self.now().await));
+                return Ok(ReadEvent::End(self.current_job_result().await));
             }
-            if timeout(ALIVE_EVERY, self.follow.changed()).await.is_err() {
-                return Ok(Turn::Quiet);
+            if timeout(KEEPALIVE_INTERVAL, self.follow.changed()).await.is_err() {
+                return Ok(ReadEvent::Quiet);
             }
         }
     }
 
     /// Whether the job was over before anybody followed.
-    async fn know(&mut self) {
+    async fn check_already_ended(&mut self) {
         if let Ok(ended) = jobs::ended(&self.tails.0.db, &[self.log.submission]).await {
             self.known = true;
             for job in ended {
-                self.tails.0.archive.tell_over(&self.log, over(job));
+                self.tails.0.archive.publish_job_result(&self.log, over(job));
             }
         }
     }
 
     /// How the job is, for one who does not wait for its end.
-    async fn now(&self) -> Over {
+    async fn current_job_result(&self) -> Over {
         let job = jobs::find(&self.tails.0.db, self.log.submission).await.ok().flatten();
         let status = job.as_ref().map_or(Status::Running, |job| job.status).as_str();
         let (exit_status, termination_reason) =
@@ -261,13 +261,13 @@ impl Reader {
     }
 
     /// A store may fail for a moment. `None`: it went on failing; who reads comes back later.
-    pub async fn next_in_time(&mut self) -> Option<Turn> {
+    pub async fn next_with_retries(&mut self) -> Option<ReadEvent> {
         for _ in 0..RETRIES_MAX {
             match self.next().await {
                 Ok(turn) => return Some(turn),
                 Err(error) => {
                     tracing::warn!(submission = %self.log.submission, %error, "read a log for a stream");
-                    sleep(RETRY_PAUSE).await;
+                    sleep(RETRY_DELAY).await;
                 }
             }
         }

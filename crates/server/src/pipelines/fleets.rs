@@ -21,7 +21,7 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{Hands, because, due_in};
+use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
     db::{
         Change, Val, Written, backends,
@@ -29,14 +29,14 @@ use crate::{
         instances::{self, Instance, NewInstance},
         passes::fleets::{self as rows, Loaded, Moved},
     },
-    fleet_shape::{self, FleetShape},
-    instance_facts::{OrderFacts, Tries, type_of_offer},
+    fleet_shape::{self, ParsedFleetSpec},
+    instance_facts::{OfferAttempts, OrderProfile, type_of_offer},
     market::{Market, Seen},
     pass_error::PassError,
 };
 
-pub(super) struct Fleets {
-    pub(super) hands: Hands,
+pub(super) struct FleetsPipeline {
+    pub(super) hands: PipelineContext,
     pub(super) market: Market,
 }
 
@@ -45,7 +45,7 @@ pub(crate) const QUEUE: Queue =
 
 pub(crate) struct Row {
     loaded: Loaded,
-    shape: std::sync::Arc<FleetShape>,
+    shape: std::sync::Arc<ParsedFleetSpec>,
 }
 
 pub(crate) struct Next {
@@ -56,9 +56,9 @@ pub(crate) struct Next {
     said: Option<String>,
 }
 
-impl Pipeline for Fleets {
+impl Pipeline for FleetsPipeline {
     type Row = Row;
-    type Seen = ();
+    type Observation = ();
     type Plan = Next;
     type Error = PassError;
 
@@ -92,7 +92,7 @@ impl Pipeline for Fleets {
         next.offers.truncate(OFFERS_MAX);
         if next.offers.is_empty() {
             // Nothing to try is no try.
-            next.said = Some(no_offers(&seen, &row.shape, all.offers.len() > seen.offers.len()));
+            next.said = Some(describe_no_offers(&seen, &row.shape, all.offers.len() > seen.offers.len()));
             next.plan.create.clear();
             let fleet = &row.loaded.fleet;
             next.plan.attempts = u32::try_from(fleet.consolidation_attempt).unwrap_or_default();
@@ -117,7 +117,7 @@ impl Pipeline for Fleets {
         }
         let message = said(&row, &next);
         if let Some(change) = &next.plan.change {
-            let why = because(event::Pipeline::Fleet, lease, change.reason, &change.message);
+            let why = pipeline_cause(event::Pipeline::Fleet, lease, change.reason, &change.message);
             let step = event::transition::<fleet::Fleet>(fleet.id, fleet.status, change.event, why)?;
             moved.set.push(("status", step.status.into()));
             if step.status == Status::Terminated {
@@ -131,7 +131,7 @@ impl Pipeline for Fleets {
         } else if let Some(message) =
             message.as_ref().filter(|said| fleet.status_message.as_ref() != Some(said))
         {
-            let why = because(event::Pipeline::Fleet, lease, "note", message);
+            let why = pipeline_cause(event::Pipeline::Fleet, lease, "note", message);
             moved.event = Some(Event::note(event::Entity::Fleet, fleet.id, why));
         }
         moved.set.push(("status_message", message.into()));
@@ -151,7 +151,7 @@ impl Pipeline for Fleets {
     }
 }
 
-impl Fleets {
+impl FleetsPipeline {
     /// One more instance, to be made from the first of the offers that is granted.
     fn member(&self, lease: &Lease, row: &Row, num: u32, offers: &[Offer]) -> Result<Vec<Change>, PassError> {
         let (db, fleet) = (&self.hands.db, &row.loaded.fleet);
@@ -167,7 +167,7 @@ impl Fleets {
             ..new
         };
         let message = format!("the fleet keeps at least {} nodes", row.shape.nodes().map_or(0, |n| n.min));
-        let why = because(event::Pipeline::Fleet, lease, "nodes_min", message);
+        let why = pipeline_cause(event::Pipeline::Fleet, lease, "nodes_min", message);
         let created = Event::created::<instance::Instance>(id, instance::Status::Pending, why);
         let targets = [Target { entity: created.entity, id: id.0, name: &name }];
         let place = Place {
@@ -190,7 +190,7 @@ pub(super) fn wish(
 ) -> Result<NewInstance, PassError> {
     let first = offers.first();
     let document = |value: Result<String, serde_json::Error>| value.map_err(PassError::document);
-    let tries = Tries { at: 0, offers: offers.to_vec() };
+    let tries = OfferAttempts { at: 0, offers: offers.to_vec() };
     Ok(NewInstance {
         id,
         project_id: windlass_model::id::ProjectId(uuid::Uuid::nil()),
@@ -208,7 +208,7 @@ pub(super) fn wish(
         ssh: None,
         ssh_sealed: None,
         requirements: None,
-        profile: Some(document(serde_json::to_string(&OrderFacts { tags }))?),
+        profile: Some(document(serde_json::to_string(&OrderProfile { tags }))?),
         status: instance::Status::Pending,
         total_blocks: first.map(|offer| offer.total_blocks.into()),
         idle_seconds_max: None,
@@ -216,7 +216,7 @@ pub(super) fn wish(
 }
 
 /// Why there is nothing to make.
-fn no_offers(seen: &Seen, shape: &FleetShape, left_out: bool) -> String {
+fn describe_no_offers(seen: &Seen, shape: &ParsedFleetSpec, left_out: bool) -> String {
     let mut said = vec!["no backend offers what the fleet asks for".to_owned()];
     said.extend(seen.silent.iter().cloned());
     if seen.offers.is_empty() && seen.silent.is_empty() {
@@ -279,9 +279,9 @@ fn view(row: &Row) -> brain::Fleet {
     }
 }
 
-fn of_member(member: &Instance, shape: &FleetShape) -> Member {
+fn of_member(member: &Instance, shape: &ParsedFleetSpec) -> Member {
     // By what its backend promised, not by what it turned out to have: a replacement would be no other.
-    let offered = Tries::of(member).and_then(|tries| tries.current().cloned());
+    let offered = OfferAttempts::of(member).and_then(|tries| tries.current().cloned());
     Member {
         id: member.id,
         instance_num: u32::try_from(member.instance_num).unwrap_or_default(),

@@ -30,20 +30,22 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Hands, because, due_in};
+use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
-    agents::{self, Call, HostNews},
+    agents::{self, Call, HostReport},
     db::{
         Val, Values, Written,
         instances::{self, Instance},
-        passes::instances::{self as rows, Moved, OfFleet, Stray},
+        passes::instances::{self as rows, FleetSummary, Moved, OrphanTask},
     },
-    fleet_shape::{self, FleetShape},
-    instance_facts::{Tries, engine_away, has_of, health_of, put_news, type_of_host, type_of_offer},
+    fleet_shape::{self, ParsedFleetSpec},
+    instance_facts::{
+        OfferAttempts, engine_away, has_of, host_health, host_instance_type, merge_host_report, type_of_offer,
+    },
     pass_error::PassError,
 };
 
-pub(super) struct Instances(pub(super) Hands);
+pub(super) struct InstancesPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue = Queue {
     pipeline: "instances",
@@ -55,22 +57,22 @@ pub(crate) const QUEUE: Queue = Queue {
 const ENGINE_POLL: Span = Span::secs(5);
 
 /// SSH hosts are given by their users; every other backend makes machines.
-const SSH: &str = "remote";
+const SSH_BACKEND: &str = "remote";
 
 pub(crate) struct Row {
     instance: Instance,
-    fleet: Option<Fleet>,
+    fleet: Option<FleetContext>,
     machine: Option<Machine>,
 }
 
-struct Fleet {
-    shape: Arc<FleetShape>,
+struct FleetContext {
+    shape: Arc<ParsedFleetSpec>,
     members: i64,
 }
 
 impl Row {
     fn is_ssh(&self) -> bool {
-        self.instance.backend.as_deref() == Some(SSH)
+        self.instance.backend.as_deref() == Some(SSH_BACKEND)
     }
 
     fn backend<'a>(&self, backends: &'a Backends) -> Option<&'a Arc<dyn Backend>> {
@@ -82,13 +84,13 @@ impl Row {
 #[derive(Default)]
 pub(crate) struct Learned {
     machine: Option<Machine>,
-    news: Option<HostNews>,
+    news: Option<HostReport>,
     /// The offers, with the one that was granted.
-    granted: Option<Tries>,
+    granted: Option<OfferAttempts>,
     /// The offers, with the one that is asked for.
-    tries: Option<Tries>,
+    tries: Option<OfferAttempts>,
     total_blocks: Option<i64>,
-    strays: Vec<Stray>,
+    strays: Vec<OrphanTask>,
     /// Nobody was asked: the last answer counts until then.
     answered_until: Option<Timestamp>,
 }
@@ -99,7 +101,7 @@ pub(crate) struct Look {
 }
 
 impl Look {
-    fn of(seen: Seen) -> Self {
+    fn from_observation(seen: Seen) -> Self {
         Self { seen, learned: Learned::default() }
     }
 }
@@ -109,9 +111,9 @@ pub(crate) struct Next {
     learned: Learned,
 }
 
-impl Pipeline for Instances {
+impl Pipeline for InstancesPipeline {
     type Row = Row;
-    type Seen = Look;
+    type Observation = Look;
     type Plan = Next;
     type Error = PassError;
 
@@ -122,9 +124,9 @@ impl Pipeline for Instances {
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(instance) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let fleet = match instance.fleet_id.filter(|_| asks_fleet(&instance)) {
-            Some(id) => rows::of_fleet(&self.0.db, id)
-                .await?
-                .map(|OfFleet { spec, members }| Fleet { shape: fleet_shape::of_spec(id, &spec), members }),
+            Some(id) => rows::of_fleet(&self.0.db, id).await?.map(|FleetSummary { spec, members }| {
+                FleetContext { shape: fleet_shape::of_spec(id, &spec), members }
+            }),
             None => None,
         };
         let machine = instance.provisioning.as_deref().and_then(|text| serde_json::from_str(text).ok());
@@ -134,7 +136,7 @@ impl Pipeline for Instances {
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
         let (view, now) = (view(row), Timestamp(lease.now()));
         if !brain::is_wanted(&view, now) {
-            return Ok(Look::of(Seen::NotAsked));
+            return Ok(Look::from_observation(Seen::NotAsked));
         }
         let answered_until = brain::answered_until(&view, row.instance.seen_at, self.poll(row), now);
         if answered_until.is_some() {
@@ -142,10 +144,12 @@ impl Pipeline for Instances {
             return Ok(Look { seen: Seen::Answers { health: view.health }, learned });
         }
         match row.instance.status {
-            Status::Provisioning => Ok(self.starting(row).await),
-            Status::Idle | Status::Busy => self.watched(row).await,
+            Status::Provisioning => Ok(self.observe_starting(row).await),
+            Status::Idle | Status::Busy => self.observe_ready(row).await,
             // Nothing to look at: what is done shows how it is.
-            Status::Pending | Status::Terminating | Status::Terminated => Ok(Look::of(Seen::NotAsked)),
+            Status::Pending | Status::Terminating | Status::Terminated => {
+                Ok(Look::from_observation(Seen::NotAsked))
+            }
         }
     }
 
@@ -157,10 +161,10 @@ impl Pipeline for Instances {
         let look = match next.plan.action {
             Some(Action::Create) => self.create(lease, row).await?,
             Some(Action::Deploy) => self.deploy(lease, row).await?,
-            Some(Action::Delete) => Look::of(self.delete(row).await),
-            Some(Action::Check) => self.starting(row).await,
+            Some(Action::Delete) => Look::from_observation(self.delete_machine(row).await),
+            Some(Action::Check) => self.observe_starting(row).await,
             None => {
-                self.clean(lease, row, next).await;
+                self.remove_strays(lease, row, next).await;
                 return Ok(());
             }
         };
@@ -200,30 +204,30 @@ impl Pipeline for Instances {
     }
 }
 
-impl Instances {
+impl InstancesPipeline {
     /// How long an answer of a host counts.
     fn poll(&self, row: &Row) -> Span {
         if self.0.agents.hears(row.instance.id) { brain::POLL_TOLD } else { brain::POLL }
     }
 
     /// One that exists and is not ready: its agent is asked, and its backend where that is silent.
-    async fn starting(&self, row: &Row) -> Look {
+    async fn observe_starting(&self, row: &Row) -> Look {
         let reachable = row.machine.as_ref().is_none_or(|machine| machine.reach.is_some());
         if reachable && let Ok(news) = self.0.agents.host(row.instance.id).await {
-            let seen = Seen::Answers { health: health_of(&news).0 };
+            let seen = Seen::Answers { health: host_health(&news).0 };
             return Look { seen, learned: Learned { news: Some(news), ..Learned::default() } };
         }
-        self.missed(row).await
+        self.query_backend(row).await
     }
 
     /// One that was ready: how it is, and which tasks are on it.
-    async fn watched(&self, row: &Row) -> Result<Look, PassError> {
+    async fn observe_ready(&self, row: &Row) -> Result<Look, PassError> {
         let id = row.instance.id;
         match try_join(self.0.agents.tasks(id), self.0.agents.host(id)).await {
             Ok((tasks, news)) => {
                 let strays = rows::strays(&self.0.db, id.0, &tasks).await?;
-                let seen = Seen::Answers { health: health_of(&news).0 };
-                let machine = self.brought_up_to_date(row).await;
+                let seen = Seen::Answers { health: host_health(&news).0 };
+                let machine = self.update_agent(row).await;
                 Ok(Look {
                     seen,
                     learned: Learned { news: Some(news), strays, machine, ..Learned::default() },
@@ -231,13 +235,13 @@ impl Instances {
             }
             Err(error) => {
                 tracing::debug!(instance = %id, %error, "does not answer");
-                Ok(self.missed(row).await)
+                Ok(self.query_backend(row).await)
             }
         }
     }
 
     /// The machine as it is after its agent was replaced by the one it should have. Its tasks go on meanwhile.
-    async fn brought_up_to_date(&self, row: &Row) -> Option<Machine> {
+    async fn update_agent(&self, row: &Row) -> Option<Machine> {
         let (backend, machine) = (row.backend(&self.0.backends)?, row.machine.as_ref()?);
         if !backend.is_outdated(machine).await {
             return None;
@@ -253,7 +257,7 @@ impl Instances {
     }
 
     /// Its agent is silent. The backend knows whether there is anything to wait for.
-    async fn missed(&self, row: &Row) -> Look {
+    async fn query_backend(&self, row: &Row) -> Look {
         let learned = |machine: Machine| Learned {
             machine: (row.machine.as_ref() != Some(&machine)).then_some(machine),
             ..Learned::default()
@@ -261,21 +265,21 @@ impl Instances {
         match self.find(row).await {
             Some(Ok(Found::Starting(machine))) => Look { seen: Seen::Starting, learned: learned(machine) },
             Some(Ok(Found::Running(machine))) => Look { seen: Seen::Silent, learned: learned(machine) },
-            Some(Ok(Found::Gone { said })) => Look::of(Seen::Gone { said }),
-            Some(Ok(Found::Unknown)) => Look::of(Seen::Unknown),
+            Some(Ok(Found::Gone { said })) => Look::from_observation(Seen::Gone { said }),
+            Some(Ok(Found::Unknown)) => Look::from_observation(Seen::Unknown),
             Some(Err(error @ BackendError::HostKeyChanged { .. })) => {
-                Look::of(Seen::Untrusted { said: error.to_string() })
+                Look::from_observation(Seen::Untrusted { said: error.to_string() })
             }
             Some(Err(error)) => {
                 tracing::debug!(instance = %row.instance.id, %error, "not found");
-                Look::of(Seen::Silent)
+                Look::from_observation(Seen::Silent)
             }
-            None => Look::of(Seen::Silent),
+            None => Look::from_observation(Seen::Silent),
         }
     }
 
     /// What a dead job left on the host goes before the host is called reachable again.
-    async fn clean(&self, lease: &Lease, row: &Row, next: &mut Next) {
+    async fn remove_strays(&self, lease: &Lease, row: &Row, next: &mut Next) {
         for stray in &next.learned.strays {
             let call =
                 Call { instance: InstanceId(lease.id), submission: stray.submission, epoch: stray.epoch };
@@ -301,18 +305,18 @@ fn asks_fleet(instance: &Instance) -> bool {
 /// What the pass writes.
 fn moved(lease: &Lease, row: &Row, plan: &Plan, learned: &Learned) -> Result<Moved, PassError> {
     let instance = &row.instance;
-    let mut moved = Moved { set: facts(row, learned)?, ..Moved::default() };
-    watch(instance, plan, learned, &mut moved.set);
+    let mut moved = Moved { set: machine_columns(row, learned)?, ..Moved::default() };
+    health_columns(instance, plan, learned, &mut moved.set);
     let mut message = plan.note.clone();
     if let Some(change) = &plan.change {
-        let why = because(event::Pipeline::Instance, lease, change.reason, &change.message);
+        let why = pipeline_cause(event::Pipeline::Instance, lease, change.reason, &change.message);
         let step = event::transition::<instance::Instance>(instance.id, instance.status, change.event, why)?;
         moved.set.push(("status", step.status.into()));
         moved.event = step.record;
         message = status(row, plan, step.status, &change.message, &mut moved);
-    } else if let Some(word) = follows(instance) {
+    } else if let Some(word) = occupancy_event(instance) {
         let said = format!("{} of its blocks are in use", instance.busy_blocks);
-        let why = because(event::Pipeline::Instance, lease, word.as_str(), said);
+        let why = pipeline_cause(event::Pipeline::Instance, lease, word.as_str(), said);
         let step = event::transition::<instance::Instance>(instance.id, instance.status, word, why)?;
         moved.set.push(("status", step.status.into()));
         moved.event = step.record;
@@ -320,18 +324,18 @@ fn moved(lease: &Lease, row: &Row, plan: &Plan, learned: &Learned) -> Result<Mov
     } else if let Some(note) =
         plan.note.as_ref().filter(|note| instance.status_message.as_ref() != Some(note))
     {
-        let why = because(event::Pipeline::Instance, lease, "note", note);
+        let why = pipeline_cause(event::Pipeline::Instance, lease, "note", note);
         moved.event = Some(event::Event::note(event::Entity::Instance, instance.id, why));
-    } else if plan.unreachable_since.is_some() || !is_watched(instance.status) {
+    } else if plan.unreachable_since.is_some() || !is_ready(instance.status) {
         // What was said last still holds.
         message = instance.status_message.clone();
     }
-    if instance.unreachable && plan.unreachable_since.is_none() && is_watched(instance.status) {
+    if instance.unreachable && plan.unreachable_since.is_none() && is_ready(instance.status) {
         moved.pokes_waiting = true;
         message = None;
     }
-    if let Some(said) = engine_news(instance, &moved.set) {
-        let why = because(event::Pipeline::Instance, lease, "engine", said);
+    if let Some(said) = engine_note(instance, &moved.set) {
+        let why = pipeline_cause(event::Pipeline::Instance, lease, "engine", said);
         moved.engine = Some(event::Event::note(event::Entity::Instance, instance.id, why));
         moved.pokes_waiting = true;
     }
@@ -339,7 +343,7 @@ fn moved(lease: &Lease, row: &Row, plan: &Plan, learned: &Learned) -> Result<Mov
     Ok(moved)
 }
 
-fn is_watched(status: Status) -> bool {
+fn is_ready(status: Status) -> bool {
     match status {
         Status::Idle | Status::Busy => true,
         Status::Pending | Status::Provisioning | Status::Terminating | Status::Terminated => false,
@@ -375,7 +379,7 @@ fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut Moved) -> 
             moved.pokes_jobs = true;
             if to == Status::Terminating {
                 moved.set.push(("termination_deadline_at", Val::NowPlus(DELETE_MAX.0)));
-                moved.only_while_idle = instance.busy_blocks == 0 && is_watched(instance.status);
+                moved.only_while_idle = instance.busy_blocks == 0 && is_ready(instance.status);
                 if plan.reason == Some(TerminationReason::IdleTimeout) {
                     let nodes = row.fleet.as_ref().and_then(|fleet| fleet.shape.nodes());
                     moved.leaves_at_least = Some(nodes.map_or(0, |nodes| nodes.min.into()));
@@ -397,11 +401,11 @@ fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut Moved) -> 
 }
 
 /// How it is, for one that is watched.
-fn watch(instance: &Instance, plan: &Plan, learned: &Learned, set: &mut Values) {
+fn health_columns(instance: &Instance, plan: &Plan, learned: &Learned, set: &mut Values) {
     let becomes_ready = plan.change.as_ref().is_some_and(|change| {
         matches!(change.event, instance::Event::ReadyIdle | instance::Event::ReadyBusy)
     });
-    if !is_watched(instance.status) && !becomes_ready {
+    if !is_ready(instance.status) && !becomes_ready {
         return;
     }
     set.extend([
@@ -413,7 +417,7 @@ fn watch(instance: &Instance, plan: &Plan, learned: &Learned, set: &mut Values) 
         set.push(("seen_at", Val::Now));
     }
     if let Some(news) = &learned.news {
-        set.push(("health_message", health_of(news).1.into()));
+        set.push(("health_message", host_health(news).1.into()));
         set.push(("agent_version", news.version.as_str().into()));
     } else if plan.health == Health::Failure {
         set.push(("health_message", plan.note.clone().or_else(|| instance.health_message.clone()).into()));
@@ -421,7 +425,7 @@ fn watch(instance: &Instance, plan: &Plan, learned: &Learned, set: &mut Values) 
 }
 
 /// What was learned of the machine.
-fn facts(row: &Row, learned: &Learned) -> Result<Values, PassError> {
+fn machine_columns(row: &Row, learned: &Learned) -> Result<Values, PassError> {
     let (instance, mut set) = (&row.instance, Values::new());
     if let Some(tries) = &learned.tries {
         set.push(("offer", Val::json(tries)?));
@@ -459,10 +463,10 @@ fn facts(row: &Row, learned: &Learned) -> Result<Values, PassError> {
     let has = machine.and_then(|machine| machine.has.clone());
     let looked = learned.news.as_ref().filter(|_| instance.instance_type.is_none());
     let found = has.or_else(|| looked.map(|news| has_of(&news.info))).map(|has| {
-        let granted = learned.granted.as_ref().and_then(Tries::current);
+        let granted = learned.granted.as_ref().and_then(OfferAttempts::current);
         let name = granted.map(|offer| offer.instance_type.clone()).unwrap_or_else(|| name_of(row));
         let spot = granted.map_or(instance.spot, |offer| offer.host.spot);
-        type_of_host(&name, &has, spot)
+        host_instance_type(&name, &has, spot)
     });
     let mut kind = match found {
         Some(found) => found,
@@ -472,7 +476,7 @@ fn facts(row: &Row, learned: &Learned) -> Result<Values, PassError> {
         },
     };
     let is_local = instance.backend.as_deref() == Some(local::NAME);
-    put_news(&mut kind, stored.as_ref(), learned.news.as_ref(), is_local);
+    merge_host_report(&mut kind, stored.as_ref(), learned.news.as_ref(), is_local);
     set.retain(|(column, _)| *column != "instance_type");
     if stored.as_ref() != Some(&kind) {
         set.push(("instance_type", kind.to_string().into()));
@@ -485,7 +489,7 @@ fn stored_type(instance: &Instance) -> Option<Value> {
 }
 
 /// What to say when the container engine of the host went away, or is back.
-fn engine_news(instance: &Instance, set: &Values) -> Option<String> {
+fn engine_note(instance: &Instance, set: &Values) -> Option<String> {
     let (_, Val::Text(kind)) = set.iter().find(|(column, _)| *column == "instance_type")? else {
         return None;
     };
@@ -509,7 +513,7 @@ fn name_of(row: &Row) -> String {
 }
 
 /// Idle or busy, by the blocks in use.
-fn follows(row: &Instance) -> Option<instance::Event> {
+fn occupancy_event(row: &Instance) -> Option<instance::Event> {
     match (row.status, row.busy_blocks > 0) {
         (Status::Idle, true) => Some(instance::Event::JobAssigned),
         (Status::Busy, false) => Some(instance::Event::LastJobFreed),
@@ -520,7 +524,7 @@ fn follows(row: &Instance) -> Option<instance::Event> {
 fn view(row: &Row) -> brain::Instance {
     let instance = &row.instance;
     let backend = instance.backend.as_deref().unwrap_or_default();
-    let kind = Tries::of(instance).and_then(|tries| Some(tries.current()?.instance_type.clone()));
+    let kind = OfferAttempts::of(instance).and_then(|tries| Some(tries.current()?.instance_type.clone()));
     let asked = instance.termination_asked_at.map(|_| {
         let reason = instance.end_reason.as_deref().and_then(|word| word.parse().ok());
         reason.unwrap_or(TerminationReason::TerminatedByUser)

@@ -29,7 +29,7 @@ use windlass_model::{
 use self::record::Learned;
 use windlass_planted_bugs::{Bug, is_planted};
 
-use super::{Hands, applied, because, due_in};
+use super::{PipelineContext, applied, due_in, pipeline_cause};
 use crate::{
     agents::{AgentError, Call},
     db::{
@@ -38,7 +38,7 @@ use crate::{
         jobs::Job,
         passes::jobs::{self as rows, Loaded, Moved},
     },
-    job_facts::{JobFacts, Utilization},
+    job_facts::{JobSpecView, Utilization},
     job_metrics,
     job_orders::{self, OrderError, Unfit, names},
     logs::{
@@ -47,10 +47,10 @@ use crate::{
     },
     pass_error::PassError,
     queue_backend,
-    run_shape::RunShape,
+    run_shape::ParsedRunSpec,
 };
 
-pub(super) struct JobsRunning(pub(super) Hands);
+pub(super) struct JobsRunningPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue =
     Queue { pipeline: "jobs_running", table: "jobs", statuses: &["provisioning", "pulling", "running"] };
@@ -58,7 +58,7 @@ pub(crate) const QUEUE: Queue =
 pub(crate) struct Row {
     loaded: Loaded,
     utilization: Option<Utilization>,
-    shape: Arc<RunShape>,
+    shape: Arc<ParsedRunSpec>,
     job: brain::Job,
 }
 
@@ -70,7 +70,7 @@ pub(crate) enum Look {
 
 pub(crate) enum Next {
     End(job::Ending),
-    Go(Box<Way>),
+    Continue(Box<Way>),
 }
 
 /// What becomes of a job in one pass.
@@ -81,9 +81,9 @@ pub(crate) struct Way {
     learned: Learned,
 }
 
-impl Pipeline for JobsRunning {
+impl Pipeline for JobsRunningPipeline {
     type Row = Row;
-    type Seen = Look;
+    type Observation = Look;
     type Plan = Next;
     type Error = PassError;
 
@@ -93,7 +93,7 @@ impl Pipeline for JobsRunning {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
-        let facts = JobFacts::of(&loaded.job)?;
+        let facts = JobSpecView::of(&loaded.job)?;
         let shape = self.0.shapes.of(&loaded.run)?;
         let is_new = loaded.job.status == job::Status::Provisioning;
         let known = !is_new || job_orders::addresses_known(&self.0, &loaded).await?;
@@ -115,7 +115,7 @@ impl Pipeline for JobsRunning {
             Look::Asked(ending) => Next::End(ending),
             Look::Seen(seen, learned) => {
                 let plan = brain::decide(&row.job, &seen, Timestamp(now));
-                Next::Go(Box::new(Way { before: Vec::new(), plan, learned: *learned }))
+                Next::Continue(Box::new(Way { before: Vec::new(), plan, learned: *learned }))
             }
         }
     }
@@ -123,17 +123,17 @@ impl Pipeline for JobsRunning {
     /// Does what is planned. A task that a host took may be further by the time it has answered: the pass goes on
     /// from there instead of coming round again.
     async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
-        let (Next::Go(way), Some(call)) = (next, call(lease, &row.loaded)) else { return Ok(()) };
-        self.carry_out(lease, row, call, &row.job, way).await?;
+        let (Next::Continue(way), Some(call)) = (next, call(lease, &row.loaded)) else { return Ok(()) };
+        self.perform_actions(lease, row, call, &row.job, way).await?;
         let now = Timestamp(lease.now());
         let further = way.plan.change.as_ref().and_then(|change| brain::goes_on(&row.job, change, now));
         if let Some(job) = further {
             way.before.extend(way.plan.change.take());
             let seen = self.look(lease, row, &job, &mut way.learned).await?;
             way.plan = brain::decide(&job, &seen, now);
-            self.carry_out(lease, row, call, &job, way).await?;
+            self.perform_actions(lease, row, call, &job, way).await?;
         }
-        self.tell_names(row, call, way).await
+        self.send_peer_hosts(row, call, way).await
     }
 
     async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
@@ -144,7 +144,7 @@ impl Pipeline for JobsRunning {
                 let change = Change::why(job::Event::StopAsked, ending.reason().as_str(), message);
                 (vec![change], Some(ending), vec![], None)
             }
-            Next::Go(way) => {
+            Next::Continue(way) => {
                 let Way { before, plan, learned } = &**way;
                 let changes = before.iter().chain(&plan.change).cloned().collect();
                 let waits = plan.waits_for.map(|what| match &learned.waits {
@@ -157,14 +157,14 @@ impl Pipeline for JobsRunning {
             }
         };
         let gate = match &next {
-            Next::Go(way) => way.plan.gate,
+            Next::Continue(way) => way.plan.gate,
             Next::End(_) => None,
         };
         set.extend(gate.map(|gate| ("gate", gate.as_str().into())));
         let reached_gate = gate.is_some() && job.gate.is_none();
         let (mut events, mut status) = (Vec::new(), job.status);
         for Change { event, reason, message } in changes {
-            let why = because(event::Pipeline::JobRunning, lease, reason, message);
+            let why = pipeline_cause(event::Pipeline::JobRunning, lease, reason, message);
             let moved = event::transition::<job::Job>(job.id, status, event, why)?;
             events.extend(moved.record);
             set.extend(entered(status, moved.status));
@@ -173,13 +173,13 @@ impl Pipeline for JobsRunning {
         let came_to = Some(status).filter(|status| *status != job.status);
         let pokes_group = came_to.filter(|to| *to == job::Status::Running && names::are_wanted(&row.loaded));
         let pokes_group = pokes_group.and(row.loaded.run.managed_job_id);
-        if let Next::Go(way) = &next {
+        if let Next::Continue(way) = &next {
             set.extend(record::columns(&row.loaded, &row.shape, &way.learned, came_to)?);
         }
         if let Some(ending) = ending {
             set.extend(rows::ending(ending));
-            if is_planted(Bug::FinishedOutsideTerminating) {
-                finish_here(&mut set, events.last_mut(), ending);
+            if is_planted(Bug::FinishOutsideTerminating) {
+                finish_too_early(&mut set, events.last_mut(), ending);
             }
         }
         let wake = match events.is_empty() {
@@ -191,21 +191,21 @@ impl Pipeline for JobsRunning {
             false => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
         };
         let pokes_siblings = row.job.several;
-        let moved = Moved { set: last_words(set), events, due_in_us: due, pokes_siblings, pokes_group };
+        let moved = Moved { set: dedup_columns(set), events, due_in_us: due, pokes_siblings, pokes_group };
         let written = rows::apply(&self.0.db, lease.key(), job, moved).await?;
         Ok(applied(&written, due, wake))
     }
 }
 
 /// What came of one thing that was to be done.
-enum Done {
-    Yes,
+enum ActionOutcome {
+    Completed,
     NotYet(String),
     /// It never will be: the job ends.
-    Never(Box<Plan>),
+    Impossible(Box<Plan>),
 }
 
-impl JobsRunning {
+impl JobsRunningPipeline {
     /// Asks whoever can know how a job is that stands where `job` says.
     async fn look(
         &self,
@@ -221,7 +221,7 @@ impl JobsRunning {
             gpu_idle: self.is_gpu_idle(lease, row).await?,
             is_told: self.is_told(row),
         };
-        let answers = row.loaded.instance.as_ref().is_some_and(look::may_answer);
+        let answers = row.loaded.instance.as_ref().is_some_and(look::may_have_agent);
         let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::Host::Fine)
         else {
             return Ok(seen);
@@ -249,7 +249,7 @@ impl JobsRunning {
     }
 
     /// Does what the plan says; a plan that cannot be carried out becomes another one.
-    async fn carry_out(
+    async fn perform_actions(
         &self,
         lease: &Lease,
         row: &Row,
@@ -263,19 +263,19 @@ impl JobsRunning {
                 Action::SubmitJob => self.submit_job(lease, row, call, &mut way.learned).await?,
                 Action::PullLogs => {
                     self.pull_logs(lease, row, call).await;
-                    Done::Yes
+                    ActionOutcome::Completed
                 }
-                Action::OpenGate => outcome(self.0.agents.open_gate(call).await, Timestamp(lease.now())),
+                Action::OpenGate => call_outcome(self.0.agents.open_gate(call).await, Timestamp(lease.now())),
             };
             match done {
-                Done::Yes => {}
+                ActionOutcome::Completed => {}
                 // Not done, so the change that rests on it is not made; the next pass sees for itself.
-                Done::NotYet(said) => {
-                    way.plan = brain::postponed(job, "its host", Timestamp(lease.now()));
+                ActionOutcome::NotYet(said) => {
+                    way.plan = brain::postpone(job, "its host", Timestamp(lease.now()));
                     way.learned.waits = Some(said);
                     break;
                 }
-                Done::Never(ended) => {
+                ActionOutcome::Impossible(ended) => {
                     way.plan = *ended;
                     break;
                 }
@@ -286,7 +286,7 @@ impl JobsRunning {
 
     /// A task of a group that runs, or begins to, is told where the others are. Told again with each pass: so it hears
     /// of those that moved, and of what a call before did not bring.
-    async fn tell_names(&self, row: &Row, call: Call, way: &Way) -> Result<(), PassError> {
+    async fn send_peer_hosts(&self, row: &Row, call: Call, way: &Way) -> Result<(), PassError> {
         let Way { plan, learned, .. } = way;
         let begins = plan.actions.contains(&Action::SubmitJob) && plan.change.is_some();
         let runs = row.loaded.job.status == job::Status::Running && plan.ending.is_none();
@@ -341,20 +341,20 @@ impl JobsRunning {
         row: &Row,
         call: Call,
         learned: &mut Learned,
-    ) -> Result<Done, PassError> {
+    ) -> Result<ActionOutcome, PassError> {
         let now = Timestamp(lease.now());
         if row.loaded.instance.as_ref().is_some_and(is_queue) {
             return match job_orders::queued(&self.0, &row.loaded).await {
-                Ok(order) => Ok(outcome(self.0.agents.enqueue(call, &order).await, now)),
-                Err(error) => no_orders(error, now),
+                Ok(order) => Ok(call_outcome(self.0.agents.enqueue(call, &order).await, now)),
+                Err(error) => order_outcome(error, now),
             };
         }
         match job_orders::task(&self.0, lease, &row.loaded).await {
             Ok((task, runs_in)) => {
                 learned.runs_in = runs_in;
-                Ok(outcome(self.0.agents.submit_task(call, &task).await, now))
+                Ok(call_outcome(self.0.agents.submit_task(call, &task).await, now))
             }
-            Err(error) => no_orders(error, now),
+            Err(error) => order_outcome(error, now),
         }
     }
 
@@ -364,20 +364,20 @@ impl JobsRunning {
         row: &Row,
         call: Call,
         learned: &mut Learned,
-    ) -> Result<Done, PassError> {
+    ) -> Result<ActionOutcome, PassError> {
         let now = Timestamp(lease.now());
         match job_orders::start(&self.0, &row.loaded).await {
             Ok(start) => {
                 let started = self.0.agents.start_job(call, &start).await;
-                Ok(outcome(started.map(|started| learned.started = started), now))
+                Ok(call_outcome(started.map(|started| learned.started = started), now))
             }
-            Err(error) => no_orders(error, now),
+            Err(error) => order_outcome(error, now),
         }
     }
 
     /// A log that does not come now is copied by a later pass, at the latest by the one that drains it.
     async fn pull_logs(&self, lease: &Lease, row: &Row, call: Call) {
-        let log = log_of(&row.loaded.job, Stream::Job);
+        let log = job_log(&row.loaded.job, Stream::Job);
         let (now, limits) = (Timestamp(lease.now()), Limits::default());
         if let Err(error) = copy::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await {
             tracing::debug!(job = %row.loaded.job.id, %error, "copy a log");
@@ -390,12 +390,14 @@ fn is_queue(instance: &Instance) -> bool {
     instance.backend.as_deref() == Some(queue_backend::NAME)
 }
 
-fn outcome(answer: Result<(), AgentError>, now: Timestamp) -> Done {
+fn call_outcome(answer: Result<(), AgentError>, now: Timestamp) -> ActionOutcome {
     match answer {
-        Ok(()) => Done::Yes,
-        Err(AgentError::Refused { reason }) => Done::Never(Box::new(brain::refused(&reason, now))),
+        Ok(()) => ActionOutcome::Completed,
+        Err(AgentError::Refused { reason }) => {
+            ActionOutcome::Impossible(Box::new(brain::refused(&reason, now)))
+        }
         Err(error @ AgentError::Gone { .. }) => {
-            Done::Never(Box::new(brain::refused(&error.to_string(), now)))
+            ActionOutcome::Impossible(Box::new(brain::refused(&error.to_string(), now)))
         }
         Err(
             error @ (AgentError::Unreachable { .. }
@@ -403,23 +405,25 @@ fn outcome(answer: Result<(), AgentError>, now: Timestamp) -> Done {
             | AgentError::Fenced { .. }
             | AgentError::UnknownTask { .. }
             | AgentError::Conflict { .. }),
-        ) => Done::NotYet(error.to_string()),
+        ) => ActionOutcome::NotYet(error.to_string()),
     }
 }
 
-fn no_orders(error: OrderError, now: Timestamp) -> Result<Done, PassError> {
+fn order_outcome(error: OrderError, now: Timestamp) -> Result<ActionOutcome, PassError> {
     match error {
         OrderError::Pass(error) => Err(error),
-        OrderError::NotYet { said } => Ok(Done::NotYet(said)),
+        OrderError::NotYet { said } => Ok(ActionOutcome::NotYet(said)),
         OrderError::Unfit(unfit @ Unfit::NoVolume { .. }) => {
-            Ok(Done::Never(Box::new(brain::no_volume(&unfit.to_string(), now))))
+            Ok(ActionOutcome::Impossible(Box::new(brain::end_without_volume(&unfit.to_string(), now))))
         }
-        OrderError::Unfit(unfit) => Ok(Done::Never(Box::new(brain::unfit(&unfit.to_string(), now)))),
+        OrderError::Unfit(unfit) => {
+            Ok(ActionOutcome::Impossible(Box::new(brain::unfit(&unfit.to_string(), now))))
+        }
     }
 }
 
 /// The planted bug: nobody but `jobs_terminating` may do this.
-fn finish_here(set: &mut Values, event: Option<&mut event::Event>, ending: &job::Ending) {
+fn finish_too_early(set: &mut Values, event: Option<&mut event::Event>, ending: &job::Ending) {
     let status = ending.final_status().status();
     set.retain(|(column, _)| *column != "status");
     set.extend([("status", status.into()), ("finished", true.into())]);
@@ -430,7 +434,7 @@ fn finish_here(set: &mut Values, event: Option<&mut event::Event>, ending: &job:
 }
 
 /// Each column once, as it was said last: a pass may move through several statuses.
-fn last_words(set: Values) -> Values {
+fn dedup_columns(set: Values) -> Values {
     let mut words = Values::with_capacity(set.len());
     for (column, value) in set {
         words.retain(|(known, _)| *known != column);
@@ -464,6 +468,6 @@ pub(super) fn call(lease: &Lease, loaded: &Loaded) -> Option<Call> {
 }
 
 /// One of a job's logs.
-pub(super) fn log_of(job: &Job, stream: Stream) -> Log {
+pub(super) fn job_log(job: &Job, stream: Stream) -> Log {
     Log { project: job.project_id, run: job.run_id, submission: job.id, stream }
 }

@@ -28,10 +28,10 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Hands, applied, because, due_in};
+use super::{PipelineContext, applied, due_in, pipeline_cause};
 use crate::{
-    attachments::mounts::{self, Catalogue},
-    attempts::Placing,
+    attachments::mounts::{self, VolumeCatalog},
+    attempts::PlacementPreferences,
     db::{
         Val, Written,
         fleets::Fleet,
@@ -39,28 +39,28 @@ use crate::{
         jobs::Job,
         passes::{
             jobs::{self as rows, Moved},
-            placing::{self, Into, Seated, Sits},
+            placing::{self, NodePlacement, SeatTarget, TargetFleet},
         },
         runs::Run,
     },
     fleet_shape,
-    instance_facts::Tries,
+    instance_facts::OfferAttempts,
     inventory,
     market::Market,
     pass_error::PassError,
-    plain_processes::Allowed,
-    run_shape::RunShape,
+    plain_processes::ProcessRights,
+    run_shape::ParsedRunSpec,
 };
 
-pub(super) struct JobsSubmitted {
-    pub(super) hands: Hands,
+pub(super) struct JobsSubmittedPipeline {
+    pub(super) hands: PipelineContext,
     pub(super) market: Market,
 }
 
 pub(crate) const QUEUE: Queue = Queue { pipeline: "jobs_submitted", table: "jobs", statuses: &["submitted"] };
 
 /// The nodes of one replica, the leases that hold them, and who is asked first.
-struct Replica {
+struct LeasedReplica {
     run: RunId,
     num: i64,
     project: ProjectId,
@@ -70,7 +70,7 @@ struct Replica {
     leases: BTreeMap<Uuid, Lease>,
 }
 
-impl Replica {
+impl LeasedReplica {
     fn lease(&self, job: &Job) -> Option<&Lease> {
         self.leases.get(&job.id.0)
     }
@@ -78,7 +78,7 @@ impl Replica {
 
 type Outcomes = Vec<(Uuid, ApplyOutcome)>;
 
-impl BatchPipeline for JobsSubmitted {
+impl BatchPipeline for JobsSubmittedPipeline {
     type Error = PassError;
 
     fn queue(&self) -> Queue {
@@ -97,44 +97,46 @@ impl BatchPipeline for JobsSubmitted {
             if let Some(ending) = job.end_asked() {
                 outcomes.insert(job.id.0, self.end(lease, &job, &ending, job::Event::StopAsked, None).await?);
             } else if let Some(instance) = job.instance_id {
-                outcomes.insert(job.id.0, self.hear(lease, &job, places.get(&instance)).await?);
+                outcomes.insert(job.id.0, self.check_placeholder(lease, &job, places.get(&instance)).await?);
             } else {
                 waiting.push(job);
             }
         }
-        for replica in self.gather(waiting, leases, &mut outcomes).await? {
+        for replica in self.group_replicas(waiting, leases, &mut outcomes).await? {
             self.place(replica, &runs, &mut outcomes).await?;
         }
         Ok(outcomes.into_iter().collect())
     }
 }
 
-impl JobsSubmitted {
+impl JobsSubmittedPipeline {
     /// Puts the nodes of each replica together. A claim that brought only some of them (another replica took
     /// the rest) puts them back: all nodes become due at the same moment, and one claim takes what is due.
-    async fn gather(
+    async fn group_replicas(
         &self,
         jobs: Vec<Job>,
         mut leases: BTreeMap<Uuid, Lease>,
         outcomes: &mut BTreeMap<Uuid, ApplyOutcome>,
-    ) -> Result<Vec<Vec<Replica>>, PassError> {
+    ) -> Result<Vec<Vec<LeasedReplica>>, PassError> {
         let mut by_replica: BTreeMap<(RunId, i64), Vec<Job>> = BTreeMap::new();
         for job in jobs {
             by_replica.entry((job.run_id, job.replica_num)).or_default().push(job);
         }
-        let mut by_project: BTreeMap<ProjectId, Vec<Replica>> = BTreeMap::new();
+        let mut by_project: BTreeMap<ProjectId, Vec<LeasedReplica>> = BTreeMap::new();
         for ((run, num), mut nodes) in by_replica {
             nodes.sort_by_key(|job| job.job_num);
             let held: BTreeMap<Uuid, Lease> =
                 nodes.iter().filter_map(|n| leases.remove(&n.id.0)).map(|l| (l.id, l)).collect();
             let specs = nodes.iter().map(|node| serde_json::from_str(&node.job_spec));
             let specs: Vec<JobSpec> = specs.collect::<Result<_, _>>().map_err(PassError::document)?;
-            let replica = Replica { run, num, project: nodes[0].project_id, nodes, specs, leases: held };
+            let replica =
+                LeasedReplica { run, num, project: nodes[0].project_id, nodes, specs, leases: held };
             if replica.nodes.len() < replica.specs[0].jobs_per_replica as usize {
                 for node in &replica.nodes {
                     let Some(lease) = replica.lease(node) else { continue };
                     let due = Timestamp(lease.now());
-                    outcomes.insert(node.id.0, self.wait(lease, node, Vec::new(), together(due)).await?);
+                    outcomes
+                        .insert(node.id.0, self.wait(lease, node, Vec::new(), next_whole_second(due)).await?);
                 }
                 continue;
             }
@@ -145,14 +147,14 @@ impl JobsSubmitted {
 
     async fn place(
         &self,
-        replicas: Vec<Replica>,
+        replicas: Vec<LeasedReplica>,
         runs: &BTreeMap<RunId, Run>,
         outcomes: &mut BTreeMap<Uuid, ApplyOutcome>,
     ) -> Result<(), PassError> {
         let Some(first) = replicas.first() else { return Ok(()) };
         let now = first.leases.values().map(Lease::now).max().unwrap_or_default();
         let stock = placing::stock(&self.hands.db, first.project).await?;
-        let allowed = Allowed::now(&self.hands.db, self.hands.local_processes).await?;
+        let allowed = ProcessRights::now(&self.hands.db, self.hands.local_processes).await?;
         let inventory = inventory::of(&stock, &self.market.seen().await.offers, allowed)?;
         let volumes = self.volumes(first.project, &replicas).await?;
         let full = self.full(&replicas).await?;
@@ -169,13 +171,13 @@ impl JobsSubmitted {
             }
         }
         let placements = place(&queue, &inventory, Timestamp(now));
-        let by_place: BTreeMap<(RunId, i64), &Replica> =
+        let by_place: BTreeMap<(RunId, i64), &LeasedReplica> =
             replicas.iter().map(|replica| ((replica.run, replica.num), replica)).collect();
         // All at once, so that the database commits them together.
         let written = placements.iter().filter_map(|placement| {
             let replica = *by_place.get(&(placement.run, i64::from(placement.replica_num)))?;
             let run = runs.get(&replica.run)?;
-            let site = Site { run, stock: &stock, inventory: &inventory, now: Timestamp(now) };
+            let site = PlacementContext { run, stock: &stock, inventory: &inventory, now: Timestamp(now) };
             Some(async move { self.write(replica, placement, &site).await })
         });
         for each in try_join_all(written).await? {
@@ -185,12 +187,15 @@ impl JobsSubmitted {
     }
 
     /// Regions that had no machines for all nodes of a replica when it was tried there a moment ago.
-    async fn full(&self, replicas: &[Replica]) -> Result<BTreeMap<(RunId, i64), Vec<Location>>, PassError> {
+    async fn full(
+        &self,
+        replicas: &[LeasedReplica],
+    ) -> Result<BTreeMap<(RunId, i64), Vec<Location>>, PassError> {
         let again = replicas.iter().filter(|one| one.nodes.len() > 1 && one.nodes[0].submission_num > 0);
         let runs: Vec<RunId> = again.map(|one| one.run).collect();
         let mut full: BTreeMap<(RunId, i64), Vec<Location>> = BTreeMap::new();
         for (replica, tries) in placing::full(&self.hands.db, &runs).await? {
-            let tries: Option<Tries> = serde_json::from_str(&tries).ok();
+            let tries: Option<OfferAttempts> = serde_json::from_str(&tries).ok();
             let Some(offer) = tries.and_then(|tries| tries.offers.into_iter().next()) else { continue };
             let place = Location { backend: offer.backend, region: offer.region, zone: None };
             let of_replica = full.entry(replica).or_default();
@@ -202,18 +207,22 @@ impl JobsSubmitted {
     }
 
     /// The volumes that the nodes of all of them name.
-    async fn volumes(&self, project: ProjectId, replicas: &[Replica]) -> Result<Catalogue, PassError> {
+    async fn volumes(
+        &self,
+        project: ProjectId,
+        replicas: &[LeasedReplica],
+    ) -> Result<VolumeCatalog, PassError> {
         let specs = replicas.iter().flat_map(|replica| &replica.specs);
         let wanted: Vec<_> = specs.flat_map(mounts::of_spec).collect();
-        Ok(Catalogue::of(&self.hands.db, project, &wanted).await?)
+        Ok(VolumeCatalog::of(&self.hands.db, project, &wanted).await?)
     }
 
     /// What placement says of a replica becomes one unit (a seat for all nodes), or one per node.
     async fn write(
         &self,
-        replica: &Replica,
+        replica: &LeasedReplica,
         placement: &Placement,
-        site: &Site<'_>,
+        site: &PlacementContext<'_>,
     ) -> Result<Outcomes, PassError> {
         let mut seated = Vec::new();
         let mut outcomes = Vec::new();
@@ -221,31 +230,38 @@ impl JobsSubmitted {
             .nodes
             .iter()
             .enumerate()
-            .map(|(n, job)| (job, brain::decide(&unassigned(job), Seen::of(&placement.outcome, n), site.now)))
+            .map(|(n, job)| {
+                (job, brain::decide(&unassigned_view(job), Seen::of(&placement.outcome, n), site.now))
+            })
             .collect();
         let mut fleet_of = None;
         for (job, plan) in &plans {
             let Some(lease) = replica.lease(job) else { continue };
             match plan {
                 Plan::Provision { assign: Some((fleet, seat)), change, .. } => {
-                    let why = because(event::Pipeline::JobSubmitted, lease, change.reason, &change.message);
+                    let why =
+                        pipeline_cause(event::Pipeline::JobSubmitted, lease, change.reason, &change.message);
                     let moved = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
                     let Some(event) = moved.record else { continue };
                     fleet_of = Some(*fleet);
-                    seated.push(Seated { held: lease.key(), job, seat: Sits::There { seat, event } });
+                    seated.push(NodePlacement {
+                        held: lease.key(),
+                        job,
+                        seat: SeatTarget::There { seat, event },
+                    });
                 }
                 Plan::Assign { fleet, seat, message, .. } => {
                     fleet_of = Some(*fleet);
-                    let seat = self.placeholder(lease, job, *fleet, seat, message, site)?;
-                    seated.extend(seat.map(|seat| Seated { held: lease.key(), job, seat }));
+                    let seat = self.new_placeholder(lease, job, *fleet, seat, message, site)?;
+                    seated.extend(seat.map(|seat| NodePlacement { held: lease.key(), job, seat }));
                 }
                 Plan::End { ending, change } => {
-                    let why = refusals(&placement.outcome).map(serde_json::to_string);
+                    let why = rejection_reason(&placement.outcome).map(serde_json::to_string);
                     let why = why.transpose().map_err(PassError::document)?;
                     outcomes.push((job.id.0, self.end(lease, job, ending, change.event, why).await?));
                 }
                 Plan::Wait { why, message, due, .. } => {
-                    let due = if plans.len() > 1 { together(*due) } else { *due };
+                    let due = if plans.len() > 1 { next_whole_second(*due) } else { *due };
                     let why = serde_json::to_string(&**why).map_err(PassError::document)?;
                     let is_known =
                         job.shortfalls.as_ref() == Some(&why) && job.status_message.as_ref() == Some(message);
@@ -260,7 +276,7 @@ impl JobsSubmitted {
                     };
                     outcomes.push((job.id.0, applied));
                 }
-                Plan::Provision { assign: None, due, .. } | Plan::Attach { due } | Plan::Again { due } => {
+                Plan::Provision { assign: None, due, .. } | Plan::Attach { due } | Plan::Recheck { due } => {
                     let due = (*due).max(site.now + Span::secs(1));
                     outcomes.push((job.id.0, self.wait(lease, job, Vec::new(), due).await?));
                 }
@@ -277,13 +293,13 @@ impl JobsSubmitted {
     /// Seats all nodes or none.
     async fn seat(
         &self,
-        site: &Site<'_>,
+        site: &PlacementContext<'_>,
         fleet: FleetId,
-        seated: Vec<Seated<'_>>,
+        seated: Vec<NodePlacement<'_>>,
     ) -> Result<ApplyOutcome, PassError> {
-        let makes = seated.iter().any(|one| matches!(one.seat, Sits::New { .. }));
+        let makes = seated.iter().any(|one| matches!(one.seat, SeatTarget::New { .. }));
         let room = site.inventory.fleets.iter().find(|one| one.id == fleet);
-        let into = Into {
+        let into = TargetFleet {
             fleet,
             chooses: site.run.fleet_id.is_none(),
             nodes_max: room.and_then(|room| room.nodes_max),
@@ -307,15 +323,15 @@ impl JobsSubmitted {
     }
 
     /// A row for the instance that is to be made for a job.
-    fn placeholder<'a>(
+    fn new_placeholder<'a>(
         &self,
         lease: &Lease,
         job: &Job,
         fleet: FleetId,
         seat: &Seat,
         message: &str,
-        site: &Site<'_>,
-    ) -> Result<Option<Sits<'a>>, PassError> {
+        site: &PlacementContext<'_>,
+    ) -> Result<Option<SeatTarget<'a>>, PassError> {
         let Seat::New { instance_num, offers, .. } = seat else { return Ok(None) };
         let (Some(fleet), Some(first)) = (site.fleet(fleet), offers.first()) else { return Ok(None) };
         let (shape, run) = (fleet_shape::of(fleet), self.hands.shapes.of(site.run)?);
@@ -329,7 +345,7 @@ impl JobsSubmitted {
             .collect();
         let id = InstanceId(self.hands.db.new_id()?);
         let why = format!("{} needs it", job.job_name);
-        let why = because(event::Pipeline::JobSubmitted, lease, "job", why);
+        let why = pipeline_cause(event::Pipeline::JobSubmitted, lease, "job", why);
         let created = Event::created::<instance::Instance>(id, instance::Status::Pending, why);
         let wish = super::fleets::wish(id, &offers, shape.tags(run.tags()))?;
         let instance = NewInstance {
@@ -337,15 +353,20 @@ impl JobsSubmitted {
             fleet_id: Some(fleet.id),
             name: format!("{}-{instance_num}", fleet.name),
             instance_num: (*instance_num).into(),
-            idle_seconds_max: shape.idle_for(run.idle_duration()),
+            idle_seconds_max: shape.run_idle_secs(run.idle_duration()),
             ..wish
         };
         let blocks = first.blocks.into();
-        Ok(Some(Sits::New { instance: Box::new(instance), created, blocks, message: message.to_owned() }))
+        Ok(Some(SeatTarget::New {
+            instance: Box::new(instance),
+            created,
+            blocks,
+            message: message.to_owned(),
+        }))
     }
 
     /// A job whose instance is being made hears how that went.
-    async fn hear(
+    async fn check_placeholder(
         &self,
         lease: &Lease,
         job: &Job,
@@ -357,9 +378,10 @@ impl JobsSubmitted {
             stage: Stage::Placeholder { since },
             has_volumes: false,
         };
-        match brain::decide(&view, heard(instance), Timestamp(lease.now())) {
+        match brain::decide(&view, placeholder_observation(instance), Timestamp(lease.now())) {
             Plan::Provision { change, .. } => {
-                let why = because(event::Pipeline::JobSubmitted, lease, change.reason, &change.message);
+                let why =
+                    pipeline_cause(event::Pipeline::JobSubmitted, lease, change.reason, &change.message);
                 let step = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
                 let set = vec![
                     ("status", step.status.into()),
@@ -387,7 +409,7 @@ impl JobsSubmitted {
             Plan::Assign { due, .. }
             | Plan::Attach { due }
             | Plan::Wait { due, .. }
-            | Plan::Again { due } => {
+            | Plan::Recheck { due } => {
                 let said = instance.and_then(|instance| instance.status_message.clone());
                 let set = said.map(|said| ("status_message", said.into())).into_iter().collect();
                 self.wait(lease, job, set, due).await
@@ -417,7 +439,7 @@ impl JobsSubmitted {
         shortfalls: Option<String>,
     ) -> Result<ApplyOutcome, PassError> {
         let message = ending.said().unwrap_or("the run asked for its end");
-        let why = because(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
+        let why = pipeline_cause(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
         let moved = event::transition::<job::Job>(job.id, job.status, event, why)?;
         let mut set = rows::ending(ending);
         set.extend(shortfalls.map(|why| ("shortfalls", why.into())));
@@ -438,7 +460,7 @@ impl JobsSubmitted {
 }
 
 /// Where a replica did not fit.
-fn refusals(outcome: &Outcome) -> Option<&Why> {
+fn rejection_reason(outcome: &Outcome) -> Option<&Why> {
     match outcome {
         Outcome::Placed { .. } => None,
         Outcome::Waits { why, .. } | Outcome::Never { why } => Some(why),
@@ -446,17 +468,17 @@ fn refusals(outcome: &Outcome) -> Option<&Why> {
 }
 
 /// The next whole second: a moment that all nodes of a replica agree on without knowing of each other.
-fn together(after: Timestamp) -> Timestamp {
+fn next_whole_second(after: Timestamp) -> Timestamp {
     Timestamp::from_secs(after.0.div_euclid(1_000_000) + 1)
 }
 
 /// Volumes are attached when the instance is there; placement only has to find one where they can be.
-fn unassigned(job: &Job) -> brain::Job {
+fn unassigned_view(job: &Job) -> brain::Job {
     brain::Job { submitted_at: job.submitted_at, stage: Stage::Unassigned, has_volumes: false }
 }
 
 /// How the making of an instance went, for the job it is made for.
-fn heard(instance: Option<&Instance>) -> Seen {
+fn placeholder_observation(instance: Option<&Instance>) -> Seen {
     let Some(instance) = instance else {
         return Seen::Refused { said: "its instance is gone".to_owned() };
     };
@@ -471,25 +493,25 @@ fn heard(instance: Option<&Instance>) -> Seen {
 }
 
 /// Where a replica is placed.
-struct Site<'a> {
+struct PlacementContext<'a> {
     run: &'a Run,
-    stock: &'a placing::Stock,
+    stock: &'a placing::ProjectInventory,
     inventory: &'a Inventory,
     now: Timestamp,
 }
 
-impl Site<'_> {
+impl PlacementContext<'_> {
     fn fleet(&self, id: FleetId) -> Option<&Fleet> {
         self.stock.fleets.iter().find(|fleet| fleet.id == id)
     }
 }
 
 fn waiting(
-    replica: &Replica,
+    replica: &LeasedReplica,
     run: &Run,
-    shape: &RunShape,
-    stock: &placing::Stock,
-    volumes: &Catalogue,
+    shape: &ParsedRunSpec,
+    stock: &placing::ProjectInventory,
+    volumes: &VolumeCatalog,
 ) -> Result<Waiting, PassError> {
     let first = &replica.nodes[0];
     let choice = match run.fleet_id {
@@ -498,7 +520,7 @@ fn waiting(
         None => FleetChoice::Follow,
     };
     let mut nodes = Vec::with_capacity(replica.nodes.len());
-    let placing = Placing::of(run);
+    let placing = PlacementPreferences::of(run);
     let (avoided, sought) = (placing.avoided(), placing.sought());
     for (job, spec) in replica.nodes.iter().zip(&replica.specs) {
         let volumes = volumes.locations(&mounts::of_spec(spec))?;

@@ -16,14 +16,15 @@ use windlass_model::{
 };
 
 use super::{
-    Hands, applied, because, due_in,
-    jobs_running::{call, log_of},
+    PipelineContext, applied, due_in,
+    jobs_running::{call, job_log},
+    pipeline_cause,
 };
 use crate::{
     agents::{self, AgentError, Call},
     attachments,
     db::passes::jobs::{self as rows, End, Loaded, Moved},
-    job_facts::JobFacts,
+    job_facts::JobSpecView,
     job_orders::STOP_MAX_SECS,
     logs::{
         Stream,
@@ -33,7 +34,7 @@ use crate::{
     proxy,
 };
 
-pub(super) struct JobsTerminating(pub(super) Hands);
+pub(super) struct JobsTerminatingPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue =
     Queue { pipeline: "jobs_terminating", table: "jobs", statuses: &["terminating"] };
@@ -54,9 +55,9 @@ pub(crate) struct Next {
     job: brain::Job,
 }
 
-impl Pipeline for JobsTerminating {
+impl Pipeline for JobsTerminatingPipeline {
     type Row = Row;
-    type Seen = Vec<Volume>;
+    type Observation = Vec<Volume>;
     type Plan = Next;
     type Error = PassError;
 
@@ -66,7 +67,7 @@ impl Pipeline for JobsTerminating {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
-        let facts = JobFacts::of(&loaded.job)?;
+        let facts = JobSpecView::of(&loaded.job)?;
         let mut job = view(&loaded, &facts, self.0.lost_after);
         if job.deadline.is_none()
             && let Some(managed_job) = loaded.run.managed_job_id
@@ -102,7 +103,7 @@ impl Pipeline for JobsTerminating {
                 Step::Wait | Step::Unregister => return Ok(()),
                 Step::Detach { volumes, force } => {
                     let Some(instance) = &row.loaded.instance else { return Ok(()) };
-                    let Hands { db, backends, .. } = &self.0;
+                    let PipelineContext { db, backends, .. } = &self.0;
                     let stored = &row.loaded.job;
                     job.volumes =
                         attachments::detach(db, backends, lease, stored, instance, volumes, *force).await?;
@@ -120,7 +121,7 @@ impl Pipeline for JobsTerminating {
                 Step::DrainLogs => {
                     seen.logs = self.logs(lease, row, call).await;
                     if seen.logs == brain::Logs::Drained {
-                        job.ending = self.with_last_words(job.ending, call).await;
+                        job.ending = self.with_exit_details(job.ending, call).await;
                         next.job.ending = job.ending.clone();
                     }
                 }
@@ -148,7 +149,7 @@ impl Pipeline for JobsTerminating {
                 }
                 if step == Step::Unregister {
                     set.push(("replica_registered", false.into()));
-                    wake.extend([proxy::HINT, QUEUE.pipeline]);
+                    wake.extend([proxy::ROUTES_HINT, QUEUE.pipeline]);
                 }
                 let moved =
                     Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false, pokes_group: None };
@@ -159,12 +160,12 @@ impl Pipeline for JobsTerminating {
     }
 }
 
-impl JobsTerminating {
+impl JobsTerminatingPipeline {
     /// Copies what is left. The runner's own words come along where they can.
     async fn logs(&self, lease: &Lease, row: &Row, call: Call) -> brain::Logs {
         let (now, limits) = (Timestamp(lease.now()), Limits::default());
         let copy = async |stream| {
-            let log = log_of(&row.loaded.job, stream);
+            let log = job_log(&row.loaded.job, stream);
             copy::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await
         };
         let drained = match copy(Stream::Job).await {
@@ -187,7 +188,7 @@ impl JobsTerminating {
 
     /// How a job that was stopped ended: with what, and whether it had to be killed. A job that ended by itself has said
     /// so before.
-    async fn with_last_words(&self, ending: job::Ending, call: Call) -> job::Ending {
+    async fn with_exit_details(&self, ending: job::Ending, call: Call) -> job::Ending {
         if ending.exit_status().is_some() {
             return ending;
         }
@@ -201,8 +202,8 @@ impl JobsTerminating {
             (_, told) if told.is_empty() => ending,
             // The same words may be why it ends at all.
             (Some(said), told) if said.contains(&told) => ending,
-            (Some(said), told) => ending.saying(format!("{said}; {told}")),
-            (None, told) => ending.saying(told),
+            (Some(said), told) => ending.with_message(format!("{said}; {told}")),
+            (None, told) => ending.with_message(told),
         }
     }
 
@@ -219,9 +220,11 @@ impl JobsTerminating {
     async fn end(&self, lease: &Lease, row: &Row, end: &brain::End) -> Result<ApplyOutcome, PassError> {
         let job = &row.loaded.job;
         let change = end.change();
-        let why = because(event::Pipeline::JobTerminating, lease, change.reason, &change.message);
+        let why = pipeline_cause(event::Pipeline::JobTerminating, lease, change.reason, &change.message);
         let moved = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
-        let Some(event) = moved.record else { return Err(PassError::NoMove { status: job.status.as_str() }) };
+        let Some(event) = moved.record else {
+            return Err(PassError::NoTransition { status: job.status.as_str() });
+        };
         let end = End {
             status: moved.status,
             event: &event,
@@ -239,7 +242,7 @@ impl JobsTerminating {
     }
 }
 
-fn view(loaded: &Loaded, facts: &JobFacts, lost_after: Span) -> brain::Job {
+fn view(loaded: &Loaded, facts: &JobSpecView, lost_after: Span) -> brain::Job {
     let job = &loaded.job;
     let stored = job.ending().unwrap_or(job::Ending::new(job::TerminationReason::TerminatedByServer));
     // An abort hurries a stop that is under way; nothing else changes an ending.

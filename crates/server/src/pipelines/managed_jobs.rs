@@ -20,7 +20,8 @@ use windlass_model::{
     config::derive::DefaultImages,
     decide::jobs_terminating::LOGS_GRACE,
     decide::managed_jobs::{
-        self as brain, Act, Cancel, Decision, JobView, Moved, Seen, TaskView, emergency, slots,
+        self as brain, AttemptAction, Cancel, Decision, ManagedJobView, Moved, Seen, TaskView, emergency,
+        slots,
     },
     event::{self, Event},
     managed_job::{self, Schedule, ScheduleEvent, plan::Plan, record::Record},
@@ -29,20 +30,20 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Hands, because, due_in};
+use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
     attempts::{self, Files},
     db::{
         Unit, Val, Values, Written,
-        passes::managed_jobs::{self as rows, Attempt, Loaded, Outcome, StopRun, WrittenTask},
+        passes::managed_jobs::{self as rows, Attempt, Loaded, Outcome, StopRun, TaskUpdate},
     },
     market::Market,
     pass_error::PassError,
-    services::offers::Supply,
+    services::offers::OfferSupply,
 };
 
-pub(super) struct ManagedJobs {
-    pub(super) hands: Hands,
+pub(super) struct ManagedJobsPipeline {
+    pub(super) hands: PipelineContext,
     pub(super) market: Market,
 }
 
@@ -76,7 +77,7 @@ pub(crate) struct Row {
 }
 
 /// What was seen of the newest attempt of each task.
-pub(crate) struct Observed {
+pub(crate) struct AttemptsReport {
     attempts: BTreeMap<usize, Attempt>,
     newest_idle: Option<Timestamp>,
     /// Tasks with a deadline that could have all their nodes on the spot market now.
@@ -95,9 +96,9 @@ pub(crate) struct Next {
     dice: f64,
 }
 
-impl Pipeline for ManagedJobs {
+impl Pipeline for ManagedJobsPipeline {
     type Row = Row;
-    type Seen = Observed;
+    type Observation = AttemptsReport;
     type Plan = Next;
     type Error = PassError;
 
@@ -117,7 +118,7 @@ impl Pipeline for ManagedJobs {
         Ok(Some(Row { loaded, plan, records, files, site, images }))
     }
 
-    async fn observe(&self, _lease: &Lease, row: &Row) -> Result<Observed, PassError> {
+    async fn observe(&self, _lease: &Lease, row: &Row) -> Result<AttemptsReport, PassError> {
         let (db, job) = (&self.hands.db, &row.loaded.job);
         let names: BTreeMap<String, usize> = row
             .records
@@ -133,10 +134,10 @@ impl Pipeline for ManagedJobs {
         let newest_idle = if waits { rows::newest_idle(db, job).await? } else { None };
         let newest_idle = newest_idle.map(Timestamp);
         let (on_spot, prices) = (self.on_spot(row).await, self.prices(row).await?);
-        Ok(Observed { attempts, newest_idle, on_spot, prices, dice: dice(&db.new_id()?) })
+        Ok(AttemptsReport { attempts, newest_idle, on_spot, prices, dice: dice(&db.new_id()?) })
     }
 
-    fn decide(row: &Row, mut seen: Observed, now: DbTime) -> Next {
+    fn decide(row: &Row, mut seen: AttemptsReport, now: DbTime) -> Next {
         let now = Timestamp(now);
         let cancel = cancel(row);
         let mut moves = Vec::new();
@@ -162,7 +163,7 @@ impl Pipeline for ManagedJobs {
                 ..task_view(record, seen.attempts.get(&index), seen.newest_idle)
             })
             .collect();
-        let view = JobView { plan: &row.plan, cancel, tasks, dice: seen.dice };
+        let view = ManagedJobView { plan: &row.plan, cancel, tasks, dice: seen.dice };
         let decision = brain::decide(&view, now);
         Next { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
     }
@@ -179,27 +180,31 @@ impl Pipeline for ManagedJobs {
             let index = usize::try_from(decided.task).unwrap_or_default();
             match &decided.act {
                 None => {}
-                Some(Act::Stop(stop)) => stops.extend(next.attempts.get(&index).map(|attempt| StopRun {
-                    run: attempt.run.id,
-                    abort: is_out_of_patience(&row, stop.graceful, now),
-                    by: row.loaded.job.user_id,
-                })),
-                Some(Act::Submit(submit)) => match launch::unit(&self.hands, lease, &row, index, submit)? {
-                    Ok(unit) => runs.push(unit),
-                    Err(why) => {
-                        let (record, moved) =
-                            emergency::internal_error(&decided.record, &why, next.dice, now);
-                        decided.record = record;
-                        decided.moves.extend(moved);
+                Some(AttemptAction::Stop(stop)) => {
+                    stops.extend(next.attempts.get(&index).map(|attempt| StopRun {
+                        run: attempt.run.id,
+                        abort: is_grace_expired(&row, stop.graceful, now),
+                        by: row.loaded.job.user_id,
+                    }))
+                }
+                Some(AttemptAction::Submit(submit)) => {
+                    match launch::unit(&self.hands, lease, &row, index, submit)? {
+                        Ok(unit) => runs.push(unit),
+                        Err(why) => {
+                            let (record, moved) =
+                                emergency::internal_error(&decided.record, &why, next.dice, now);
+                            decided.record = record;
+                            decided.moves.extend(moved);
+                        }
                     }
-                },
+                }
             }
         }
         self.write(lease, &row, next, stops, runs).await
     }
 }
 
-impl ManagedJobs {
+impl ManagedJobsPipeline {
     /// Nobody else needs to know what the market has.
     async fn on_spot(&self, row: &Row) -> Vec<usize> {
         let live = row.plan.tasks.iter().zip(&row.records).enumerate();
@@ -211,7 +216,7 @@ impl ManagedJobs {
             return wanted;
         }
         let market = self.market.seen().await;
-        let is_there = |index: &usize| launch::fits_spot(row, *index, &market.offers);
+        let is_there = |index: &usize| launch::has_spot_capacity(row, *index, &market.offers);
         wanted.into_iter().filter(is_there).collect()
     }
 
@@ -225,8 +230,8 @@ impl ManagedJobs {
         if wanted.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let Hands { db, local_processes, .. } = &self.hands;
-        let supply = Supply::of(db, &self.market, *local_processes, row.loaded.job.project_id).await?;
+        let PipelineContext { db, local_processes, .. } = &self.hands;
+        let supply = OfferSupply::of(db, &self.market, *local_processes, row.loaded.job.project_id).await?;
         Ok(wanted.into_iter().map(|index| (index, launch::prices(row, index, &supply))).collect())
     }
 
@@ -249,7 +254,7 @@ impl ManagedJobs {
             }
         }
         let is_done = decision.schedule == Schedule::Done;
-        let claimed = brain::is_claimed(&records) && !is_done;
+        let claimed = brain::has_launched(&records) && !is_done;
         let frees = frees(row, &records) || (row.loaded.job.claimed && !claimed);
         let due_in_us = decision.due_at.map(|at| due_in(lease, at));
         let mut set: Values = vec![
@@ -271,12 +276,12 @@ impl ManagedJobs {
         let outcome = Outcome {
             set,
             due_in_us,
-            tasks: written_tasks(row, &records, &decision.wants_slot)?,
+            tasks: changed_tasks(row, &records, &decision.wants_slot)?,
             stops,
             runs,
-            events: told(lease, row, &moves)?
+            events: transition_events(lease, row, &moves)?
                 .into_iter()
-                .chain(scheduled(lease, row, decision.schedule))
+                .chain(schedule_events(lease, row, decision.schedule))
                 .collect(),
         };
         match rows::apply(&self.hands.db, lease, &row.loaded.job, outcome).await? {
@@ -284,7 +289,7 @@ impl ManagedJobs {
             Written::Stale { at: None } => return Ok(ApplyOutcome::LeaseLost),
             Written::Stale { at: Some(_) } => return Ok(ApplyOutcome::RelatedBusy),
         }
-        let granted = (frees || !decision.wants_slot.is_empty()) && self.grant().await?;
+        let granted = (frees || !decision.wants_slot.is_empty()) && self.grant_slots().await?;
         if granted || due_in_us.is_some_and(|due| due <= 0) {
             wake.push(QUEUE.pipeline);
         }
@@ -292,7 +297,7 @@ impl ManagedJobs {
     }
 
     /// Gives free slots to those who stand in line for them. True when somebody got one.
-    async fn grant(&self) -> Result<bool, PassError> {
+    async fn grant_slots(&self) -> Result<bool, PassError> {
         let limits = self.hands.job_limits;
         let (line, in_use) = rows::line(&self.hands.db, limits).await?;
         let queue: Vec<slots::Waiting> = line.iter().map(|(waiting, _)| *waiting).collect();
@@ -312,7 +317,7 @@ fn cancel(row: &Row) -> Option<Cancel> {
 }
 
 /// A cancel that lets output be written does so for a time only.
-fn is_out_of_patience(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
+fn is_grace_expired(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
     match (graceful, row.loaded.job.cancel_asked_at) {
         // The job's own runner ends its commands when the time is over; this is for one that does not.
         (Some(patience), Some(asked)) => now >= asked + patience + LOGS_GRACE,
@@ -351,14 +356,14 @@ fn frees(row: &Row, records: &[Record]) -> bool {
 }
 
 /// Those tasks whose rows change.
-fn written_tasks(row: &Row, records: &[Record], wants: &[u32]) -> Result<Vec<WrittenTask>, PassError> {
+fn changed_tasks(row: &Row, records: &[Record], wants: &[u32]) -> Result<Vec<TaskUpdate>, PassError> {
     let mut written = Vec::new();
     for (index, (task, record)) in row.loaded.tasks.iter().zip(records).enumerate() {
         let wants_slot = u32::try_from(index).is_ok_and(|index| wants.contains(&index));
         if *record == row.records[index] && !task.granted && task.wants_slot == wants_slot {
             continue;
         }
-        written.push(WrittenTask {
+        written.push(TaskUpdate {
             task: task.task,
             status: record.status,
             schedule: record.schedule,
@@ -371,7 +376,7 @@ fn written_tasks(row: &Row, records: &[Record], wants: &[u32]) -> Result<Vec<Wri
 }
 
 /// The slots of the job as a whole are others than before. One pass may complete a submission and launch it.
-fn scheduled(lease: &Lease, row: &Row, to: Schedule) -> Vec<Event> {
+fn schedule_events(lease: &Lease, row: &Row, to: Schedule) -> Vec<Event> {
     let from = row.loaded.job.schedule;
     let mut path = vec![from];
     if from == Schedule::Inactive && !matches!(to, Schedule::Inactive | Schedule::Done) {
@@ -382,7 +387,7 @@ fn scheduled(lease: &Lease, row: &Row, to: Schedule) -> Vec<Event> {
     let step = |states: &[Schedule]| {
         let [from, to] = states else { return None };
         let message = format!("Schedule state {from} -> {to}");
-        let why = because(event::Pipeline::ManagedJob, lease, "schedule", message);
+        let why = pipeline_cause(event::Pipeline::ManagedJob, lease, "schedule", message);
         let note = Event::note(event::Entity::ManagedJob, row.loaded.job.id, why);
         let (from, to) = (Some(from.as_str()), Some(to.as_str()));
         Some(Event { kind: event::Kind::Schedule, from, to, ..note })
@@ -391,7 +396,7 @@ fn scheduled(lease: &Lease, row: &Row, to: Schedule) -> Vec<Event> {
 }
 
 /// One event for each move. That of a recovery names who caused it.
-fn told(lease: &Lease, row: &Row, moves: &[(usize, Moved)]) -> Result<Vec<Event>, PassError> {
+fn transition_events(lease: &Lease, row: &Row, moves: &[(usize, Moved)]) -> Result<Vec<Event>, PassError> {
     let several = row.plan.tasks.len() > 1;
     let mut events = Vec::new();
     for (index, moved) in moves {
@@ -401,7 +406,7 @@ fn told(lease: &Lease, row: &Row, moves: &[(usize, Moved)]) -> Result<Vec<Event>
             Ok(number) if several => format!("Task {}: {}", row.plan.task_name(number), moved.message),
             Ok(_) | Err(_) => moved.message.clone(),
         };
-        let why = because(event::Pipeline::ManagedJob, lease, reason, message);
+        let why = pipeline_cause(event::Pipeline::ManagedJob, lease, reason, message);
         let step = event::transition::<managed_job::Task>(task.id, moved.from, moved.event, why.clone())?;
         let note = || Event::note(event::Entity::ManagedJob, task.id, why);
         events.push(step.record.unwrap_or_else(note));

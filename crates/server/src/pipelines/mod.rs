@@ -18,31 +18,31 @@ use windlass_engine::{ApplyOutcome, BatchPipeline, Engine, Hints, Lease, Pipelin
 use windlass_model::{
     config::derive::DefaultImages,
     decide::managed_jobs::slots::Limits,
-    event::{self, Actor, Because},
+    event::{self, Actor, EventCause},
     time::{Span, Timestamp},
 };
 
 use crate::{
-    agents::Agents,
+    agents::AgentApi,
     app::App,
     db::{Db, Written},
     job_metrics::sampler,
     logs::{archive::Archive, retention as log_retention},
     market::Market,
     retention,
-    run_shape::Shapes,
+    run_shape::RunSpecCache,
     secrets::Keyring,
 };
 
 /// What every pipeline works with.
 #[derive(Clone)]
-pub struct Hands {
+pub struct PipelineContext {
     pub db: Db,
-    pub agents: Arc<dyn Agents>,
+    pub agents: Arc<dyn AgentApi>,
     pub backends: Backends,
     pub logs: Arc<Archive>,
     pub keys: Arc<Keyring>,
-    pub shapes: Shapes,
+    pub shapes: RunSpecCache,
     /// How long agents that once answered may be silent before their jobs are lost.
     pub lost_after: Span,
     /// The delay of a run's first retry; later ones grow from it.
@@ -64,15 +64,15 @@ pub trait Install {
 }
 
 /// The list. A new pipeline is one line here.
-pub fn install(hands: &Hands, into: &mut impl Install) {
+pub fn install(hands: &PipelineContext, into: &mut impl Install) {
     let market = Market::new(hands.backends.clone());
-    into.add(runs::Runs(hands.clone()));
-    into.add_batch(jobs_submitted::JobsSubmitted { hands: hands.clone(), market: market.clone() });
-    into.add(jobs_running::JobsRunning(hands.clone()));
-    into.add(jobs_terminating::JobsTerminating(hands.clone()));
-    into.add(managed_jobs::ManagedJobs { hands: hands.clone(), market: market.clone() });
-    into.add(instances::Instances(hands.clone()));
-    into.add(fleets::Fleets { hands: hands.clone(), market: market.clone() });
+    into.add(runs::RunsPipeline(hands.clone()));
+    into.add_batch(jobs_submitted::JobsSubmittedPipeline { hands: hands.clone(), market: market.clone() });
+    into.add(jobs_running::JobsRunningPipeline(hands.clone()));
+    into.add(jobs_terminating::JobsTerminatingPipeline(hands.clone()));
+    into.add(managed_jobs::ManagedJobsPipeline { hands: hands.clone(), market: market.clone() });
+    into.add(instances::InstancesPipeline(hands.clone()));
+    into.add(fleets::FleetsPipeline { hands: hands.clone(), market: market.clone() });
     into.add(volumes::Volumes(hands.clone()));
 }
 
@@ -84,14 +84,14 @@ pub struct Running {
 }
 
 /// Starts them all.
-pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<Running, getrandom::Error> {
-    let hands = Hands {
+pub fn start(app: &App, agents: Arc<dyn AgentApi>, backends: Backends) -> Result<Running, getrandom::Error> {
+    let hands = PipelineContext {
         db: app.db().clone(),
         agents,
         backends,
         logs: Arc::clone(app.logs()),
         keys: Arc::clone(app.keys()),
-        shapes: Shapes::default(),
+        shapes: RunSpecCache::default(),
         lost_after: app.settings().lost_after,
         retry_delay: app.settings().retry_delay,
         job_limits: app.settings().job_limits,
@@ -103,12 +103,12 @@ pub fn start(app: &App, agents: Arc<dyn Agents>, backends: Backends) -> Result<R
     let seed = getrandom::u64()?;
     let mut engine = Engine::new(Arc::new(app.db().clone()), app.hints().clone());
     let settings = Settings::standard(seed).with_lease(app.settings().lock_timeout);
-    install(&hands, &mut Standard { engine: &mut engine, settings });
+    install(&hands, &mut EngineRegistry { engine: &mut engine, settings });
     app.metrics().watch(engine.monitor());
     let mut hints = JoinSet::new();
-    hints.spawn(hear(app.db().clone(), app.hints().clone()));
-    hints.spawn(tell(app.db().clone(), app.hints().clone()));
-    hints.spawn(greet(app.db().clone(), app.hints().clone()));
+    hints.spawn(receive_hints(app.db().clone(), app.hints().clone()));
+    hints.spawn(send_hints(app.db().clone(), app.hints().clone()));
+    hints.spawn(mark_all_hosts_due(app.db().clone(), app.hints().clone()));
     hints.spawn(sampler::run(app.db().clone(), Arc::clone(&hands.agents)));
     hints.spawn(log_retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
     hints.spawn(retention::run(app.clone()));
@@ -138,12 +138,12 @@ pub(crate) fn of_job(status: &str) -> &'static str {
 /// How long passes in work may take when the server stops; an agent's call takes 9 s at most.
 const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 
-struct Standard<'a> {
+struct EngineRegistry<'a> {
     engine: &'a mut Engine<Db>,
     settings: Settings,
 }
 
-impl Install for Standard<'_> {
+impl Install for EngineRegistry<'_> {
     fn add<P: Pipeline>(&mut self, pipeline: P) {
         self.engine.spawn(pipeline, self.settings.clone());
     }
@@ -155,15 +155,15 @@ impl Install for Standard<'_> {
 }
 
 /// Nobody may have heard what hosts told before this server was there: each is looked at, and listened to from then on.
-async fn greet(db: Db, hints: Hints) {
-    match crate::db::agents::poke_hosts(&db).await {
+async fn mark_all_hosts_due(db: Db, hints: Hints) {
+    match crate::db::agents::mark_hosts_due(&db).await {
         Ok(()) => hints.hint(INSTANCES),
         Err(error) => tracing::debug!(%error, "have all hosts looked at"),
     }
 }
 
 /// Hints of other replicas, where the database carries them.
-async fn hear(db: Db, hints: Hints) {
+async fn receive_hints(db: Db, hints: Hints) {
     let mut news = db.listen();
     loop {
         match news.recv().await {
@@ -177,7 +177,7 @@ async fn hear(db: Db, hints: Hints) {
 }
 
 /// Hints given here, for the others. One that is lost costs them a moment, nothing else.
-async fn tell(db: Db, hints: Hints) {
+async fn send_hints(db: Db, hints: Hints) {
     let mut outgoing = hints.outgoing();
     loop {
         for pipeline in outgoing.next().await {
@@ -202,12 +202,12 @@ fn applied(written: &Written, due_in_us: Option<i64>, wake: Vec<&'static str>) -
 }
 
 /// Who changes a row, and why, for its event.
-fn because(
+fn pipeline_cause(
     name: event::Pipeline,
     lease: &Lease,
     reason: impl Into<String>,
     message: impl Into<String>,
-) -> Because {
+) -> EventCause {
     let epoch = u64::try_from(lease.epoch).unwrap_or_default();
-    Because { actor: Actor::Pipeline { name, epoch }, reason: reason.into(), message: message.into() }
+    EventCause { actor: Actor::Pipeline { name, epoch }, reason: reason.into(), message: message.into() }
 }

@@ -21,35 +21,35 @@ use windlass_model::{
     config::Configuration,
     decide::{
         replicas,
-        runs::{self as brain, Plan, RunView, Scheduled, State, Weight},
+        runs::{self as brain, Plan, ReplicaRole, RunView, ScheduleState, State},
     },
     event::{self, Event},
     id::SubmissionId,
     job,
-    retry::{self, Streak},
+    retry::{self, FailureStreak},
     run,
-    schedule::Crons,
+    schedule::CronSchedule,
     time::{Span, Timestamp},
 };
 
-use self::service::Needs;
-use super::{Hands, because, due_in};
+use self::service::ServiceNeeds;
+use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
     db::{
         Written,
         jobs::{Job, NewJob},
-        passes::runs::{self as rows, EndAsked, Outcome},
+        passes::runs::{self as rows, EndRequest, Outcome},
         replicas as traffic,
         runs::Run,
     },
     job_orders::node_key::NodeKey,
     pass_error::PassError,
     proxy,
-    run_shape::RunShape,
-    run_tracking::{RetryWait, Tracking},
+    run_shape::ParsedRunSpec,
+    run_tracking::{RetryWait, RunTracking},
 };
 
-pub(super) struct Runs(pub(super) Hands);
+pub(super) struct RunsPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue = Queue {
     pipeline: "runs",
@@ -58,22 +58,22 @@ pub(crate) const QUEUE: Queue = Queue {
 };
 
 /// How often it is counted what a service was asked.
-const SERVICE_LOOK: Span = Span::secs(10);
+const SERVICE_POLL_INTERVAL: Span = Span::secs(10);
 
 pub(crate) struct Loaded {
     run: Run,
     jobs: Vec<Job>,
-    shape: Arc<RunShape>,
+    shape: Arc<ParsedRunSpec>,
     view: RunView,
     /// What a service needs now; nothing for other runs.
-    service: Option<Needs>,
+    service: Option<ServiceNeeds>,
     /// The wait that was stored.
     retry: Option<RetryWait>,
 }
 
-impl Pipeline for Runs {
+impl Pipeline for RunsPipeline {
     type Row = Loaded;
-    type Seen = ();
+    type Observation = ();
     /// A move that is made on the way, if there is one, and the one that is stored.
     type Plan = (Option<Plan>, Plan);
     type Error = PassError;
@@ -85,7 +85,7 @@ impl Pipeline for Runs {
     async fn load(&self, lease: &Lease) -> Result<Option<Loaded>, PassError> {
         let Some((run, jobs)) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let shape = self.0.shapes.of(&run)?;
-        let tracking = Tracking::of(&run).map_err(PassError::document)?;
+        let tracking = RunTracking::of(&run).map_err(PassError::document)?;
         let service = self.needs(lease, &run, &jobs, &shape, &tracking).await?;
         let stored = view(&run, &jobs, &shape, &tracking, service.as_ref())?;
         let view = RunView { retry_delay: self.0.retry_delay, ..stored };
@@ -98,9 +98,9 @@ impl Pipeline for Runs {
     }
 
     fn decide(row: &Loaded, (): (), now: DbTime) -> Self::Plan {
-        let (before, mut plan) = brain::decide_on(&row.view, Timestamp(now));
+        let (before, mut plan) = brain::decide_to_end(&row.view, Timestamp(now));
         if let Some(needs) = &row.service {
-            let look = Timestamp(now) + SERVICE_LOOK;
+            let look = Timestamp(now) + SERVICE_POLL_INTERVAL;
             let look = needs.judged.due_at.map_or(look, |due| due.min(look));
             plan.due_at = plan.due_at.map(|due| due.min(look));
         }
@@ -137,16 +137,16 @@ impl Pipeline for Runs {
     }
 }
 
-impl Runs {
+impl RunsPipeline {
     /// Which replicas a service shall have, by what is asked of it, and how its deployment stands.
     async fn needs(
         &self,
         lease: &Lease,
         run: &Run,
         jobs: &[Job],
-        shape: &RunShape,
-        tracking: &Tracking,
-    ) -> Result<Option<Needs>, PassError> {
+        shape: &ParsedRunSpec,
+        tracking: &RunTracking,
+    ) -> Result<Option<ServiceNeeds>, PassError> {
         let Configuration::Service(_) = shape.configuration() else { return Ok(None) };
         let mut groups = Vec::new();
         for group in shape.groups()? {
@@ -156,7 +156,7 @@ impl Runs {
             };
             groups.push(replicas::Group { traffic, ..service::group(run, jobs, shape, group) });
         }
-        Ok(Some(Needs::of(run, jobs, shape, tracking, groups, Timestamp(lease.now()))))
+        Ok(Some(ServiceNeeds::evaluate(run, jobs, shape, tracking, groups, Timestamp(lease.now()))))
     }
 
     fn outcome<'a>(
@@ -174,7 +174,7 @@ impl Runs {
                 && let Some(event) = plan.event
             {
                 let reason = plan.ending.as_ref().map_or(event.as_str(), |e| e.reason().as_str());
-                let why = because(event::Pipeline::Run, lease, reason, &plan.why);
+                let why = pipeline_cause(event::Pipeline::Run, lease, reason, &plan.why);
                 let moved = event::transition::<run::Run>(lease.id, status, event, why)?;
                 events.extend(moved.record.map(|record| (record, row.run.name.clone())));
             }
@@ -184,7 +184,7 @@ impl Runs {
         let mut keys = BTreeMap::new();
         for submit in &plan.submit {
             let new = self.submission(row, *submit, &mut keys)?;
-            let why = because(
+            let why = pipeline_cause(
                 event::Pipeline::Run,
                 lease,
                 "submitted",
@@ -199,16 +199,16 @@ impl Runs {
         let latest = latest(&row.jobs);
         let ends = plan.end.iter().filter_map(|end| {
             let job = latest.get(&(i64::from(end.replica), i64::from(end.job)))?;
-            Some(EndAsked { submission: job.id, ending: end.ending.clone() })
+            Some(EndRequest { submission: job.id, ending: end.ending.clone() })
         });
-        for (reason, why) in row.service.iter().flat_map(Needs::told) {
-            let why = because(event::Pipeline::Run, lease, reason, why);
+        for (reason, why) in row.service.iter().flat_map(ServiceNeeds::told) {
+            let why = pipeline_cause(event::Pipeline::Run, lease, reason, why);
             events.push((Event::note(event::Entity::Run, lease.id, why), row.run.name.clone()));
         }
         let service = row.service.as_ref();
         let tracking = tracking(row, plan);
         let settles = service.is_some_and(|needs| needs.settles(&row.run));
-        let back = service.and_then(Needs::way_back).map(str::to_owned);
+        let back = service.and_then(ServiceNeeds::rollback_spec).map(str::to_owned);
         let tracking = serde_json::to_string(&tracking).map_err(PassError::document)?;
         // Of several nodes one may have come further without a change of the run.
         let has_news = plan.status != row.run.status || row.jobs.len() > 1;
@@ -243,7 +243,7 @@ impl Runs {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(none) => none.insert(NodeKey::draw()?),
             };
-            Some(key.sealed_for(&self.0.keys, id)?)
+            Some(key.seal_for(&self.0.keys, id)?)
         } else {
             None
         };
@@ -266,9 +266,9 @@ impl Runs {
 }
 
 /// What is remembered until the next pass.
-fn tracking(row: &Loaded, plan: &Plan) -> Tracking {
+fn tracking(row: &Loaded, plan: &Plan) -> RunTracking {
     let service = row.service.as_ref();
-    Tracking {
+    RunTracking {
         fired: plan.fired,
         groups: service.map(|needs| needs.wanted.memory.clone()).unwrap_or_default(),
         rollout: service.map(|needs| needs.judged.rollout.clone()),
@@ -300,7 +300,7 @@ fn wake(outcome: &Outcome<'_>) -> Vec<&'static str> {
             super::jobs_submitted::QUEUE.pipeline,
             super::jobs_running::QUEUE.pipeline,
             super::jobs_terminating::QUEUE.pipeline,
-            proxy::HINT,
+            proxy::ROUTES_HINT,
         ]);
     }
     wake
@@ -315,9 +315,9 @@ fn latest(jobs: &[Job]) -> BTreeMap<(i64, i64), &Job> {
 fn view(
     run: &Run,
     jobs: &[Job],
-    shape: &RunShape,
-    tracking: &Tracking,
-    service: Option<&Needs>,
+    shape: &ParsedRunSpec,
+    tracking: &RunTracking,
+    service: Option<&ServiceNeeds>,
 ) -> Result<RunView, PassError> {
     let began = tracking.fired.unwrap_or(run.submitted_at);
     let mut replicas: Vec<brain::Replica> = Vec::new();
@@ -326,7 +326,7 @@ fn view(
             .iter()
             .filter(|j| j.replica_num == replica && j.job_num == job_num && j.submitted_at >= began);
         let tries = of_execution.clone().count();
-        let mut streak = Streak::default();
+        let mut streak = FailureStreak::default();
         for one in of_execution {
             let Some(ended) = one.terminating_at else { continue };
             if one.termination_detail.as_deref() == Some(job::Detail::RegionFull.as_str()) {
@@ -346,12 +346,12 @@ fn view(
         match replicas.last_mut().filter(|r| r.num == number(replica)) {
             Some(known) => known.jobs.push(job),
             None => {
-                let weight = service.map_or(Weight::Full, |needs| needs.weight(run, newest, shape));
+                let weight = service.map_or(ReplicaRole::Full, |needs| needs.weight(run, newest, shape));
                 replicas.push(brain::Replica { num: number(replica), weight, jobs: vec![job] });
             }
         }
     }
-    let schedule = shape.crons().map(|crons: &Crons| Scheduled {
+    let schedule = shape.crons().map(|crons: &CronSchedule| ScheduleState {
         crons: crons.clone(),
         next: run.next_triggered_at,
         fired: tracking.fired,
@@ -363,13 +363,13 @@ fn view(
         submitted_at: run.submitted_at,
         attempt: number(run.retry_count),
         pending_since: run.retry_since.unwrap_or(run.submitted_at),
-        retry_delay: retry::DELAY,
+        retry_delay: retry::DELAY_FIRST,
         schedule,
         retry: shape.retry().cloned(),
         stop_criteria: shape.stop_criteria(),
         gateway_failed: false,
         surplus: service.map(|needs| needs.wanted.surplus.clone()).unwrap_or_default(),
-        rolls_back: service.is_some_and(|needs| needs.way_back().is_some()),
+        rolls_back: service.is_some_and(|needs| needs.rollback_spec().is_some()),
         replicas,
         start: match service {
             Some(needs) => needs.wanted.start.clone(),

@@ -11,7 +11,7 @@
 use serde_json::{Value, json};
 use windlass_backend::{
     BackendError,
-    volumes::{Made, VolumeOrder, Volumes as Storage},
+    volumes::{Made, VolumeRequest, Volumes as Storage},
 };
 use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
@@ -22,7 +22,7 @@ use windlass_model::{
     volume,
 };
 
-use super::{Hands, applied, because, due_in};
+use super::{PipelineContext, applied, due_in, pipeline_cause};
 use crate::{
     attachments::mounts::configuration,
     db::{
@@ -33,7 +33,7 @@ use crate::{
     pass_error::PassError,
 };
 
-pub(super) struct Volumes(pub(super) Hands);
+pub(super) struct Volumes(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue = Queue {
     pipeline: "volumes",
@@ -43,7 +43,7 @@ pub(crate) const QUEUE: Queue = Queue {
 
 pub(crate) struct Row {
     loaded: Loaded,
-    order: VolumeOrder,
+    order: VolumeRequest,
     backend: String,
     view: brain::Volume,
 }
@@ -56,7 +56,7 @@ pub(crate) struct Next {
 
 impl Pipeline for Volumes {
     type Row = Row;
-    type Seen = ();
+    type Observation = ();
     type Plan = Next;
     type Error = PassError;
 
@@ -85,8 +85,8 @@ impl Pipeline for Volumes {
         let Some(action) = next.plan.action else { return Ok(()) };
         let storage = self.0.backends.named(&row.backend).and_then(|backend| backend.volumes());
         let seen = match storage {
-            Some(storage) => self.ask(storage, row, action, &mut next.made).await,
-            None => nobody(&row.backend, action, row.loaded.volume.volume_id.as_deref()),
+            Some(storage) => self.perform_action(storage, row, action, &mut next.made).await,
+            None => missing_backend(&row.backend, action, row.loaded.volume.volume_id.as_deref()),
         };
         next.plan = brain::decide(&row.view, &seen, Timestamp(lease.now()));
         if next.plan.action.is_some() {
@@ -101,12 +101,12 @@ impl Pipeline for Volumes {
         let mut set: Values = Vec::new();
         if let Some(made) = &next.made {
             set.push(("volume_id", made.id.as_str().into()));
-            set.push(("provisioning", Val::json(&document(&row.backend, made))?));
+            set.push(("provisioning", Val::json(&provisioning_document(&row.backend, made))?));
         }
         let mut record = None;
         let mut clean_up = false;
         if let Some(change) = &plan.change {
-            let why = because(event::Pipeline::Volume, lease, change.reason, &change.message);
+            let why = pipeline_cause(event::Pipeline::Volume, lease, change.reason, &change.message);
             clean_up = change.event == volume::Event::DeleteAsked;
             let moved =
                 event::transition::<volume::Volume>(volume.id, volume.status, change.event, why.clone())?;
@@ -118,7 +118,7 @@ impl Pipeline for Volumes {
         } else if let Some(note) = &plan.note {
             // Said once, however often it is tried.
             if volume.status_message.as_deref() != Some(note) {
-                let why = because(event::Pipeline::Volume, lease, "delete", note);
+                let why = pipeline_cause(event::Pipeline::Volume, lease, "delete", note);
                 record = Some(event::Event::note(event::Entity::Volume, volume.id, why));
                 set.push(("status_message", note.as_str().into()));
             }
@@ -143,7 +143,13 @@ impl Pipeline for Volumes {
 }
 
 impl Volumes {
-    async fn ask(&self, storage: &dyn Storage, row: &Row, action: Action, made: &mut Option<Made>) -> Seen {
+    async fn perform_action(
+        &self,
+        storage: &dyn Storage,
+        row: &Row,
+        action: Action,
+        made: &mut Option<Made>,
+    ) -> Seen {
         let known = row.loaded.volume.volume_id.as_deref();
         match (action, known) {
             (Action::Create | Action::Register, _) | (Action::Check, None) => {
@@ -184,7 +190,7 @@ fn seen(answer: Result<Option<Made>, BackendError>, made: &mut Option<Made>) -> 
         Ok(Some(one)) => {
             let ready = one.ready;
             *made = Some(one);
-            if ready { Seen::Ready } else { Seen::Making }
+            if ready { Seen::Ready } else { Seen::Creating }
         }
         Ok(None) => Seen::Broken { said: "the backend does not have it".to_owned() },
         Err(error @ (BackendError::Refused { .. } | BackendError::HostKeyChanged { .. })) => {
@@ -197,7 +203,7 @@ fn seen(answer: Result<Option<Made>, BackendError>, made: &mut Option<Made>) -> 
 
 /// The backend went out of the server's settings, or never was in them. What nobody ever made is gone when it is asked
 /// to go; what has an id waits for its backend.
-fn nobody(backend: &str, action: Action, known: Option<&str>) -> Seen {
+fn missing_backend(backend: &str, action: Action, known: Option<&str>) -> Seen {
     let said = format!("backend `{backend}` is not configured, or has no volumes");
     match (action, known) {
         (Action::Create | Action::Register | Action::Check, _) => Seen::Broken { said },
@@ -215,7 +221,7 @@ fn message(said: &str, status: volume::Status) -> Option<&str> {
 }
 
 /// As clients know it.
-fn document(backend: &str, made: &Made) -> Value {
+fn provisioning_document(backend: &str, made: &Made) -> Value {
     json!({
         "backend": backend,
         "volume_id": made.id,
@@ -227,8 +233,8 @@ fn document(backend: &str, made: &Made) -> Value {
     })
 }
 
-fn order(volume: &Volume, wanted: &Configuration) -> VolumeOrder {
-    VolumeOrder {
+fn order(volume: &Volume, wanted: &Configuration) -> VolumeRequest {
+    VolumeRequest {
         volume: volume.id,
         name: volume.name.clone(),
         region: wanted.region().to_owned(),

@@ -1,6 +1,6 @@
 //! Keeps the routes of this server as the database has them, and tells it what came.
 //!
-//! A look follows each hint, and comes by itself after [`EVERY`]. Before the first request goes to a replica this proxy
+//! A look follows each hint, and comes by itself after [`SYNC_INTERVAL`]. Before the first request goes to a replica this proxy
 //! takes a seat at it; when the replica is no longer among the routes and its last request was answered, the seat is
 //! given back. A replica that is to end waits until nobody sits there.
 
@@ -17,7 +17,7 @@ use tokio::{
 };
 use windlass_engine::Hints;
 use windlass_gateway::{
-    Replica, Routes, Wake,
+    Replica, Routes, ServiceWaker,
     route::{Service, Snapshot},
     stats::Told,
 };
@@ -26,35 +26,35 @@ use windlass_model::{
     id::{RunId, SubmissionId},
 };
 
-use super::{HINT, table::Known};
+use super::{ROUTES_HINT, table::RouteBuilder};
 use crate::{
     app::App,
     db::{Db, DbError, replicas as rows},
 };
 
-const EVERY: Duration = Duration::from_secs(2);
+const SYNC_INTERVAL: Duration = Duration::from_secs(2);
 /// How often this proxy says that it is there, and what came.
-const REPORT_EVERY: Duration = Duration::from_secs(5);
-const SWEEP_EVERY: Duration = Duration::from_secs(30);
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 /// How long requests to a replica that left may last before nobody waits for them.
-const DRAIN_WITHIN: Duration = Duration::from_secs(30);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// The first look of a server may take this long.
-const FIRST_WITHIN: Duration = Duration::from_secs(5);
+const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 
-pub(super) struct Keeper {
+pub(super) struct RouteSync {
     db: Db,
     hints: Hints,
     routes: Arc<Routes>,
     /// The name of this proxy: new with each start.
     id: String,
-    state: Mutex<State>,
+    state: Mutex<SyncState>,
     /// A request waits for a service that has nobody.
     woken: Notify,
 }
 
 #[derive(Default)]
-struct State {
-    known: Known,
+struct SyncState {
+    known: RouteBuilder,
     current: Vec<Service>,
     runs: HashMap<String, RunId>,
     seats: HashSet<SubmissionId>,
@@ -64,13 +64,13 @@ struct State {
     swept: Option<Instant>,
 }
 
-impl Wake for Keeper {
+impl ServiceWaker for RouteSync {
     fn wake(&self, _project: &str, _run: &str) {
         self.woken.notify_one();
     }
 }
 
-impl Keeper {
+impl RouteSync {
     pub(super) fn new(app: &App) -> Self {
         Self {
             db: app.db().clone(),
@@ -84,7 +84,7 @@ impl Keeper {
 
     /// The first look. A database that does not answer is asked again later.
     pub(super) async fn begin(self: &Arc<Self>) {
-        match timeout(FIRST_WITHIN, self.look()).await {
+        match timeout(FIRST_SYNC_TIMEOUT, self.sync_routes()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "read the routes"),
             Err(_) => tracing::warn!("the database took too long for the routes"),
@@ -92,13 +92,13 @@ impl Keeper {
     }
 
     pub(super) async fn run(self: Arc<Self>) {
-        let hints = self.hints.subscribe(HINT);
+        let hints = self.hints.subscribe(ROUTES_HINT);
         loop {
             let woken = tokio::select! {
                 () = self.woken.notified() => true,
-                _ = timeout(EVERY, hints.wait()) => false,
+                _ = timeout(SYNC_INTERVAL, hints.wait()) => false,
             };
-            if let Err(error) = self.look().await {
+            if let Err(error) = self.sync_routes().await {
                 // Whoever is known goes on answering.
                 tracing::debug!(%error, "read the routes");
             }
@@ -116,7 +116,7 @@ impl Keeper {
         }
     }
 
-    async fn look(self: &Arc<Self>) -> Result<(), DbError> {
+    async fn sync_routes(self: &Arc<Self>) -> Result<(), DbError> {
         let services = rows::services(&self.db).await?;
         let ready = if services.is_empty() { Vec::new() } else { rows::ready(&self.db).await? };
         let (routes, fresh) = {
@@ -149,7 +149,7 @@ impl Keeper {
 
     /// A replica left the routes: its seat is given back when its last request was answered.
     async fn drain(self: Arc<Self>, replica: Arc<Replica>) {
-        let drained = replica.drained(DRAIN_WITHIN).await;
+        let drained = replica.drained(DRAIN_TIMEOUT).await;
         let Ok(job) = replica.id().parse::<SubmissionId>() else { return };
         tracing::debug!(%job, ?drained, "a replica was drained");
         self.state.lock().seats.remove(&job);
@@ -164,7 +164,7 @@ impl Keeper {
         let now = Instant::now();
         let (came, asleep) = {
             let mut state = self.state.lock();
-            let is_due = state.reported.is_none_or(|at| now.duration_since(at) >= REPORT_EVERY);
+            let is_due = state.reported.is_none_or(|at| now.duration_since(at) >= REPORT_INTERVAL);
             if !woken && !is_due || state.current.is_empty() && state.seats.is_empty() {
                 return Ok(());
             }
@@ -183,7 +183,7 @@ impl Keeper {
                     let Told { requests, in_flight_us, held_us, answers } = since;
                     let traffic = Traffic { requests, in_flight_us, waiting_us: held_us };
                     let answers = serde_json::to_string(&answers.wire()).ok();
-                    came.push(rows::Came { run, traffic, answers });
+                    came.push(rows::ServiceTraffic { run, traffic, answers });
                     if live.replicas().is_empty() {
                         asleep.push(run);
                     }
@@ -200,7 +200,7 @@ impl Keeper {
         }
         let sweeps = {
             let mut state = self.state.lock();
-            let is_due = state.swept.is_none_or(|at| now.duration_since(at) >= SWEEP_EVERY);
+            let is_due = state.swept.is_none_or(|at| now.duration_since(at) >= SWEEP_INTERVAL);
             if is_due {
                 state.swept = Some(now);
             }

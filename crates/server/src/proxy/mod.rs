@@ -1,7 +1,7 @@
 //! Services through the server's own address: `/proxy/services/PROJECT/RUN/…` and `/proxy/models/PROJECT/…`.
 //!
 //! The data plane is `windlass-gateway`; here is what a server gives it: routes out of the database (`keep`), streams
-//! to replicas (`Tunnels`), what it knows of tokens (`Gate`), and where records go. Who is ready for requests is found
+//! to replicas (`AgentConnector`), what it knows of tokens (`TokenGatekeeper`), and where records go. Who is ready for requests is found
 //! out beside it (`readiness`).
 
 mod keep;
@@ -32,12 +32,13 @@ use tokio::{
 };
 use windlass_api::Access;
 use windlass_gateway::{
-    Bounds, Connector, Gatekeeper, Lines, Origin, Outgoing, Proxy, Stream, Verdict, models, route::Target,
+    ClientConnection, Connector, Gatekeeper, Proxy, ProxyLimits, RequestBody, Stream, TracingAccessLog,
+    Verdict, models, route::Target,
 };
 
 pub use windlass_gateway::metrics::text as metrics;
 
-use self::keep::Keeper;
+use self::keep::RouteSync;
 pub(crate) use self::told::told;
 use crate::{
     agents::{Call, Port},
@@ -45,37 +46,37 @@ use crate::{
     auth,
     error::Error,
     http::{Encrypted, Peer},
-    stream_rights::{Ground, LOOK_EVERY, StreamRights},
+    stream_rights::{RIGHTS_POLL_INTERVAL, RightsBasis, StreamRights},
 };
 
 /// Where services and models are found.
 const SERVICES: &str = "/proxy/services";
 const MODELS: &str = "/proxy/models";
 /// Told when the routes may have changed.
-pub(crate) const HINT: &str = "routes";
+pub(crate) const ROUTES_HINT: &str = "routes";
 /// A stream through SSH takes longer to open than a socket.
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The proxy of a running server, and what keeps it up to date.
-pub(crate) struct Front {
+pub(crate) struct ServiceProxy {
     proxy: Arc<Proxy>,
-    keeper: Arc<Keeper>,
+    keeper: Arc<RouteSync>,
     _tasks: JoinSet<()>,
 }
 
-impl Front {
+impl ServiceProxy {
     /// With the routes as they are now, so that a server that was restarted knows its services from the first request.
     pub(crate) async fn start(app: &App) -> Self {
-        let keeper = Arc::new(Keeper::new(app));
+        let keeper = Arc::new(RouteSync::new(app));
         keeper.begin().await;
         let proxy = Proxy {
             routes: Arc::clone(app.routes()),
-            connector: Arc::new(Tunnels(app.clone())),
-            gatekeeper: Arc::new(Gate(app.clone())),
-            wake: Arc::clone(&keeper) as Arc<dyn windlass_gateway::Wake>,
-            log: Some(Arc::new(Lines)),
+            connector: Arc::new(AgentConnector(app.clone())),
+            gatekeeper: Arc::new(TokenGatekeeper(app.clone())),
+            wake: Arc::clone(&keeper) as Arc<dyn windlass_gateway::ServiceWaker>,
+            log: Some(Arc::new(TracingAccessLog)),
             certificates: None,
-            bounds: Bounds { connect: CONNECT_WITHIN, ..Bounds::USUAL },
+            bounds: ProxyLimits { connect: CONNECT_TIMEOUT, ..ProxyLimits::USUAL },
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(Arc::clone(&keeper).run());
@@ -100,7 +101,7 @@ impl Front {
 
 async fn service(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
     let origin = origin(&request);
-    let answer = proxy.by_path(&origin, SERVICES, request.map(Outgoing::boxed)).await;
+    let answer = proxy.serve_by_path(&origin, SERVICES, request.map(RequestBody::boxed)).await;
     answer.map(Body::new)
 }
 
@@ -109,32 +110,32 @@ async fn model(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
     models::handle(&proxy, &origin, MODELS, request).await.map(Body::new)
 }
 
-fn origin(request: &Request) -> Origin {
+fn origin(request: &Request) -> ClientConnection {
     let peer = request.extensions().get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0);
     let encrypted = request.extensions().get::<Encrypted>().is_some();
-    Origin::new(SocketAddr::new(peer, 0), encrypted)
+    ClientConnection::new(SocketAddr::new(peer, 0), encrypted)
 }
 
 /// Streams to ports of jobs, on this machine and over SSH.
-struct Tunnels(App);
+struct AgentConnector(App);
 
 /// How a replica is named in a route.
 pub(super) fn target(instance: impl std::fmt::Display, job: impl std::fmt::Display, port: u16) -> Target {
     Target::Tunnel { name: format!("{instance}/{job}"), port }
 }
 
-fn named(target: &Target) -> Option<(Call, u16)> {
+fn parse_target(target: &Target) -> Option<(Call, u16)> {
     let Target::Tunnel { name, port } = target else { return None };
     let (instance, job) = name.split_once('/')?;
     let call = Call { instance: instance.parse().ok()?, submission: job.parse().ok()?, epoch: 0 };
     Some((call, *port))
 }
 
-impl Connector for Tunnels {
+impl Connector for AgentConnector {
     fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>> {
         Box::pin(async move {
             let absent = || io::Error::new(io::ErrorKind::NotFound, "no such replica");
-            let (call, port) = named(target).ok_or_else(absent)?;
+            let (call, port) = parse_target(target).ok_or_else(absent)?;
             let agents = self.0.agents().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
             let port = agents.connect(call, port).await.map_err(io::Error::other)?;
             Ok(Box::new(port) as Stream)
@@ -167,12 +168,12 @@ impl AsyncWrite for Port {
 }
 
 /// What the server knows of tokens. Answers are remembered for a second at most, as for the API.
-struct Gate(App);
+struct TokenGatekeeper(App);
 
-impl Gatekeeper for Gate {
+impl Gatekeeper for TokenGatekeeper {
     fn check<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Verdict> {
         Box::pin(async move {
-            match self.admit(token, project, peer).await {
+            match self.authenticate(token, project, peer).await {
                 Ok(()) => Verdict::Allow { identity: None },
                 Err(Error::Db(_)) => Verdict::Unknown,
                 Err(_) => Verdict::Deny,
@@ -195,7 +196,7 @@ async fn lost(app: &App, authorization: &str, project: &str) {
     let rights = loop {
         match auth::caller(app, Some(authorization)).await {
             Ok(caller) => {
-                let ground = Ground {
+                let ground = RightsBasis {
                     user: caller.user.id,
                     token_hash: caller.token.hash(),
                     queue_token: None,
@@ -204,13 +205,13 @@ async fn lost(app: &App, authorization: &str, project: &str) {
                 break StreamRights::register(app, ground);
             }
             // A database that does not answer takes nobody's rights away.
-            Err(Error::Db(_)) => tokio::time::sleep(LOOK_EVERY).await,
+            Err(Error::Db(_)) => tokio::time::sleep(RIGHTS_POLL_INTERVAL).await,
             Err(_) => return,
         }
     };
     loop {
         rights.changed().await;
-        match opens(app, authorization, project).await {
+        match check_access(app, authorization, project).await {
             Ok(()) => {}
             Err(Error::Db(_)) => rights.again(),
             Err(_) => return,
@@ -218,25 +219,25 @@ async fn lost(app: &App, authorization: &str, project: &str) {
     }
 }
 
-async fn opens(app: &App, authorization: &str, project: &str) -> Result<(), Error> {
+async fn check_access(app: &App, authorization: &str, project: &str) -> Result<(), Error> {
     let caller = auth::caller(app, Some(authorization)).await?;
     auth::scope(app, caller, project, Vec::new()).await?.must(Access::ProjectUser)
 }
 
-impl Gate {
+impl TokenGatekeeper {
     /// Whoever tries tokens here is slowed down as at the API.
-    async fn admit(&self, token: &str, project: &str, peer: IpAddr) -> Result<(), Error> {
+    async fn authenticate(&self, token: &str, project: &str, peer: IpAddr) -> Result<(), Error> {
         let app = &self.0;
         let authorization = format!("Bearer {token}");
-        if !auth::is_above_guessing(app, Some(&authorization)) {
-            app.paces().may_try(peer)?;
+        if !auth::is_unguessable(app, Some(&authorization)) {
+            app.paces().check_login(peer)?;
         }
         let caller = auth::caller(app, Some(&authorization)).await;
         if let Err(Error::Denied { .. }) = &caller {
             app.paces().tried(peer)?;
         }
         let caller = caller?;
-        caller.must_open_services()?;
+        caller.require_services()?;
         auth::scope(app, caller, project, Vec::new()).await?.must(Access::ProjectUser)
     }
 }

@@ -25,37 +25,37 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::HINT;
+use super::ROUTES_HINT;
 use crate::{
     agents::Call,
     app::App,
     db::{DbError, replicas as rows},
-    events::{About, note},
+    events::{EventSubject, note},
 };
 
 /// A replica that begins to run is looked at within this time, and at once where a hint says so.
-const EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Hints that come within this time are one.
-const PAUSE: Duration = Duration::from_millis(20);
+const HINT_DEBOUNCE: Duration = Duration::from_millis(20);
 /// Replicas that are probed at once.
-const AT_ONCE: usize = 256;
+const PROBES_MAX: usize = 256;
 /// Told when a job changed.
-const JOBS_CHANGED: &str = "runs";
+const JOBS_CHANGED_HINT: &str = "runs";
 
 /// Looks for ever; ends when it is dropped.
 pub(super) async fn run(app: App) {
-    let hints = app.hints().subscribe(JOBS_CHANGED);
-    let busy = Busy { jobs: Arc::default(), places: Arc::new(Semaphore::new(AT_ONCE)) };
+    let hints = app.hints().subscribe(JOBS_CHANGED_HINT);
+    let busy = ProbeScheduler { jobs: Arc::default(), places: Arc::new(Semaphore::new(PROBES_MAX)) };
     loop {
-        let _ = timeout(EVERY, hints.wait()).await;
+        let _ = timeout(POLL_INTERVAL, hints.wait()).await;
         // Where thousands of jobs come and go, nearly no hint is about a replica.
-        sleep(PAUSE).await;
+        sleep(HINT_DEBOUNCE).await;
         match rows::watched(app.db()).await {
             Ok(watched) if watched.is_empty() => {}
             Ok(watched) => {
                 let Ok(now) = app.db().now().await else { continue };
                 for replica in watched {
-                    busy.look(&app, replica, now);
+                    busy.probe_if_due(&app, replica, now);
                 }
             }
             Err(error) => tracing::debug!(%error, "look which replicas are ready"),
@@ -64,14 +64,14 @@ pub(super) async fn run(app: App) {
 }
 
 /// Replicas that somebody of this server is looking at.
-struct Busy {
+struct ProbeScheduler {
     jobs: Arc<Mutex<HashSet<SubmissionId>>>,
     places: Arc<Semaphore>,
 }
 
-impl Busy {
+impl ProbeScheduler {
     /// Probes what is due, beside all others. Nothing is due of most.
-    fn look(&self, app: &App, replica: rows::Watched, now: Timestamp) {
+    fn probe_if_due(&self, app: &App, replica: rows::Watched, now: Timestamp) {
         let Ok(spec) = serde_json::from_str::<JobSpec>(&replica.job_spec) else { return };
         let Some(port) = spec.service_port else { return };
         let stored: Vec<State> =
@@ -90,8 +90,8 @@ impl Busy {
         let (app, jobs, places) = (app.clone(), Arc::clone(&self.jobs), Arc::clone(&self.places));
         tokio::spawn(async move {
             if let Ok(_place) = places.acquire().await {
-                let one = One { probes: &spec.probes, port, replica: &replica };
-                if let Err(error) = one.judge(&app, states, &due).await {
+                let one = ReplicaProber { probes: &spec.probes, port, replica: &replica };
+                if let Err(error) = one.evaluate(&app, states, &due).await {
                     tracing::debug!(%error, job = %replica.id, "judge a replica");
                 }
             }
@@ -100,14 +100,14 @@ impl Busy {
     }
 }
 
-struct One<'a> {
+struct ReplicaProber<'a> {
     probes: &'a [ProbeSpec],
     port: u16,
     replica: &'a rows::Watched,
 }
 
-impl One<'_> {
-    async fn judge(&self, app: &App, states: Vec<State>, due: &[bool]) -> Result<(), DbError> {
+impl ReplicaProber<'_> {
+    async fn evaluate(&self, app: &App, states: Vec<State>, due: &[bool]) -> Result<(), DbError> {
         let each = self.probes.iter().zip(states).zip(due).map(|((probe, state), due)| async move {
             if *due { (state, Some(self.probe(app, probe).await)) } else { (state, None) }
         });
@@ -127,14 +127,14 @@ impl One<'_> {
         let probes = serde_json::to_string(&states).unwrap_or_else(|_| "[]".to_owned());
         let written = rows::set_ready(app.db(), self.replica, &probes, ready, told).await?;
         if written && ready != self.replica.registered {
-            app.wake(&[HINT, "runs"]);
+            app.wake(&[ROUTES_HINT, "runs"]);
         }
         Ok(())
     }
 
     fn told(&self, app: &App, states: &[State], ready: bool) -> Result<Vec<crate::db::Change>, DbError> {
         let replica = self.replica;
-        let about = About {
+        let about = EventSubject {
             entity: Entity::Job,
             id: replica.id.0,
             name: &replica.name,
@@ -151,7 +151,7 @@ impl One<'_> {
 
     async fn probe(&self, app: &App, probe: &ProbeSpec) -> Outcome {
         let within = Duration::from_secs(u64::try_from(probe.timeout).unwrap_or(1));
-        match timeout(within, self.ask(app, probe)).await {
+        match timeout(within, self.send_probe(app, probe)).await {
             Ok(Ok(status)) if status.is_success() => Ok(()),
             Ok(Ok(status)) => Err(format!("it answers {status}")),
             Ok(Err(error)) => Err(error),
@@ -160,7 +160,7 @@ impl One<'_> {
     }
 
     /// Nothing of this is followed: a redirect is no success.
-    async fn ask(&self, app: &App, probe: &ProbeSpec) -> Result<StatusCode, String> {
+    async fn send_probe(&self, app: &App, probe: &ProbeSpec) -> Result<StatusCode, String> {
         let agents = app.agents().ok_or("no hosts are connected")?;
         let call = Call { instance: self.replica.instance, submission: self.replica.id, epoch: 0 };
         let stream = agents.connect(call, self.port).await.map_err(|error| error.to_string())?;

@@ -11,20 +11,20 @@ use windlass_model::{
 use super::target;
 use crate::{
     db::replicas::{self as rows, Ready},
-    run_shape::RunShape,
+    run_shape::ParsedRunSpec,
 };
 
 /// How long a request waits for a replica, before it is told to come again.
-pub(super) const HOLD_MS: u64 = 30_000;
+pub(super) const HOLD_TIMEOUT_MS: u64 = 30_000;
 
 /// What was read before: specifications hardly ever change.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct RouteBuilder {
     services: HashMap<RunId, (String, Option<Service>)>,
     ports: HashMap<SubmissionId, Option<u16>>,
 }
 
-impl Known {
+impl RouteBuilder {
     /// The routes that these rows stand for. What cannot be read has no route, and its run says why.
     pub(super) fn routes(&mut self, services: &[rows::Service], ready: &[Ready]) -> Vec<Service> {
         self.services.retain(|run, _| services.iter().any(|service| service.run == *run));
@@ -61,8 +61,8 @@ impl Known {
         {
             return known.clone();
         }
-        let read = RunShape::parse(&row.name, &row.spec);
-        let route = match read.as_ref().map(RunShape::configuration) {
+        let read = ParsedRunSpec::parse(&row.name, &row.spec);
+        let route = match read.as_ref().map(ParsedRunSpec::configuration) {
             Ok(Configuration::Service(service)) => Some(route(row, service)),
             Ok(
                 Configuration::Task(_)
@@ -121,7 +121,7 @@ fn route(row: &rows::Service, service: &service::Service) -> Service {
         strip_prefix: service.strip_prefix,
         limits: limits.collect(),
         model,
-        hold_ms: HOLD_MS,
+        hold_ms: HOLD_TIMEOUT_MS,
         ..Service::new(row.project.as_str(), row.name.as_str())
     }
 }

@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use windlass_api::agent::pass::Pass;
-use windlass_backend::{Machine, Reach};
+use windlass_api::agent::pass::PortPass;
+use windlass_backend::{AgentEndpoint, Machine};
 use windlass_gateway::{
     route::Service,
     way::{Site, Told, Way},
 };
 use windlass_model::id::{GatewayId, InstanceId, SubmissionId};
 
-use super::table::Known;
+use super::table::RouteBuilder;
 use crate::{
     agents::{
-        enrol::{EnrolError, Signer},
+        enrol::{EnrolmentError, Signer},
         site,
     },
     app::App,
@@ -27,7 +27,7 @@ pub(crate) async fn told(app: &App, gateway: GatewayId) -> Result<(Told, Vec<Sub
     let services: Vec<rows::Service> = published.iter().map(|one| one.service.clone()).collect();
     let mut ready = if services.is_empty() { Vec::new() } else { rows::ready(app.db()).await? };
     ready.retain(|replica| services.iter().any(|service| service.run == replica.run));
-    let mut routes = Known::default().routes(&services, &ready);
+    let mut routes = RouteBuilder::default().routes(&services, &ready);
     for route in &mut routes {
         let of =
             |one: &&rows::Published| one.service.project == route.project && one.service.name == route.run;
@@ -37,7 +37,7 @@ pub(crate) async fn told(app: &App, gateway: GatewayId) -> Result<(Told, Vec<Sub
             .is_ok_and(|place| place["url"].as_str().is_some_and(|url| url.starts_with("https:")));
     }
     let mut sites = BTreeMap::new();
-    let passes = if ready.is_empty() { None } else { Some(Passes::new(app, &routes).await?) };
+    let passes = if ready.is_empty() { None } else { Some(HostPasses::new(app, &routes).await?) };
     for replica in &ready {
         let name = replica.instance.to_string();
         let Some(passes) = passes.as_ref().filter(|_| !sites.contains_key(&name)) else { continue };
@@ -53,17 +53,17 @@ pub(crate) async fn told(app: &App, gateway: GatewayId) -> Result<(Told, Vec<Sub
     let told = Told {
         services: routes,
         sites,
-        own: found.as_ref().and_then(publishing::own_name),
+        own: found.as_ref().and_then(publishing::gateway_hostname),
         certificate: found.as_ref().and_then(publishing::certificate),
     };
     Ok((told, ready.iter().map(|replica| replica.id).collect()))
 }
 
 /// A pass is good for one to two of these. Times are rounded, so that what is told changes once in that time.
-const PASS_SECS: i64 = 24 * 3600;
+const PASS_VALIDITY_SECS: i64 = 24 * 3600;
 
 /// What a gateway shows at the doors of hosts. It never has their credential: with that it could run anything there.
-struct Passes {
+struct HostPasses {
     /// Or why there is none.
     signer: Result<Signer, String>,
     /// Ports of the services' replicas, by host.
@@ -71,43 +71,45 @@ struct Passes {
     expires_at: i64,
 }
 
-impl Passes {
+impl HostPasses {
     async fn new(app: &App, routes: &[Service]) -> Result<Self, DbError> {
         let signer = match Signer::of(app.db(), app.keys()).await {
             Ok(signer) => Ok(signer),
-            Err(EnrolError::Db(error)) => return Err(error),
+            Err(EnrolmentError::Db(error)) => return Err(error),
             Err(error) => Err(error.to_string()),
         };
         let now = app.db().now().await?.0 / 1_000_000;
         let mut tasks: BTreeMap<InstanceId, BTreeMap<SubmissionId, BTreeSet<u16>>> = BTreeMap::new();
         for replica in routes.iter().flat_map(|route| &route.groups).flat_map(|group| &group.replicas) {
-            let Some((call, port)) = super::named(&replica.target) else { continue };
+            let Some((call, port)) = super::parse_target(&replica.target) else { continue };
             tasks.entry(call.instance).or_default().entry(call.submission).or_default().insert(port);
         }
-        Ok(Self { signer, tasks, expires_at: (now / PASS_SECS + 2) * PASS_SECS })
+        Ok(Self { signer, tasks, expires_at: (now / PASS_VALIDITY_SECS + 2) * PASS_VALIDITY_SECS })
     }
 
     fn of(&self, instance: InstanceId) -> Result<String, String> {
         let tasks = self.tasks.get(&instance).cloned().unwrap_or_default();
         let signer = self.signer.as_ref().map_err(Clone::clone)?;
-        signer.pass(&Pass { instance, tasks, expires_at: self.expires_at }).map_err(|error| error.to_string())
+        signer
+            .pass(&PortPass { instance, tasks, expires_at: self.expires_at })
+            .map_err(|error| error.to_string())
     }
 }
 
 /// The words say what is missing, and nothing of what is there.
-async fn way(app: &App, passes: &Passes, instance: InstanceId) -> Result<Site, String> {
+async fn way(app: &App, passes: &HostPasses, instance: InstanceId) -> Result<Site, String> {
     let words = |error: &dyn std::error::Error| error.to_string();
     let found = agents::reach(app.db(), instance).await.map_err(|error| words(&error))?;
     let machine = found.and_then(|(machine, _)| machine).ok_or("it has no machine")?;
     let machine: Machine = serde_json::from_str(&machine).map_err(|error| words(&error))?;
     let credential = passes.of(instance)?;
     let way = match machine.reach.ok_or("the way to its agent is not known")? {
-        Reach::Socket { path } => Way::Socket { path },
-        Reach::Ssh { socket } => {
+        AgentEndpoint::Socket { path } => Way::Socket { path },
+        AgentEndpoint::Ssh { socket } => {
             let login = site::login(app.db(), app.keys(), instance).await.map_err(|error| words(&error))?;
             Way::Ssh { socket, login }
         }
-        Reach::Queue => return Err("its jobs run behind a queue, which has no way in".to_owned()),
+        AgentEndpoint::Queue => return Err("its jobs run behind a queue, which has no way in".to_owned()),
     };
     Ok(Site { credential, way })
 }

@@ -1,7 +1,7 @@
 //! Costs.
 
 use windlass_api::{
-    costs::{ListRequest, Listing},
+    costs::{CostReport, ListRequest},
     operations::ListCosts,
 };
 
@@ -11,6 +11,6 @@ pub(super) fn mount(routes: Routes) -> Routes {
     routes.project::<ListCosts, _, _>(list)
 }
 
-async fn list(app: App, scope: Scope, asked: ListRequest) -> Result<Listing> {
+async fn list(app: App, scope: Scope, asked: ListRequest) -> Result<CostReport> {
     costs::list(&app, &scope, &asked).await
 }

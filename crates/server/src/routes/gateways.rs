@@ -65,15 +65,15 @@ async fn create_token(app: App, scope: Scope, asked: NameRequest) -> Result<Gate
     gateways::create_token(&app, &scope, &asked.name).await
 }
 
-async fn read_routes(app: App, gateway: GatewayId, asked: RoutesRequest) -> Result<Routes> {
+async fn read_routes(app: App, gateway: GatewayId, asked: RoutesRequest) -> Result<GatewayRoutes> {
     gateway_nodes::routes(&app, gateway, asked).await
 }
 
-async fn report(app: App, gateway: GatewayId, asked: Report) -> Result<()> {
+async fn report(app: App, gateway: GatewayId, asked: GatewayReport) -> Result<()> {
     gateway_nodes::report(&app, gateway, asked).await
 }
 
-async fn check(app: App, gateway: GatewayId, asked: CheckRequest) -> Result<Check> {
+async fn check(app: App, gateway: GatewayId, asked: TokenCheckRequest) -> Result<TokenCheck> {
     gateway_nodes::check(&app, gateway, asked).await
 }
 

@@ -1,6 +1,6 @@
 //! Runs.
 
-use windlass_api::{Rendered, operations::*, runs::*};
+use windlass_api::{RenderedJson, operations::*, runs::*};
 
 use crate::{
     agents::Port,
@@ -22,7 +22,7 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<DeleteRuns, _, _>(delete)
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Rendered<Run>>> {
+async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<RenderedJson<Run>>> {
     runs::list(&app, &caller, asked).await
 }
 

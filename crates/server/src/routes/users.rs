@@ -58,7 +58,7 @@ async fn named_tokens(app: App, caller: Caller, _: Nothing) -> Result<Vec<NamedT
     users::named_tokens(&app, &caller).await
 }
 
-async fn create_token(app: App, caller: Caller, asked: CreateTokenRequest) -> Result<MadeToken> {
+async fn create_token(app: App, caller: Caller, asked: CreateTokenRequest) -> Result<NewToken> {
     users::create_token(&app, &caller, asked).await
 }
 

@@ -7,7 +7,7 @@ use crate::{
     auth::Scope,
     error::Result,
     http::Routes,
-    services::{Beats, watch},
+    services::{SseStream, watch},
 };
 
 pub(super) fn mount(routes: Routes) -> Routes {
@@ -31,7 +31,7 @@ async fn stream_logs(
     scope: Scope,
     asked: logs::StreamRequest,
     last: Option<u64>,
-) -> Result<Beats<logs::StreamEvent>> {
+) -> Result<SseStream<logs::StreamEvent>> {
     watch::stream_logs(&app, &scope, &asked, last).await
 }
 
@@ -47,7 +47,7 @@ async fn service_metrics(
     watch::service_metrics(&app, &scope, &asked).await
 }
 
-async fn list_gpus(app: App, scope: Scope, asked: gpus::ListRequest) -> Result<gpus::Listing> {
+async fn list_gpus(app: App, scope: Scope, asked: gpus::ListRequest) -> Result<gpus::GpuList> {
     watch::list_gpus(&app, &scope, &asked).await
 }
 

@@ -1,11 +1,11 @@
 //! The first start: an admin, a project, a token. Every later start finds them and changes nothing.
 
 use serde_json::json;
-use windlass_api::error::Code;
+use windlass_api::error::ApiErrorCode;
 use windlass_backend::local;
 use windlass_model::{
     config::Configuration,
-    event::{Because, Entity, Event},
+    event::{Entity, Event, EventCause},
     fleet,
     id::{FleetId, UserId},
 };
@@ -20,7 +20,7 @@ use crate::{
         tokens, users as user_rows,
     },
     error::{Error, Result},
-    events::{About, actor, record},
+    events::{EventSubject, actor, record},
 };
 
 const ADMIN: &str = "admin";
@@ -29,13 +29,13 @@ const PROJECT: &str = "main";
 const FLEET: &str = "local";
 
 /// How often another replica, starting at the same moment, may be faster.
-const TRIES_MAX: usize = 5;
+const ATTEMPTS_MAX: usize = 5;
 
 /// The admin's token when this start made it: shown once.
 pub async fn ensure(app: &App) -> Result<Option<Token>> {
-    for _ in 1..TRIES_MAX {
+    for _ in 1..ATTEMPTS_MAX {
         match try_ensure(app).await {
-            Err(Error::Refused { code: Code::ResourceExists, .. }) => {}
+            Err(Error::Refused { code: ApiErrorCode::ResourceExists, .. }) => {}
             done => return done,
         }
     }
@@ -47,7 +47,7 @@ async fn try_ensure(app: &App) -> Result<Option<Token>> {
     let given = chosen.is_some();
     let admin = user_rows::by_name(app.db(), ADMIN).await?;
     let (id, fresh) = match admin {
-        Some(admin) => (admin.id, give(app, admin.id, chosen).await?),
+        Some(admin) => (admin.id, ensure_token(app, admin.id, chosen).await?),
         None => {
             let (id, token) = users::add(app, None, ADMIN, true, None, true, chosen).await?;
             (id, Some(token))
@@ -58,7 +58,7 @@ async fn try_ensure(app: &App) -> Result<Option<Token>> {
     }
     project_keys::ensure(app).await?;
     if app.settings().local {
-        give_machine(app, id).await?;
+        add_local_fleet(app, id).await?;
     }
     // Whoever chose the token knows it.
     Ok(fresh.filter(|_| !given))
@@ -66,10 +66,10 @@ async fn try_ensure(app: &App) -> Result<Option<Token>> {
 
 /// This machine as a fleet, so that the first job needs no configuration. Whoever deleted the fleet meant it: it is
 /// made once and never again.
-async fn give_machine(app: &App, admin: UserId) -> Result<()> {
+async fn add_local_fleet(app: &App, admin: UserId) -> Result<()> {
     let db = app.db();
     let Some((project, _)) = crate::db::projects::find(db, PROJECT, admin).await? else { return Ok(()) };
-    if fleets::was_given(db, project.id, FLEET).await? {
+    if fleets::is_name_used(db, project.id, FLEET).await? {
         return Ok(());
     }
     let configuration = json!({
@@ -93,8 +93,8 @@ async fn give_machine(app: &App, admin: UserId) -> Result<()> {
         auto_created: true,
     };
     let message = "Fleet created for the machine of the server".to_owned();
-    let because = Because { actor: actor(None), reason: "first_start".into(), message };
-    let about = About { entity: Entity::Fleet, id: id.0, name: FLEET, project: Some(project.id) };
+    let because = EventCause { actor: actor(None), reason: "first_start".into(), message };
+    let about = EventSubject { entity: Entity::Fleet, id: id.0, name: FLEET, project: Some(project.id) };
     let created = Event::created::<fleet::Fleet>(id.0, fleet::Status::Active, because);
     let granted = grants::grant_change(app, project.id, local::NAME)?;
     let unit = Unit::new().and([fleets::insert(row), granted]).and(record(db, None, &about, &created)?);
@@ -108,7 +108,7 @@ async fn give_machine(app: &App, admin: UserId) -> Result<()> {
 
 /// The token that the operator chose works, whatever happened to it; without one, the admin who lost
 /// every token gets a new one.
-async fn give(app: &App, admin: UserId, chosen: Option<Token>) -> Result<Option<Token>> {
+async fn ensure_token(app: &App, admin: UserId, chosen: Option<Token>) -> Result<Option<Token>> {
     let token = match chosen {
         Some(token) => token,
         None if tokens::any(app.db(), admin).await? => return Ok(None),

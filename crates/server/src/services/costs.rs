@@ -6,13 +6,13 @@ use windlass_model::time::Timestamp;
 use crate::{
     app::App,
     auth::Scope,
-    db::costs::{self, By, Period, hours},
+    db::costs::{self, CostGroup, Period, hours},
     error::{Error, Result},
 };
 
 const LIMIT_MAX: i64 = 1000;
 
-pub async fn list(app: &App, scope: &Scope, asked: &wire::ListRequest) -> Result<wire::Listing> {
+pub async fn list(app: &App, scope: &Scope, asked: &wire::ListRequest) -> Result<wire::CostReport> {
     if !(1..=LIMIT_MAX).contains(&asked.limit) {
         return Err(Error::field("limit", "must be from 1 to 1000"));
     }
@@ -23,14 +23,14 @@ pub async fn list(app: &App, scope: &Scope, asked: &wire::ListRequest) -> Result
         return Err(Error::field("since", "must be before `until`, and not in the future"));
     }
     let by = match asked.by {
-        wire::By::Run => By::Run,
-        wire::By::User => By::User,
-        wire::By::Fleet => By::Fleet,
+        wire::CostGrouping::Run => CostGroup::Run,
+        wire::CostGrouping::User => CostGroup::User,
+        wire::CostGrouping::Fleet => CostGroup::Fleet,
     };
     let (project, period) = (scope.project.id, Period { since, until });
     let lines = costs::lines(app.db(), project, by, period, asked.limit).await?;
     let (count, time, price_by_time) = costs::total(app.db(), project, by, period).await?;
-    let item = |line: costs::Line| wire::Item {
+    let item = |line: costs::Line| wire::CostItem {
         id: line.id,
         name: line.name,
         user: line.user_name,
@@ -38,10 +38,10 @@ pub async fn list(app: &App, scope: &Scope, asked: &wire::ListRequest) -> Result
         hours: hours(line.time),
         cost: hours(line.price_by_time),
     };
-    Ok(wire::Listing {
+    Ok(wire::CostReport {
         since,
         until,
         items: lines.into_iter().map(item).collect(),
-        total: wire::Total { count, hours: hours(time), cost: hours(price_by_time) },
+        total: wire::CostTotal { count, hours: hours(time), cost: hours(price_by_time) },
     })
 }

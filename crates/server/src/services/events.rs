@@ -7,8 +7,8 @@ use crate::{
     app::App,
     auth::Caller,
     db::{
-        Page, Ties,
-        events::{self, Asked, Shown, Within},
+        Page, TieOrder,
+        events::{self, Asked, EventView, Within},
     },
     error::{Error, Result},
 };
@@ -40,8 +40,8 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         (&asked.within_fleets, Some(Within::Fleet)),
         (&asked.within_gateways, None),
     ];
-    let target = one("target_*", targets.into_iter().flatten())?;
-    let place = one("within_*", within.iter().filter_map(|(ids, _)| ids.as_ref()))?;
+    let target = single_filter("target_*", targets.into_iter().flatten())?;
+    let place = single_filter("within_*", within.iter().filter_map(|(ids, _)| ids.as_ref()))?;
     let kind = within.iter().find(|(ids, _)| ids.is_some()).and_then(|(_, kind)| *kind);
     let actors = asked
         .actors
@@ -61,7 +61,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
                 limit: asked.limit,
                 ascending: asked.ascending,
                 // Events of one unit share their time; their ids say which came first.
-                ties: Ties::FollowTime,
+                ties: TieOrder::FollowTime,
             },
         },
     )
@@ -70,7 +70,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
 }
 
 /// The one filter of its kind that was set.
-fn one<'a>(what: &str, mut set: impl Iterator<Item = &'a Vec<Uuid>>) -> Result<Option<&'a [Uuid]>> {
+fn single_filter<'a>(what: &str, mut set: impl Iterator<Item = &'a Vec<Uuid>>) -> Result<Option<&'a [Uuid]>> {
     let Some(ids) = set.next() else { return Ok(None) };
     if set.next().is_some() {
         return Err(Error::field(what, "at most one of these filters may be set"));
@@ -81,7 +81,7 @@ fn one<'a>(what: &str, mut set: impl Iterator<Item = &'a Vec<Uuid>>) -> Result<O
     Ok(Some(ids))
 }
 
-fn shown(event: Shown) -> wire::Event {
+fn shown(event: EventView) -> wire::Event {
     let (user_id, user, deleted) = match event.actor {
         Some((id, name, deleted)) => (Some(id), Some(name), Some(deleted)),
         None => (None, None, None),

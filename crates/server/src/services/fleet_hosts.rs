@@ -6,7 +6,7 @@ use windlass_model::{
     config::fleet::{Host, ProxyJump, SshConfig, SshKey},
     id::{FleetId, ProjectId},
 };
-use windlass_tunnel::Key;
+use windlass_tunnel::LoginKey;
 
 use crate::{
     app::App,
@@ -53,7 +53,7 @@ pub(super) fn check_addresses(app: &App, ssh: &SshConfig) -> Result<()> {
 
 fn check_key(whose: &str, key: Option<&SshKey>) -> Result<()> {
     let Some(private) = key.and_then(|key| key.private.as_deref()) else { return Ok(()) };
-    Key::parse(private).map(|_| ()).map_err(|error| {
+    LoginKey::parse(private).map(|_| ()).map_err(|error| {
         Error::refused(format!(
             "invalid SSH key of {whose}: {}; expected an RSA, ECDSA or Ed25519 private key without a passphrase",
             chain(&error)
@@ -62,7 +62,7 @@ fn check_key(whose: &str, key: Option<&SshKey>) -> Result<()> {
 }
 
 /// Refuses hosts of another fleet: two masters would start two jobs on one GPU.
-pub(super) async fn refuse_taken(
+pub(super) async fn check_not_taken(
     app: &App,
     project: ProjectId,
     ssh: &SshConfig,

@@ -16,7 +16,7 @@ use windlass_model::{
         Configuration,
         fleet::{Blocks, Fleet as Config, Host},
     },
-    event::{Because, Entity, Event},
+    event::{Entity, Event, EventCause},
     fleet,
     id::{FleetId, InstanceId, ProjectId},
     instance,
@@ -25,7 +25,7 @@ use windlass_model::{
 
 use super::{
     fleet_hosts, grants, instances as instance_service, names, offers,
-    runs::{refused, visible},
+    runs::{refused, visible_projects},
 };
 use crate::{
     app::App,
@@ -37,14 +37,14 @@ use crate::{
         projects,
     },
     error::{Error, Result},
-    events::{About, actor, note, record},
-    fleet_shape::FleetShape,
+    events::{EventSubject, actor, note, record},
+    fleet_shape::ParsedFleetSpec,
     limits::{self, setting},
-    secrets::Belongs,
+    secrets::AssociatedData,
 };
 
 const LIST_MAX: i64 = 100;
-const NAMES_TRIED: u8 = 10;
+const NAME_ATTEMPTS_MAX: u8 = 10;
 /// Offers that one answer shows.
 const OFFERS_MAX: usize = 50;
 
@@ -52,7 +52,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     if !(0..=LIST_MAX).contains(&asked.limit) {
         return Err(Error::field("limit", "must be from 0 to 100"));
     }
-    let Some(projects) = visible(app, caller, asked.project_name.as_deref()).await? else {
+    let Some(projects) = visible_projects(app, caller, asked.project_name.as_deref()).await? else {
         return Ok(Vec::new());
     };
     let page = Page {
@@ -63,13 +63,13 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         ..Page::default()
     };
     let query = Query { projects, only_active: asked.only_active, page };
-    shown(app, fleets::list(app.db(), &query).await?).await
+    to_wire(app, fleets::list(app.db(), &query).await?).await
 }
 
 pub async fn list_project(app: &App, scope: &Scope) -> Result<Vec<wire::Fleet>> {
     let page = Page { limit: i64::from(i32::MAX), ascending: true, ..Page::default() };
     let query = Query { projects: Some(vec![scope.project.id]), only_active: false, page };
-    shown(app, fleets::list(app.db(), &query).await?).await
+    to_wire(app, fleets::list(app.db(), &query).await?).await
 }
 
 pub async fn read(app: &App, scope: &Scope, asked: &wire::ReadRequest) -> Result<wire::Fleet> {
@@ -79,23 +79,23 @@ pub async fn read(app: &App, scope: &Scope, asked: &wire::ReadRequest) -> Result
         (None, None) => return Err(Error::refused("name or id must be specified")),
     };
     let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(absent)?;
-    one(app, found).await
+    to_wire_one(app, found).await
 }
 
 fn absent() -> Error {
     Error::absent("Fleet")
 }
 
-async fn one(app: &App, row: Fleet) -> Result<wire::Fleet> {
-    shown(app, vec![row]).await?.pop().ok_or_else(absent)
+async fn to_wire_one(app: &App, row: Fleet) -> Result<wire::Fleet> {
+    to_wire(app, vec![row]).await?.pop().ok_or_else(absent)
 }
 
-async fn shown(app: &App, rows: Vec<Fleet>) -> Result<Vec<wire::Fleet>> {
+async fn to_wire(app: &App, rows: Vec<Fleet>) -> Result<Vec<wire::Fleet>> {
     let ids: Vec<FleetId> = rows.iter().map(|row| row.id).collect();
     let project_ids: Vec<ProjectId> = rows.iter().map(|row| row.project_id).collect();
     let names = projects::names(app.db(), &project_ids).await?;
     let mut members = BTreeMap::<Option<uuid::Uuid>, Vec<_>>::new();
-    for instance in instance_service::shown(app, instances::of_fleets(app.db(), &ids).await?).await? {
+    for instance in instance_service::shown(app, instances::list_by_fleets(app.db(), &ids).await?).await? {
         members.entry(instance.fleet_id).or_default().push(instance);
     }
     rows.into_iter()
@@ -128,13 +128,13 @@ fn on_wire(mut spec: Value) -> Value {
 }
 
 /// A fleet spec that a client sent: what may be shown, and what is sealed.
-struct Spec {
+struct FleetSpec {
     open: Value,
     ssh_config: Option<Value>,
     configuration: Config,
 }
 
-impl Spec {
+impl FleetSpec {
     fn read(sent: &Document) -> Result<Self> {
         let mut open = sent.value()?;
         let missing = || Error::field("spec", "must be an object with a `configuration`");
@@ -183,7 +183,7 @@ fn hide_private_keys(value: &mut Value) {
 }
 
 pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result<wire::FleetPlan> {
-    let spec = Spec::read(&asked.spec)?;
+    let spec = FleetSpec::read(&asked.spec)?;
     app.check_backends(spec.backends())?;
     grants::check(app, scope, spec.backends()).await?;
     if let Some(ssh) = &spec.configuration.ssh_config {
@@ -199,10 +199,10 @@ pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result
             if found.termination_asked_at.is_none() && can_update(&found, &spec)?.is_ok() {
                 action = ApplyAction::Update;
             }
-            current = Some(one(app, found).await?);
+            current = Some(to_wire_one(app, found).await?);
         }
     }
-    let shape = FleetShape::parse(&spec.open.to_string());
+    let shape = ParsedFleetSpec::parse(&spec.open.to_string());
     let offers = if shape.creates() {
         let granted = backends::granted(app.db(), scope.project.id).await?;
         let seen = app.market().seen().await.granted(&granted);
@@ -225,19 +225,19 @@ pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result
 }
 
 /// The inner result says whether the change can be made in place.
-fn can_update(found: &Fleet, spec: &Spec) -> Result<Result<(), diff::Forbidden>> {
+fn can_update(found: &Fleet, spec: &FleetSpec) -> Result<Result<(), diff::Forbidden>> {
     let stored: Value = serde_json::from_str(&found.spec)?;
     Ok(diff::fleet(&stored["configuration"], &spec.open["configuration"]).map(|_| ()))
 }
 
 pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Result<wire::Fleet> {
-    let spec = Spec::read(&asked.plan.spec)?;
+    let spec = FleetSpec::read(&asked.plan.spec)?;
     app.check_backends(spec.backends())?;
     grants::check(app, scope, spec.backends()).await?;
-    if spec.ssh_config.is_some() && !scope.may_manage_ssh_fleets() {
+    if spec.ssh_config.is_some() && !scope.can_manage_ssh_fleets() {
         let name = &scope.project.name;
         let user = &scope.caller.user.name;
-        return Err(Error::denied_as(format!(
+        return Err(Error::denied_with(format!(
             "SSH fleets are managed by global admins and by members who were given that right; hint: \
              `windlass project members {name} --allow-ssh-fleets {user}`, by a global admin"
         )));
@@ -265,25 +265,26 @@ pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Resu
     if let Some(ssh) = &spec.configuration.ssh_config {
         fleet_hosts::check_keys(ssh)?;
         fleet_hosts::check_addresses(app, ssh)?;
-        fleet_hosts::refuse_taken(app, scope.project.id, ssh, found.as_ref().map(|found| found.id)).await?;
+        fleet_hosts::check_not_taken(app, scope.project.id, ssh, found.as_ref().map(|found| found.id))
+            .await?;
     }
     let id = match found {
         Some(found) => update(app, scope, spec, asked, &found).await?,
         None => create(app, scope, spec).await?,
     };
     app.wake(&["fleets", "instances"]);
-    one(app, fleets::find(app.db(), id).await?.ok_or_else(absent)?).await
+    to_wire_one(app, fleets::find(app.db(), id).await?.ok_or_else(absent)?).await
 }
 
 fn seal(app: &App, id: FleetId, ssh: Option<&Value>) -> Result<Option<Vec<u8>>> {
-    let belongs = Belongs::row("fleets", "spec_sealed", id.0);
+    let belongs = AssociatedData::row("fleets", "spec_sealed", id.0);
     ssh.map(|ssh| Ok(app.keys().seal(&belongs, ssh.to_string().as_bytes())?)).transpose()
 }
 
 async fn update(
     app: &App,
     scope: &Scope,
-    spec: Spec,
+    spec: FleetSpec,
     asked: &wire::ApplyRequest,
     found: &Fleet,
 ) -> Result<FleetId> {
@@ -301,18 +302,22 @@ async fn update(
     can_update(found, &spec)?.map_err(|why| Error::refused(why.to_string()))?;
     let sealed = seal(app, found.id, spec.ssh_config.as_ref())?;
     let by = scope.caller.user.id;
-    let about =
-        About { entity: Entity::Fleet, id: found.id.0, name: &found.name, project: Some(found.project_id) };
-    let members = instances::of_fleets(app.db(), &[found.id]).await?;
+    let about = EventSubject {
+        entity: Entity::Fleet,
+        id: found.id.0,
+        name: &found.name,
+        project: Some(found.project_id),
+    };
+    let members = instances::list_by_fleets(app.db(), &[found.id]).await?;
     let wanted: BTreeSet<&str> = spec.hosts().iter().map(Host::hostname).collect();
     let live: Vec<_> = members.iter().filter(|member| !member.finished).collect();
     let mut unit = Unit::new().and([fleets::set_spec(found.id, &spec.open.to_string(), sealed)]);
     if spec.ssh_config.is_some() {
         // Those that never came to be have had their say; each host is tried once more.
-        unit = unit.and([instances::hide_over(found.id)]);
+        unit = unit.and([instances::hide_finished(found.id)]);
         let gone =
             live.iter().filter(|member| member.hostname.as_deref().is_none_or(|name| !wanted.contains(name)));
-        unit = unit.and(gone.map(|member| instances::ask_end(member.id)));
+        unit = unit.and(gone.map(|member| instances::request_end(member.id)));
         let have: BTreeSet<&str> = live.iter().filter_map(|member| member.hostname.as_deref()).collect();
         let free = members.iter().map(|member| member.instance_num + 1).max().unwrap_or(0);
         let added = spec.hosts().iter().filter(|host| !have.contains(host.hostname()));
@@ -329,9 +334,9 @@ async fn update(
     }
 }
 
-async fn create(app: &App, scope: &Scope, mut spec: Spec) -> Result<FleetId> {
+async fn create(app: &App, scope: &Scope, mut spec: FleetSpec) -> Result<FleetId> {
     let generated = spec.name().is_none();
-    for attempt in 0..NAMES_TRIED {
+    for attempt in 0..NAME_ATTEMPTS_MAX {
         if generated {
             spec.open["configuration"]["name"] = json!(names::generate(attempt)?);
         }
@@ -349,7 +354,7 @@ async fn create(app: &App, scope: &Scope, mut spec: Spec) -> Result<FleetId> {
     Err(Error::refused("no free name was found; give the fleet a name"))
 }
 
-fn new_fleet(app: &App, scope: &Scope, spec: &Spec) -> Result<(FleetId, Unit)> {
+fn new_fleet(app: &App, scope: &Scope, spec: &FleetSpec) -> Result<(FleetId, Unit)> {
     let (db, by) = (app.db(), scope.caller.user.id);
     let id = FleetId(db.new_id()?);
     let name = spec.name().unwrap_or_default();
@@ -364,8 +369,8 @@ fn new_fleet(app: &App, scope: &Scope, spec: &Spec) -> Result<(FleetId, Unit)> {
         auto_created: false,
     };
     let because =
-        Because { actor: actor(Some(by)), reason: "applied".into(), message: "Fleet created".into() };
-    let about = About { entity: Entity::Fleet, id: id.0, name, project: Some(scope.project.id) };
+        EventCause { actor: actor(Some(by)), reason: "applied".into(), message: "Fleet created".into() };
+    let about = EventSubject { entity: Entity::Fleet, id: id.0, name, project: Some(scope.project.id) };
     let created = Event::created::<fleet::Fleet>(id.0, fleet::Status::Active, because);
     let mut unit = Unit::new().and([fleets::insert(row)]).and(record(db, Some(by), &about, &created)?);
     for (num, host) in (0..).zip(spec.hosts()) {
@@ -380,7 +385,7 @@ fn new_host(
     scope: &Scope,
     fleet: FleetId,
     fleet_name: &str,
-    spec: &Spec,
+    spec: &FleetSpec,
     host: &Host,
     num: i64,
 ) -> Result<Vec<Change>> {
@@ -393,7 +398,7 @@ fn new_host(
     hide_private_keys(&mut open);
     let mut shared = spec.ssh_config.clone().unwrap_or_default();
     shared["hosts"] = json!([own]);
-    let belongs = Belongs::row("instances", "ssh_sealed", id.0);
+    let belongs = AssociatedData::row("instances", "ssh_sealed", id.0);
     let blocks = host.params().and_then(|params| params.blocks).unwrap_or(spec.configuration.blocks);
     let row = NewInstance {
         id,
@@ -421,8 +426,9 @@ fn new_host(
         idle_seconds_max: None,
     };
     let because =
-        Because { actor: actor(Some(by)), reason: "applied".into(), message: "Instance created".into() };
-    let about = About { entity: Entity::Instance, id: id.0, name: &name, project: Some(scope.project.id) };
+        EventCause { actor: actor(Some(by)), reason: "applied".into(), message: "Instance created".into() };
+    let about =
+        EventSubject { entity: Entity::Instance, id: id.0, name: &name, project: Some(scope.project.id) };
     let created = Event::created::<instance::Instance>(id.0, instance::Status::Pending, because);
     let mut changes = vec![instances::insert(row)];
     changes.extend(record(db, Some(by), &about, &created)?);
@@ -437,7 +443,8 @@ pub async fn delete(app: &App, scope: &Scope, asked: &wire::DeleteRequest) -> Re
         // One that is gone is as it should be.
         let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? else { continue };
         may_touch::<DeleteFleets>(scope, &found)?;
-        let about = About { entity: Entity::Fleet, id: found.id.0, name, project: Some(found.project_id) };
+        let about =
+            EventSubject { entity: Entity::Fleet, id: found.id.0, name, project: Some(found.project_id) };
         unit = unit.and([fleets::ask_delete(found.id)]).and(note(
             app.db(),
             Some(by),
@@ -460,7 +467,7 @@ pub async fn delete(app: &App, scope: &Scope, asked: &wire::DeleteRequest) -> Re
 
 /// To end a fleet takes no right to manage SSH fleets: no host is added by it.
 fn may_touch<O: Operation>(scope: &Scope, found: &Fleet) -> Result<()> {
-    scope.must_own::<O>(found.user_id, &format!("fleet `{}`", found.name))
+    scope.require_ownership::<O>(found.user_id, &format!("fleet `{}`", found.name))
 }
 
 /// Stores the wish that single instances end, for all of them or none.
@@ -470,19 +477,19 @@ pub async fn delete_instances(app: &App, scope: &Scope, asked: &wire::DeleteInst
     let Some(found) = found else { return Ok(()) };
     may_touch::<DeleteFleetInstances>(scope, &found)?;
     let by = scope.caller.user.id;
-    let members = instances::of_fleets(app.db(), &[found.id]).await?;
+    let members = instances::list_by_fleets(app.db(), &[found.id]).await?;
     let mut unit = Unit::new();
     for num in asked.instance_nums.iter().collect::<BTreeSet<_>>() {
         let member = members.iter().find(|member| member.instance_num == *num && !member.finished);
         let member = member.ok_or_else(|| Error::absent("Instance"))?;
-        let about = About {
+        let about = EventSubject {
             entity: Entity::Instance,
             id: member.id.0,
             name: &member.name,
             project: Some(member.project_id),
         };
         let told = note(app.db(), Some(by), &about, "delete_asked", "Instance deletion requested".into())?;
-        unit = unit.and([instances::ask_end(member.id)]).and(told);
+        unit = unit.and([instances::request_end(member.id)]).and(told);
     }
     match app.db().write(unit).await? {
         Written::Done { .. } => {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 use windlass_api::{Access, Document, gateways as wire};
 use windlass_model::{
     decide::replicas::Traffic,
-    event::{self, Because, Entity},
+    event::{self, Entity, EventCause},
     gateway,
     id::{GatewayId, SubmissionId},
 };
@@ -24,16 +24,16 @@ use crate::{
         replicas as rows,
     },
     error::{Error, Result},
-    events::{About, actor, record},
+    events::{EventSubject, actor, record},
     pipelines, proxy,
 };
 
 /// A look follows each hint, and comes by itself after this.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-const WAIT_MAX: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// What one report may name.
-const CAME_MAX: usize = 10_000;
-const LEFT_MAX: usize = 10_000;
+const TRAFFIC_ENTRIES_MAX: usize = 10_000;
+const RELEASED_SEATS_MAX: usize = 10_000;
 const ADDRESS_MAX: usize = 255;
 
 /// A process cannot take the name of another gateway's, or of a server.
@@ -41,7 +41,7 @@ fn proxy_id(gateway: GatewayId, node: uuid::Uuid) -> String {
     format!("{gateway}/{node}")
 }
 
-fn checked(address: Option<&str>) -> Result<Option<&str>> {
+fn check_address(address: Option<&str>) -> Result<Option<&str>> {
     match address {
         Some(address) if address.len() > ADDRESS_MAX || address.contains(char::is_control) => {
             Err(Error::field("address", "must be an address"))
@@ -51,11 +51,15 @@ fn checked(address: Option<&str>) -> Result<Option<&str>> {
 }
 
 /// The routes, once they are others than those the process has. It takes its seats before it is told of a replica.
-pub async fn routes(app: &App, gateway: GatewayId, asked: wire::RoutesRequest) -> Result<wire::Routes> {
-    let address = checked(asked.address.as_deref())?;
+pub async fn routes(
+    app: &App,
+    gateway: GatewayId,
+    asked: wire::RoutesRequest,
+) -> Result<wire::GatewayRoutes> {
+    let address = check_address(asked.address.as_deref())?;
     let id = proxy_id(gateway, asked.node);
-    let until = Instant::now() + Duration::from_millis(asked.wait_ms).min(WAIT_MAX);
-    let hints = app.hints().subscribe(proxy::HINT);
+    let until = Instant::now() + Duration::from_millis(asked.wait_ms).min(WAIT_TIMEOUT);
+    let hints = app.hints().subscribe(proxy::ROUTES_HINT);
     let mut is_first = true;
     loop {
         let (told, replicas) = proxy::told(app, gateway).await?;
@@ -64,28 +68,28 @@ pub async fn routes(app: &App, gateway: GatewayId, asked: wire::RoutesRequest) -
         let is_new = asked.version.as_ref() != Some(&version);
         if is_first || is_new {
             let seen = gateways::seen(&id, gateway, address);
-            rows::seen_node(app.db(), seen, &id, &replicas).await?;
+            rows::record_gateway_node(app.db(), seen, &id, &replicas).await?;
         }
         if is_first {
-            arrived(app, gateway).await?;
+            mark_in_service(app, gateway).await?;
             is_first = false;
         }
         if is_new {
-            return Ok(wire::Routes { version, routes: Some(Document::from_text(text)?) });
+            return Ok(wire::GatewayRoutes { version, routes: Some(Document::from_text(text)?) });
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Ok(wire::Routes { version, routes: None });
+            return Ok(wire::GatewayRoutes { version, routes: None });
         }
         tokio::select! {
-            _ = timeout(left.min(LOOK_EVERY), hints.wait()) => {}
-            () = app.closed() => return Ok(wire::Routes { version, routes: None }),
+            _ = timeout(left.min(POLL_INTERVAL), hints.wait()) => {}
+            () = app.closed() => return Ok(wire::GatewayRoutes { version, routes: None }),
         }
     }
 }
 
 /// The gateway is in service once all its processes are there.
-async fn arrived(app: &App, id: GatewayId) -> Result<()> {
+async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
     let Some(found) = gateways::find(app.db(), id).await? else { return Ok(()) };
     let mut steps = match found.status {
         gateway::Status::Submitted => vec![gateway::Event::Created],
@@ -96,11 +100,15 @@ async fn arrived(app: &App, id: GatewayId) -> Result<()> {
     if present >= wanted {
         steps.push(gateway::Event::Ready);
     }
-    let about =
-        About { entity: Entity::Gateway, id: id.0, name: &found.name, project: Some(found.project_id) };
+    let about = EventSubject {
+        entity: Entity::Gateway,
+        id: id.0,
+        name: &found.name,
+        project: Some(found.project_id),
+    };
     let (mut status, mut unit) = (found.status, Unit::new());
     for step in steps {
-        let because = Because {
+        let because = EventCause {
             actor: actor(None),
             reason: "processes".into(),
             message: format!("{present} of {wanted} processes of the gateway are there"),
@@ -125,13 +133,13 @@ pub(super) fn replicas(gateway: &Gateway) -> usize {
     configuration["replicas"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(1)
 }
 
-pub async fn report(app: &App, gateway: GatewayId, report: wire::Report) -> Result<()> {
-    if report.came.len() > CAME_MAX || report.left.len() > LEFT_MAX {
+pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) -> Result<()> {
+    if report.came.len() > TRAFFIC_ENTRIES_MAX || report.left.len() > RELEASED_SEATS_MAX {
         return Err(Error::refused("the report names too many"));
     }
     let id = proxy_id(gateway, report.node);
-    let seen = gateways::seen(&id, gateway, checked(report.address.as_deref())?);
-    rows::seen_node(app.db(), seen, &id, &[]).await?;
+    let seen = gateways::seen(&id, gateway, check_address(report.address.as_deref())?);
+    rows::record_gateway_node(app.db(), seen, &id, &[]).await?;
     let (mut came, mut asleep) = (Vec::new(), Vec::new());
     for one in &report.came {
         // Others' services are no business of this gateway.
@@ -139,7 +147,7 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::Report) -> Resu
         let traffic =
             Traffic { requests: one.requests, in_flight_us: one.in_flight_us, waiting_us: one.waiting_us };
         let answers = one.answers.as_ref().map(serde_json::to_string).transpose()?;
-        came.push(rows::Came { run, traffic, answers });
+        came.push(rows::ServiceTraffic { run, traffic, answers });
         if one.asleep {
             asleep.push(run);
         }
@@ -160,11 +168,15 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::Report) -> Resu
 }
 
 /// Only for the project of the gateway: it is no place to try tokens for others.
-pub async fn check(app: &App, gateway: GatewayId, asked: wire::CheckRequest) -> Result<wire::Check> {
+pub async fn check(
+    app: &App,
+    gateway: GatewayId,
+    asked: wire::TokenCheckRequest,
+) -> Result<wire::TokenCheck> {
     // Whoever guesses through a gateway is slowed down like an address.
     let place = IpAddr::V6(Ipv6Addr::from(gateway.0.as_u128()));
     let known = auth::is_ours(app, &asked.token, place).await?;
-    let refused = Ok(wire::Check { allowed: false, known });
+    let refused = Ok(wire::TokenCheck { allowed: false, known });
     if !known {
         return refused;
     }
@@ -174,7 +186,7 @@ pub async fn check(app: &App, gateway: GatewayId, asked: wire::CheckRequest) -> 
         Err(Error::Denied { .. }) => return refused,
         Err(error) => return Err(error),
     };
-    if caller.must_open_services().is_err() {
+    if caller.require_services().is_err() {
         return refused;
     }
     let scope = match auth::scope(app, caller, &asked.project, Vec::new()).await {
@@ -184,7 +196,7 @@ pub async fn check(app: &App, gateway: GatewayId, asked: wire::CheckRequest) -> 
     };
     let own = gateways::find(app.db(), gateway).await?.map(|found| found.project_id);
     let allowed = own == Some(scope.project.id) && scope.must(Access::ProjectUser).is_ok();
-    Ok(wire::Check { allowed, known })
+    Ok(wire::TokenCheck { allowed, known })
 }
 
 pub async fn leave(app: &App, gateway: GatewayId, asked: wire::LeaveRequest) -> Result<()> {

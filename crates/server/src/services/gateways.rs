@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use windlass_api::{Document, gateways as wire, runs::ApplyAction};
 use windlass_model::{
     config::{Configuration, unsupported},
-    event::{Because, Entity, Event},
+    event::{Entity, Event, EventCause},
     gateway,
     id::GatewayId,
 };
@@ -24,12 +24,12 @@ use crate::{
         projects,
     },
     error::{Error, Result},
-    events::{About, actor, note, record},
+    events::{EventSubject, actor, note, record},
 };
 
-const NAMES_TRIED: u8 = 10;
+const NAME_ATTEMPTS_MAX: u8 = 10;
 /// What may change while a gateway lives.
-const IN_PLACE: [&str; 3] = ["domain", "default", "replicas"];
+const MUTABLE_FIELDS: [&str; 3] = ["domain", "default", "replicas"];
 
 fn absent() -> Error {
     Error::absent("Gateway")
@@ -40,7 +40,7 @@ pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::Gateway>> {
     let mut all = Vec::new();
     for row in gateways::list(app.db(), scope.project.id).await? {
         let nodes = gateways::nodes(app.db(), row.id).await?;
-        all.push(shown(scope, default, row, &nodes)?);
+        all.push(to_wire(scope, default, row, &nodes)?);
     }
     Ok(all)
 }
@@ -53,10 +53,10 @@ pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Gateway>
 async fn one(app: &App, scope: &Scope, row: Gateway) -> Result<wire::Gateway> {
     let default = projects::default_gateway(app.db(), scope.project.id).await?;
     let nodes = gateways::nodes(app.db(), row.id).await?;
-    shown(scope, default, row, &nodes)
+    to_wire(scope, default, row, &nodes)
 }
 
-fn shown(scope: &Scope, default: Option<GatewayId>, row: Gateway, nodes: &[Node]) -> Result<wire::Gateway> {
+fn to_wire(scope: &Scope, default: Option<GatewayId>, row: Gateway, nodes: &[Node]) -> Result<wire::Gateway> {
     let wanted = gateway_nodes::replicas(&row);
     let waits = (nodes.len() < wanted).then(|| {
         let name = &row.name;
@@ -109,13 +109,13 @@ fn parse(document: &Document) -> Result<Value> {
 }
 
 /// The first field that cannot change in place.
-fn forbidden(old: &Value, new: &Value) -> Option<String> {
+fn immutable_change(old: &Value, new: &Value) -> Option<String> {
     let empty = serde_json::Map::new();
     let (old, new) = (old.as_object().unwrap_or(&empty), new.as_object().unwrap_or(&empty));
     let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     let field = |map: &serde_json::Map<String, Value>, key: &str| map.get(key).cloned().unwrap_or_default();
     keys.into_iter()
-        .find(|key| !IN_PLACE.contains(&key.as_str()) && field(old, key) != field(new, key))
+        .find(|key| !MUTABLE_FIELDS.contains(&key.as_str()) && field(old, key) != field(new, key))
         .cloned()
 }
 
@@ -126,7 +126,7 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
     if let Some(name) = configuration["name"].as_str() {
         names::resource("name", name)?;
         if let Some(found) = gateways::find_by_name(app.db(), scope.project.id, name).await? {
-            if forbidden(&serde_json::from_str(&found.configuration)?, &configuration).is_none() {
+            if immutable_change(&serde_json::from_str(&found.configuration)?, &configuration).is_none() {
                 action = ApplyAction::Update;
             }
             current = Some(one(app, scope, found).await?);
@@ -158,7 +158,7 @@ pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Resu
             return Err(changed());
         }
     }
-    if let Some(path) = forbidden(&stored, &configuration) {
+    if let Some(path) = immutable_change(&stored, &configuration) {
         return Err(Error::refused(format!("`{path}` of a gateway cannot change; delete it first")));
     }
     let domain = configuration["domain"].as_str();
@@ -173,7 +173,7 @@ fn default_change(scope: &Scope, id: GatewayId, configuration: &Value) -> Option
     match configuration["default"].as_bool() {
         Some(true) => Some(projects::set_default_gateway(scope.project.id, id)),
         Some(false) => None,
-        None => Some(projects::offer_default_gateway(scope.project.id, id)),
+        None => Some(projects::set_first_default_gateway(scope.project.id, id)),
     }
 }
 
@@ -184,7 +184,7 @@ pub async fn create_from(app: &App, scope: &Scope, asked: &wire::CreateRequest) 
 
 async fn create(app: &App, scope: &Scope, mut configuration: Value) -> Result<wire::Gateway> {
     let generated = configuration["name"].is_null();
-    for attempt in 0..NAMES_TRIED {
+    for attempt in 0..NAME_ATTEMPTS_MAX {
         if generated {
             configuration["name"] = json!(names::generate(attempt)?);
         }
@@ -221,8 +221,9 @@ fn new_gateway(app: &App, scope: &Scope, configuration: &Value) -> Result<(Strin
         status: gateway::Status::Submitted,
     };
     let because =
-        Because { actor: actor(Some(by)), reason: "applied".into(), message: "Gateway created".into() };
-    let about = About { entity: Entity::Gateway, id: id.0, name: &name, project: Some(scope.project.id) };
+        EventCause { actor: actor(Some(by)), reason: "applied".into(), message: "Gateway created".into() };
+    let about =
+        EventSubject { entity: Entity::Gateway, id: id.0, name: &name, project: Some(scope.project.id) };
     let created = Event::created::<gateway::Gateway>(id.0, gateway::Status::Submitted, because);
     let unit = Unit::new()
         .and([gateways::insert(row)])
@@ -239,8 +240,12 @@ async fn write(
     reason: &str,
     message: &str,
 ) -> Result<()> {
-    let about =
-        About { entity: Entity::Gateway, id: found.id.0, name: &found.name, project: Some(found.project_id) };
+    let about = EventSubject {
+        entity: Entity::Gateway,
+        id: found.id.0,
+        name: &found.name,
+        project: Some(found.project_id),
+    };
     let told = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
     match app.db().write(Unit::new().and(changes).and(told)).await? {
         Written::Done { .. } => {

@@ -19,7 +19,7 @@ use crate::{
         projects::{self, Project},
     },
     error::{Error, Result},
-    events::{About, note},
+    events::{EventSubject, note},
 };
 
 /// Hosts of SSH fleets come with their fleet: to bring them is a right of members, not a grant.
@@ -95,10 +95,14 @@ async fn write(
     reason: &str,
     message: String,
 ) -> Result<wire::Project> {
-    let about =
-        About { entity: Entity::Project, id: project.id.0, name: &project.name, project: Some(project.id) };
+    let about = EventSubject {
+        entity: Entity::Project,
+        id: project.id.0,
+        name: &project.name,
+        project: Some(project.id),
+    };
     let told = note(app.db(), Some(caller.user.id), &about, reason, message)?;
     app.db().write(Unit::new().and([change]).and(told)).await?.done()?;
     app.wake(&["fleets", "jobs_submitted"]);
-    project_service::again(app, &project.name, caller.user.id).await
+    project_service::reload(app, &project.name, caller.user.id).await
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use windlass_api::{Document, backends::BackendType, instances as wire};
 use windlass_model::id::{FleetId, InstanceId, ProjectId};
 
-use super::runs::visible;
+use super::runs::visible_projects;
 use crate::{
     app::App,
     auth::{Caller, Scope},
@@ -24,14 +24,14 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         return Err(Error::field("limit", "must be from 0 to 1000"));
     }
     let projects = match &asked.project_names {
-        None => match visible(app, caller, None).await? {
+        None => match visible_projects(app, caller, None).await? {
             Some(projects) => projects,
             None => return Ok(Vec::new()),
         },
         Some(names) => {
             let mut ids = Vec::new();
             for name in names {
-                ids.extend(visible(app, caller, Some(name)).await?.flatten().unwrap_or_default());
+                ids.extend(visible_projects(app, caller, Some(name)).await?.flatten().unwrap_or_default());
             }
             Some(ids)
         }
@@ -70,7 +70,7 @@ pub async fn health_checks(
 ) -> Result<wire::HealthChecks> {
     let fleet = fleets::find_by_name(app.db(), scope.project.id, &asked.fleet_name).await?;
     let fleet = fleet.ok_or_else(|| Error::absent("Fleet"))?;
-    let known = instances::of_fleets(app.db(), &[fleet.id]).await?;
+    let known = instances::list_by_fleets(app.db(), &[fleet.id]).await?;
     if !known.iter().any(|instance| instance.instance_num == asked.instance_num) {
         return Err(absent());
     }
@@ -95,7 +95,7 @@ pub(super) async fn shown(app: &App, rows: Vec<Instance>) -> Result<Vec<wire::In
             Ok(wire::Instance {
                 id: row.id.0,
                 project_name: projects.get(&row.project_id).cloned().unwrap_or_default(),
-                backend: row.backend.map(|name| BackendType::of(&name).as_str().to_owned()),
+                backend: row.backend.map(|name| BackendType::from_name(&name).as_str().to_owned()),
                 instance_type: row.instance_type.map(Document::from_text).transpose()?,
                 name: row.name,
                 fleet_id: row.fleet_id.map(|id| id.0),

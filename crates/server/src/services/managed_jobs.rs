@@ -18,7 +18,7 @@ use windlass_model::{
         Status,
         plan::{Body, COPIES_MAX, Candidate, PRIORITY, Plan, WORKDIR, Workdir},
     },
-    sky::{self, Given, Identity, Infra, Launchable, Secret, Site, TaskSecrets},
+    sky::{self, Given, Identity, Infra, LaunchableJob, Secret, Site, TaskSecrets},
     time::{Span, Timestamp},
 };
 
@@ -26,7 +26,7 @@ pub use self::make::Made;
 use super::{names, runs::refused};
 use crate::{
     app::App,
-    attempts::{self, Archive, Attempt, Files, Maker, Unmade},
+    attempts::{self, Archive, Attempt, AttemptSpecBuilder, AttemptSpecError, Files},
     auth::Scope,
     db::{
         Unit, Written,
@@ -34,16 +34,16 @@ use crate::{
         repos,
     },
     error::{Error, Result},
-    events::{About, note},
+    events::{EventSubject, note},
 };
 
 const TEXT_BYTES_MAX: usize = 1 << 20;
 const NAME_MAX: usize = 120;
 const LIST_MAX: i64 = 1000;
-const LIST_USUAL: i64 = 100;
+const LIST_DEFAULT: i64 = 100;
 const IDS_MAX: usize = 10_000;
 /// How long a graceful cancel waits for output that nobody bounded.
-const GRACEFUL_USUAL: Span = Span::hours(1);
+const GRACEFUL_DEFAULT: Span = Span::hours(1);
 
 /// A request that can be launched.
 struct LaunchPlan {
@@ -58,7 +58,7 @@ struct LaunchPlan {
 
 /// Reads a request, and refuses whatever can never become a run.
 async fn prepare_launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<LaunchPlan> {
-    let Launchable { mut plan, secrets, warnings } = read(&asked)?;
+    let LaunchableJob { mut plan, secrets, warnings } = read(&asked)?;
     let mut warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
     let site = attempts::site(app.db(), app.backends(), scope.project.id, &plan).await?;
     map_infra(&mut plan, &site, &mut warnings)?;
@@ -91,9 +91,9 @@ pub async fn check_only(app: &App, scope: &Scope, asked: wire::LaunchRequest) ->
 /// Launches as many jobs as were asked for, all or none.
 pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
     let hash = request_hash(&asked)?;
-    if let Some(first) = repeated(app, scope, &hash).await? {
+    if let Some(first) = find_repeated(app, scope, &hash).await? {
         let warnings = read(&asked)?.warnings.iter().map(ToString::to_string).collect();
-        return launched(app, &first, warnings).await;
+        return launch_response(app, &first, warnings).await;
     }
     let LaunchPlan { plan, name, copies, files, secrets, warnings } =
         prepare_launch(app, scope, asked).await?;
@@ -113,8 +113,9 @@ pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Res
     let rows = match app.db().write(unit).await {
         Ok(written) => written.done()?.1,
         Err(error) if error.is_conflict_on("managed_jobs_idempotency_key") => {
-            let first = repeated(app, scope, &hash).await?.ok_or_else(|| Error::exists("Managed job"))?;
-            return launched(app, &first, warnings).await;
+            let first =
+                find_repeated(app, scope, &hash).await?.ok_or_else(|| Error::exists("Managed job"))?;
+            return launch_response(app, &first, warnings).await;
         }
         Err(error) => return Err(error.into()),
     };
@@ -132,7 +133,7 @@ fn request_hash(asked: &wire::LaunchRequest) -> Result<String> {
 }
 
 /// The first job that this very request made before.
-async fn repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Named>> {
+async fn find_repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Named>> {
     let Some(key) = &scope.idempotency_key else { return Ok(None) };
     let found = rows::find_by_key(app.db(), scope.project.id, scope.caller.user.id, key).await?;
     match found {
@@ -142,7 +143,7 @@ async fn repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Named>>
     }
 }
 
-async fn launched(app: &App, first: &Named, warnings: Vec<String>) -> Result<wire::Launched> {
+async fn launch_response(app: &App, first: &Named, warnings: Vec<String>) -> Result<wire::Launched> {
     let copies = rows::copies(app.db(), first.job.number, first.job.copies).await?;
     let name = &first.job.name;
     let jobs = copies.into_iter();
@@ -150,14 +151,14 @@ async fn launched(app: &App, first: &Named, warnings: Vec<String>) -> Result<wir
     Ok(wire::Launched { jobs, warnings })
 }
 
-fn read(asked: &wire::LaunchRequest) -> Result<Launchable> {
+fn read(asked: &wire::LaunchRequest) -> Result<LaunchableJob> {
     if asked.text.len() > TEXT_BYTES_MAX {
         return Err(Error::field("text", format!("must be at most {TEXT_BYTES_MAX} bytes")));
     }
     let secrets = asked.secrets.iter().map(|(name, value)| (name.clone(), Secret(value.clone())));
     let given = Given { envs: asked.envs.clone(), secrets: secrets.collect() };
     let parsed = sky::parse(&asked.text, &given).map_err(|problems| refused(&problems))?;
-    let mut job = parsed.launchable().map_err(|problems| {
+    let mut job = parsed.into_launchable().map_err(|problems| {
         let told = problems.iter().map(|one| match &one.hint {
             Some(hint) => format!("{one}; hint: {hint}"),
             None => one.to_string(),
@@ -200,13 +201,13 @@ fn map_infra(plan: &mut Plan, site: &Site, warnings: &mut Vec<String>) -> Result
                 Infra::Unknown if task.candidates.iter().all(is_unknown) => {
                     return Err(Error::refused(format!(
                         "`infra: {text}` names no fleet of the project and no backend of the server; hint: {}",
-                        known_places(site)
+                        known_infra_hint(site)
                     )));
                 }
                 Infra::Unknown => warn(format!(
                     "`infra: {text}` is left out: it names no fleet of the project and no backend of the server"
                 )),
-                Infra::OwnMachines => warn(format!(
+                Infra::OwnInstances => warn(format!(
                     "`infra: {text}` has no effect: the server rents no machines, and its own stand for every cloud"
                 )),
                 Infra::Anywhere | Infra::Fleet(_) | Infra::Place { .. } => {}
@@ -218,7 +219,7 @@ fn map_infra(plan: &mut Plan, site: &Site, warnings: &mut Vec<String>) -> Result
     Ok(())
 }
 
-fn known_places(site: &Site) -> String {
+fn known_infra_hint(site: &Site) -> String {
     let named: Vec<String> =
         site.backends.iter().chain(&site.fleets).map(|name| format!("`{name}`")).collect();
     format!("it knows {}; without `infra` the job runs anywhere", named.join(", "))
@@ -260,7 +261,7 @@ async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files, site: Site)
         rank: 0,
         copies: 1,
     };
-    let maker = Maker {
+    let maker = AttemptSpecBuilder {
         id: Uuid::nil(),
         plan,
         files,
@@ -274,8 +275,10 @@ async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files, site: Site)
         for candidate in (0..).take(of.candidates.len().max(1)) {
             let attempt = Attempt { task, number: 1, candidate, market: None };
             let spec = maker.spec(&attempt).map_err(|error| match error {
-                Unmade::Run(error) => error,
-                Unmade::Task(_) | Unmade::Document(_) => Error::refused(error.to_string()),
+                AttemptSpecError::Run(error) => error,
+                AttemptSpecError::Task(_) | AttemptSpecError::Document(_) => {
+                    Error::refused(error.to_string())
+                }
             })?;
             if candidate == 0 {
                 spec.check_references(app, scope).await?;
@@ -286,7 +289,7 @@ async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files, site: Site)
 }
 
 pub async fn list(app: &App, scope: &Scope, asked: wire::ListRequest) -> Result<Vec<wire::ManagedJob>> {
-    let limit = asked.limit.unwrap_or(LIST_USUAL);
+    let limit = asked.limit.unwrap_or(LIST_DEFAULT);
     if !(0..=LIST_MAX).contains(&limit) {
         return Err(Error::field("limit", format!("must be from 0 to {LIST_MAX}")));
     }
@@ -344,7 +347,10 @@ pub async fn cancel(app: &App, scope: &Scope, asked: wire::CancelRequest) -> Res
             ..Query::default()
         };
         for Named { job, .. } in rows::list(app.db(), &query).await? {
-            scope.must_own::<CancelManagedJobs>(Some(job.user_id), &format!("managed job {}", job.number))?;
+            scope.require_ownership::<CancelManagedJobs>(
+                Some(job.user_id),
+                &format!("managed job {}", job.number),
+            )?;
         }
     }
     let own = asked.all || asked.name.is_some() || !manages;
@@ -356,8 +362,8 @@ pub async fn cancel(app: &App, scope: &Scope, asked: wire::CancelRequest) -> Res
         ..Query::default()
     };
     let graceful = (asked.graceful || asked.graceful_timeout.is_some())
-        .then(|| asked.graceful_timeout.map_or(GRACEFUL_USUAL, Span::secs));
-    let unit = Unit::new().and([rows::ask_cancel(&query, user.id, graceful)]);
+        .then(|| asked.graceful_timeout.map_or(GRACEFUL_DEFAULT, Span::secs));
+    let unit = Unit::new().and([rows::request_cancel(&query, user.id, graceful)]);
     let Written::Done { rows: answers, .. } = app.db().write(unit).await? else {
         return Ok(wire::Cancelled { job_ids: Vec::new() });
     };
@@ -367,8 +373,12 @@ pub async fn cancel(app: &App, scope: &Scope, asked: wire::CancelRequest) -> Res
     for row in answers.iter().flatten() {
         let (id, name): (ManagedJobId, String) = (row.id(0)?, row.text(2)?);
         numbers.push(row.int(1)?);
-        let about =
-            About { entity: Entity::ManagedJob, id: id.0, name: &name, project: Some(scope.project.id) };
+        let about = EventSubject {
+            entity: Entity::ManagedJob,
+            id: id.0,
+            name: &name,
+            project: Some(scope.project.id),
+        };
         let message = "Managed job cancel requested".to_owned();
         notes = notes.and(note(app.db(), Some(user.id), &about, "cancel_asked", message)?);
     }

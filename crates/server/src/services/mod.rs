@@ -32,7 +32,7 @@ pub struct Upload {
 
 /// What goes over an answer that lasts.
 #[derive(Debug)]
-pub enum Beat<T> {
+pub enum SseEvent<T> {
     /// Whoever comes back after it names its `id`.
     Event { id: u64, name: &'static str, data: T },
     /// Nothing happened for a while.
@@ -40,4 +40,4 @@ pub enum Beat<T> {
 }
 
 /// An answer that lasts. It ends by itself, with its caller's rights, or with the server.
-pub type Beats<T> = futures_util::stream::BoxStream<'static, Beat<T>>;
+pub type SseStream<T> = futures_util::stream::BoxStream<'static, SseEvent<T>>;

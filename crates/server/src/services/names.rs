@@ -4,60 +4,60 @@ use crate::error::{Error, Result};
 
 /// Users: letters, digits, `-` and `_`, at most 60.
 pub fn user(name: &str) -> Result<()> {
-    word("username", name, 60)
+    check_word("username", name, 60)
 }
 
 /// Projects: letters, digits, `-` and `_`, at most 50.
 pub fn project(name: &str) -> Result<()> {
-    word("project_name", name, 50)
+    check_word("project_name", name, 50)
 }
 
 /// Secrets: letters, digits, `-` and `_`, at most 200.
 pub fn secret(name: &str) -> Result<()> {
-    word("name", name, 200)
+    check_word("name", name, 200)
 }
 
 /// Tokens: letters, digits, `-` and `_`, at most 60.
 pub fn token(name: &str) -> Result<()> {
-    word("name", name, 60)
+    check_word("name", name, 60)
 }
 
-fn word(field: &str, name: &str, len_max: usize) -> Result<()> {
+fn check_word(field: &str, name: &str, len_max: usize) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    if is_made_of(name, len_max, allowed) {
+    if has_only(name, len_max, allowed) {
         return Ok(());
     }
     let rule = format!("1 to {len_max} letters, digits, `-` and `_`, and no `-` in front, are allowed");
-    Err(bad(field, &rule))
+    Err(invalid_name(field, &rule))
 }
 
 /// Runs, fleets, volumes, gateways: `[a-z][a-z0-9-]{1,40}`.
 pub fn resource(field: &str, name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let starts = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
-    if is_made_of(name, 41, allowed) && name.len() >= 2 && starts {
+    if has_only(name, 41, allowed) && name.len() >= 2 && starts {
         return Ok(());
     }
     let rule = "2 to 41 lower case letters, digits and dashes, a letter first, are allowed";
-    Err(bad(field, rule))
+    Err(invalid_name(field, rule))
 }
 
 /// SHA-256 in hexadecimal: how uploads are named.
 pub fn hash(field: &str, text: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    if is_made_of(text, 64, allowed) && text.len() == 64 {
+    if has_only(text, 64, allowed) && text.len() == 64 {
         return Ok(());
     }
-    Err(bad(field, "64 hexadecimal digits are expected"))
+    Err(invalid_name(field, "64 hexadecimal digits are expected"))
 }
 
 /// The name itself is not repeated: it may hold anything.
-fn bad(field: &str, rule: &str) -> Error {
+fn invalid_name(field: &str, rule: &str) -> Error {
     Error::refused(format!("invalid {field}: {rule}"))
 }
 
 /// Names are typed into command lines: one that starts with a dash would be read as an option there.
-fn is_made_of(name: &str, len_max: usize, allowed: impl Fn(u8) -> bool) -> bool {
+fn has_only(name: &str, len_max: usize, allowed: impl Fn(u8) -> bool) -> bool {
     (1..=len_max).contains(&name.len()) && !name.starts_with('-') && name.bytes().all(allowed)
 }
 

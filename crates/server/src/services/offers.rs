@@ -15,12 +15,12 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks,
-        offers::{Availability, LOCAL, Needs, Offer, fit, names_instance},
+        offers::{Availability, LOCAL, Needs, Offer, fit, is_instance_selected},
         place::{
-            Creation, Fleet, FleetChoice, Instance, Inventory, Node, Outcome, REFUSALS_MAX, Readiness,
-            Waiting, Why, place,
+            Fleet, FleetChoice, Instance, InstanceCreation, Inventory, Node, Outcome, REFUSALS_MAX,
+            Readiness, Waiting, Why, place,
         },
-        runs_in::{ImageChoice, RunsIn},
+        runs_in::{ExecutionMode, ImageChoice},
     },
     resources::CpuArch,
     time::Timestamp,
@@ -33,21 +33,21 @@ use crate::{
     inventory,
     market::Market,
     pass_error::PassError,
-    plain_processes::Allowed,
-    run_shape::RunShape,
+    plain_processes::ProcessRights,
+    run_shape::ParsedRunSpec,
 };
 
 /// Everything a job of a project may be put on, as placement sees it.
-pub(crate) struct Supply {
+pub(crate) struct OfferSupply {
     project: ProjectId,
     inventory: Inventory,
 }
 
-pub(crate) async fn supply(app: &App, project: ProjectId) -> Result<Supply> {
-    Supply::of(app.db(), app.market(), app.settings().local_processes, project).await.map_err(unreadable)
+pub(crate) async fn supply(app: &App, project: ProjectId) -> Result<OfferSupply> {
+    OfferSupply::of(app.db(), app.market(), app.settings().local_processes, project).await.map_err(unreadable)
 }
 
-impl Supply {
+impl OfferSupply {
     pub(crate) async fn of(
         db: &Db,
         market: &Market,
@@ -55,7 +55,7 @@ impl Supply {
         project: ProjectId,
     ) -> std::result::Result<Self, PassError> {
         let stock = placing::stock(db, project).await?;
-        let allowed = Allowed::now(db, local_processes).await?;
+        let allowed = ProcessRights::now(db, local_processes).await?;
         let inventory = inventory::of(&stock, &market.seen().await.offers, allowed)?;
         Ok(Self { project, inventory })
     }
@@ -69,28 +69,30 @@ fn unreadable(error: PassError) -> Error {
 }
 
 /// What a job asks for, and in which fleets.
-struct Asked<'a> {
+struct OfferQuery<'a> {
     needs: Needs,
     fleets: Option<Vec<String>>,
-    creation: Creation,
+    creation: InstanceCreation,
     inventory: &'a Inventory,
 }
 
-impl Asked<'_> {
+impl OfferQuery<'_> {
     /// Nodes of several stay together: only cluster fleets have places for them.
-    fn may_use(&self, fleet: &Fleet) -> bool {
+    fn can_use(&self, fleet: &Fleet) -> bool {
         let named = self.fleets.as_ref().is_none_or(|names| names.contains(&fleet.name));
         named && (fleet.cluster || !self.needs.whole)
     }
 
     fn existing(&self, instance: &Instance) -> Option<wire::Offer> {
         let fleet = self.inventory.fleets.iter().find(|fleet| fleet.id == instance.fleet)?;
-        if instance.readiness != Readiness::Ready || !self.may_use(fleet) {
+        if instance.readiness != Readiness::Ready || !self.can_use(fleet) {
             return None;
         }
         let (name, host) = (&instance.name, instance.hostname.as_deref());
         let named = self.needs.instances.as_ref();
-        if named.is_some_and(|list| !names_instance(list, name, host, &fleet.name, instance.instance_num)) {
+        if named
+            .is_some_and(|list| !is_instance_selected(list, name, host, &fleet.name, instance.instance_num))
+        {
             return None;
         }
         let total = instance.offer.total_blocks;
@@ -98,22 +100,22 @@ impl Asked<'_> {
         let held: u32 = instance.held.iter().map(|held| held.blocks).sum();
         let free = total.saturating_sub(held);
         let availability = if blocks <= free { "idle" } else { "busy" };
-        Some(shown(&instance.offer, availability.to_owned(), blocks, total))
+        Some(to_wire(&instance.offer, availability.to_owned(), blocks, total))
     }
 
     /// One that a fleet would make. The first fleet that would do stands for all.
-    fn made(&self, offer: &Offer) -> Option<wire::Offer> {
-        if self.creation == Creation::Reuse || self.needs.instances.is_some() {
+    fn new_offer(&self, offer: &Offer) -> Option<wire::Offer> {
+        if self.creation == InstanceCreation::Reuse || self.needs.instances.is_some() {
             return None;
         }
-        self.inventory.fleets.iter().filter(|fleet| has_room(fleet) && self.may_use(fleet)).find_map(
+        self.inventory.fleets.iter().filter(|fleet| has_room(fleet) && self.can_use(fleet)).find_map(
             |fleet| {
                 let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
                 let total_blocks = blocks::split(fleet.blocks, offer.host.cpus, gpus).ok()?;
                 let divided = Offer { total_blocks, ..offer.clone() };
                 fit(offer, &fleet.limits).ok()?;
                 let blocks = fit(&divided, &self.needs.within(&fleet.limits)).ok()?;
-                Some(shown(&divided, word(offer), blocks, total_blocks))
+                Some(to_wire(&divided, word(offer), blocks, total_blocks))
             },
         )
     }
@@ -129,7 +131,7 @@ fn word(offer: &Offer) -> String {
     json!(offer.availability).as_str().unwrap_or("unknown").to_owned()
 }
 
-fn shown(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) -> wire::Offer {
+fn to_wire(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) -> wire::Offer {
     let size = |mib: u64| i64::try_from(mib).unwrap_or(i64::MAX);
     let gpus = offer.host.gpus.iter().map(|gpu| wire::Gpu {
         name: gpu.name.clone(),
@@ -137,7 +139,7 @@ fn shown(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) ->
         vendor: Some(gpu.vendor.as_str().to_owned()),
     });
     wire::Offer {
-        backend: BackendType::of(&offer.backend),
+        backend: BackendType::from_name(&offer.backend),
         instance: InstanceType {
             name: offer.instance_type.clone(),
             resources: wire::Resources {
@@ -164,20 +166,20 @@ fn shown(offer: &Offer, availability: String, blocks: u32, total_blocks: u32) ->
     }
 }
 
-fn asked<'a>(supply: &'a Supply, shape: &RunShape, job: &JobSpec) -> Asked<'a> {
+fn asked<'a>(supply: &'a OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> OfferQuery<'a> {
     let (fleets, creation) = (shape.fleet_names(), shape.creation());
-    Asked { needs: shape.needs_of(job), fleets, creation, inventory: &supply.inventory }
+    OfferQuery { needs: shape.needs_of(job), fleets, creation, inventory: &supply.inventory }
 }
 
 /// Those that fit the job: idle ones first, then by price.
-pub(crate) fn for_job(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Vec<wire::Offer> {
+pub(crate) fn for_job(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Vec<wire::Offer> {
     let (inventory, asked) = (&supply.inventory, asked(supply, shape, job));
     let existing = inventory.instances.iter().filter_map(|instance| asked.existing(instance));
-    sorted(existing.chain(inventory.offers.iter().filter_map(|offer| asked.made(offer))).collect())
+    sort_offers(existing.chain(inventory.offers.iter().filter_map(|offer| asked.new_offer(offer))).collect())
 }
 
 /// The lowest price of those that fit the job and could be had now.
-pub(crate) fn cheapest(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Option<Price> {
+pub(crate) fn cheapest(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Option<Price> {
     let word = |availability: Availability| json!(availability).as_str().map(str::to_owned);
     let known = [Availability::Idle, Availability::Available, Availability::Unknown].map(word);
     let offers = for_job(supply, shape, job);
@@ -191,12 +193,12 @@ pub(crate) fn for_fleet(offers: &[Offer], limits: &Needs, split: blocks::Blocks)
     let divided = fits.filter_map(|offer| {
         let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
         let total = blocks::split(split, offer.host.cpus, gpus).ok()?;
-        Some(shown(offer, word(offer), total, total))
+        Some(to_wire(offer, word(offer), total, total))
     });
-    sorted(divided.collect())
+    sort_offers(divided.collect())
 }
 
-fn sorted(mut offers: Vec<wire::Offer>) -> Vec<wire::Offer> {
+fn sort_offers(mut offers: Vec<wire::Offer>) -> Vec<wire::Offer> {
     offers.sort_by(|a, b| {
         (a.availability != "idle", a.price)
             .partial_cmp(&(b.availability != "idle", b.price))
@@ -206,7 +208,7 @@ fn sorted(mut offers: Vec<wire::Offer>) -> Vec<wire::Offer> {
 }
 
 /// Why the jobs of one replica would not start at once: every reason, nearest miss first. `None`: they would.
-pub(crate) fn why(supply: &Supply, shape: &RunShape, jobs: &[&JobSpec]) -> Option<Arc<Why>> {
+pub(crate) fn why(supply: &OfferSupply, shape: &ParsedRunSpec, jobs: &[&JobSpec]) -> Option<Arc<Why>> {
     let node = |(number, job): (u128, &&JobSpec)| Node {
         job: SubmissionId(uuid::Uuid::from_u128(number)),
         needs: Arc::new(shape.needs_of(job)),
@@ -234,7 +236,7 @@ pub(crate) fn why(supply: &Supply, shape: &RunShape, jobs: &[&JobSpec]) -> Optio
 }
 
 /// What there is that does not fit the job, and every reason: nearest miss first, alike ones together.
-pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
+pub(crate) fn misfits(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Why {
     let inventory = &supply.inventory;
     let asked = asked(supply, shape, job);
     let needs = &asked.needs;
@@ -254,9 +256,10 @@ pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
             add(instance.name.clone(), short);
         }
     }
-    if shape.creation() != Creation::Reuse && inventory.fleets.iter().any(has_room) {
+    if shape.creation() != InstanceCreation::Reuse && inventory.fleets.iter().any(has_room) {
         // What a fleet would make of an offer may fit where the whole of it does not.
-        let unfit = |offer: &&Offer| !(has_local && offer.backend == LOCAL) && asked.made(offer).is_none();
+        let unfit =
+            |offer: &&Offer| !(has_local && offer.backend == LOCAL) && asked.new_offer(offer).is_none();
         for offer in inventory.offers.iter().filter(unfit) {
             if let Err(short) = fit(offer, needs) {
                 add(offer.place(), short);
@@ -270,12 +273,12 @@ pub(crate) fn misfits(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Why {
 }
 
 /// What the job would run in, on the machines that fit it; on any machine, where none does.
-pub(crate) fn runs_in(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Vec<String> {
+pub(crate) fn runs_in(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Vec<String> {
     let Some(image) = ImageChoice::of(job) else { return Vec::new() };
     let needs = shape.needs_of(job);
     let inventory = &supply.inventory;
     let instances = inventory.instances.iter().map(|instance| &instance.offer);
-    let mut known: Vec<RunsIn<'_>> = Vec::new();
+    let mut known: Vec<ExecutionMode<'_>> = Vec::new();
     for offer in instances.chain(&inventory.offers) {
         if let Ok(runs_in) = image.on(offer.host.runtimes.as_ref())
             && !known.contains(&runs_in)
@@ -292,13 +295,13 @@ pub(crate) fn runs_in(supply: &Supply, shape: &RunShape, job: &JobSpec) -> Vec<S
 
 /// What GPUs are grouped by, beside what they are.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct GroupBy {
+pub(crate) struct GpuGrouping {
     pub(crate) backend: bool,
     pub(crate) region: bool,
     pub(crate) count: bool,
 }
 
-impl GroupBy {
+impl GpuGrouping {
     /// A region means something only within its backend.
     pub(crate) fn read(words: &[String]) -> Result<Self> {
         let mut by = Self::default();
@@ -319,7 +322,7 @@ impl GroupBy {
 }
 
 /// The same offers, by what GPU they have; the cheapest GPU first.
-pub(crate) fn by_gpu(offers: &[wire::Offer], by: GroupBy) -> Vec<Value> {
+pub(crate) fn by_gpu(offers: &[wire::Offer], by: GpuGrouping) -> Vec<Value> {
     let mut groups = BTreeMap::<(String, i64, String, [String; 3]), Vec<&wire::Offer>>::new();
     for offer in offers {
         let gpus = &offer.instance.resources.gpus;
@@ -340,7 +343,7 @@ pub(crate) fn by_gpu(offers: &[wire::Offer], by: GroupBy) -> Vec<Value> {
 }
 
 /// One row, and the lowest price of one GPU in it.
-fn gpu_row(offers: &[&wire::Offer], by: GroupBy) -> (f64, Value) {
+fn gpu_row(offers: &[&wire::Offer], by: GpuGrouping) -> (f64, Value) {
     let count =
         |offer: &wire::Offer| u32::try_from(offer.instance.resources.gpus.len()).unwrap_or(u32::MAX).max(1);
     let each = |offer: &wire::Offer| offer.price / f64::from(count(offer));

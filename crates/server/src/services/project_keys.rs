@@ -6,28 +6,28 @@ use crate::{
     app::App,
     db::{Change, Unit, projects},
     error::Result,
-    secrets::Belongs,
-    ssh_keys::key_pair,
+    secrets::AssociatedData,
+    ssh_keys::generate_key_pair,
 };
 
 /// Projects that get a key in one write.
-const AT_ONCE_MAX: i64 = 100;
+const BATCH_MAX: i64 = 100;
 
-fn belongs(project: ProjectId) -> Belongs<'static> {
-    Belongs::row("projects", "ssh_private_key_sealed", project.0)
+fn key_aad(project: ProjectId) -> AssociatedData<'static> {
+    AssociatedData::row("projects", "ssh_private_key_sealed", project.0)
 }
 
 /// A fresh key for a project that has none; one that has keeps its own.
 pub(super) fn draw(app: &App, id: ProjectId, name: &str) -> Result<Change> {
-    let (public, private) = key_pair(name)?;
-    let sealed = app.keys().seal(&belongs(id), private.as_bytes())?;
-    Ok(projects::give_key(id, &public, sealed))
+    let (public, private) = generate_key_pair(name)?;
+    let sealed = app.keys().seal(&key_aad(id), private.as_bytes())?;
+    Ok(projects::set_first_key(id, &public, sealed))
 }
 
 /// Projects that are older than their keys get one.
 pub async fn ensure(app: &App) -> Result<()> {
     loop {
-        let bare = projects::without_key(app.db(), AT_ONCE_MAX).await?;
+        let bare = projects::list_without_key(app.db(), BATCH_MAX).await?;
         if bare.is_empty() {
             return Ok(());
         }
@@ -39,6 +39,6 @@ pub async fn ensure(app: &App) -> Result<()> {
 /// The private half, in OpenSSH's format. `None`: there is no such project.
 pub async fn open(app: &App, id: ProjectId) -> Result<Option<String>> {
     let Some(sealed) = projects::sealed_key(app.db(), id).await? else { return Ok(None) };
-    let plain = app.keys().open_sealed(&belongs(id), &sealed)?;
+    let plain = app.keys().open_sealed(&key_aad(id), &sealed)?;
     Ok(Some(String::from_utf8_lossy(&plain).into_owned()))
 }

@@ -18,7 +18,7 @@ use crate::{
         users as user_rows,
     },
     error::{Error, Result},
-    events::{About, note},
+    events::{EventSubject, note},
     limits::{self, setting},
 };
 
@@ -46,7 +46,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         page,
     };
     let (rows, count) = projects::list(app.db(), &asked_rows).await?;
-    let projects = shown(app, rows).await?;
+    let projects = to_wire(app, rows).await?;
     if asked.return_total_count {
         return Ok(wire::Listing::Counted { total_count: Some(count), projects });
     }
@@ -58,11 +58,11 @@ pub async fn list_without_fleets(app: &App, caller: &Caller) -> Result<Vec<wire:
     let seen = Seen::Joined(caller.user.id);
     let asked = Asked { seen, pattern: None, member: None, without_fleets: true, page };
     let (rows, _) = projects::list(app.db(), &asked).await?;
-    shown(app, rows).await
+    to_wire(app, rows).await
 }
 
 /// With members, owners and grants: three queries for any number of projects.
-async fn shown(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
+async fn to_wire(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
     let ids: Vec<ProjectId> = rows.iter().map(|project| project.id).collect();
     let mut members = BTreeMap::<ProjectId, Vec<Member>>::new();
     for member in projects::members(app.db(), &ids).await? {
@@ -125,14 +125,14 @@ fn membership(role: ProjectRole) -> Membership {
 }
 
 pub async fn read(app: &App, scope: &Scope) -> Result<wire::Project> {
-    again(app, &scope.project.name, scope.caller.user.id).await
+    reload(app, &scope.project.name, scope.caller.user.id).await
 }
 
 /// Reads past every cache.
-pub(super) async fn again(app: &App, name: &str, user: UserId) -> Result<wire::Project> {
+pub(super) async fn reload(app: &App, name: &str, user: UserId) -> Result<wire::Project> {
     let found = projects::find(app.db(), name, user).await?;
     let (project, _) = found.ok_or(Error::Unknown { msg: "Project not found" })?;
-    shown(app, vec![project]).await?.pop().ok_or(Error::Unknown { msg: "Project not found" })
+    to_wire(app, vec![project]).await?.pop().ok_or(Error::Unknown { msg: "Project not found" })
 }
 
 pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> Result<wire::Project> {
@@ -144,7 +144,7 @@ pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
     }
     let (name, templates) = (&asked.project_name, asked.templates_repo.as_deref());
     add(app, caller.user.id, name, asked.is_public, templates).await?;
-    again(app, name, caller.user.id).await
+    reload(app, name, caller.user.id).await
 }
 
 /// Adds a project whose owner is its first admin. It may use no backend before one is granted to it.
@@ -179,7 +179,7 @@ async fn insert(
     if projects::is_taken(app.db(), name).await? {
         return Err(Error::exists("Project"));
     }
-    let about = About { entity: Entity::Project, id: id.0, name, project: Some(id) };
+    let about = EventSubject { entity: Entity::Project, id: id.0, name, project: Some(id) };
     let unit = Unit::new()
         .and([
             created,
@@ -206,7 +206,7 @@ pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> 
         if !caller.user.admin && member.is_none_or(|member| role(&member) != ProjectRole::Admin) {
             return Err(Error::denied());
         }
-        let about = About {
+        let about = EventSubject {
             entity: Entity::Project,
             id: project.id.0,
             name: &project.name,
@@ -248,7 +248,7 @@ pub async fn set_members(app: &App, scope: &Scope, asked: wire::MembersRequest) 
     let gone: Vec<UserId> =
         before.iter().map(|member| member.user.id).filter(|id| !wanted.contains_key(id)).collect();
     let mut changes = vec![projects::remove_members(scope.project.id, &gone)];
-    changes.extend(set(scope.project.id, &wanted));
+    changes.extend(member_changes(scope.project.id, &wanted));
     write(app, scope, changes, "members_set", "Project members set".into()).await
 }
 
@@ -264,7 +264,7 @@ pub async fn add_members(app: &App, scope: &Scope, asked: wire::MembersRequest) 
         }
     } else {
         let before = projects::members(app.db(), &[scope.project.id]).await?;
-        let mut after: Wanted = before
+        let mut after: RequestedMembers = before
             .iter()
             .enumerate()
             .map(|(at, member)| (member.user.id, (at, role(&member.membership))))
@@ -272,7 +272,7 @@ pub async fn add_members(app: &App, scope: &Scope, asked: wire::MembersRequest) 
         after.extend(wanted.iter().map(|(id, (at, role))| (*id, (before.len() + at, *role))));
         check_admins(scope, &before, &after)?;
     }
-    let changes = set(scope.project.id, &wanted).collect();
+    let changes = member_changes(scope.project.id, &wanted).collect();
     write(app, scope, changes, "members_added", "Project members added".into()).await
 }
 
@@ -285,14 +285,18 @@ pub async fn set_rights(
     let found = projects::find(app.db(), &asked.project_name, caller.user.id).await?;
     let (project, _) = found.ok_or_else(|| Error::absent("Project"))?;
     let user = user_rows::by_name(app.db(), &asked.username).await?.ok_or_else(|| Error::absent("User"))?;
-    let about =
-        About { entity: Entity::Project, id: project.id.0, name: &project.name, project: Some(project.id) };
+    let about = EventSubject {
+        entity: Entity::Project,
+        id: project.id.0,
+        name: &project.name,
+        project: Some(project.id),
+    };
     let given = asked.can_manage_ssh_fleets;
     let message = match given {
         true => format!("{} may manage SSH fleets", user.name),
         false => format!("{} may no longer manage SSH fleets", user.name),
     };
-    let unit = Unit::new().and([projects::set_ssh_right(project.id, user.id, given)]).and(note(
+    let unit = Unit::new().and([projects::set_can_manage_ssh_fleets(project.id, user.id, given)]).and(note(
         app.db(),
         Some(caller.user.id),
         &about,
@@ -302,7 +306,7 @@ pub async fn set_rights(
     match app.db().write(unit).await? {
         Written::Done { .. } => {
             app.access().forget();
-            again(app, &project.name, caller.user.id).await
+            reload(app, &project.name, caller.user.id).await
         }
         Written::Stale { .. } => Err(Error::absent("Member")),
     }
@@ -323,14 +327,14 @@ pub async fn remove_members(
     if scope.role() < Some(ProjectRole::Manager) && !leaves {
         return Err(Error::denied());
     }
-    let after: Wanted = before
+    let after: RequestedMembers = before
         .iter()
         .enumerate()
         .filter(|(_, member)| !gone.contains(&member.user.id))
         .map(|(at, member)| (member.user.id, (at, role(&member.membership))))
         .collect();
     if leaves {
-        keep_an_admin(&after)?
+        require_remaining_admin(&after)?
     } else {
         check_admins(scope, &before, &after)?
     }
@@ -339,15 +343,15 @@ pub async fn remove_members(
 }
 
 /// Users with their place in the list and their role.
-type Wanted = BTreeMap<UserId, (usize, ProjectRole)>;
+type RequestedMembers = BTreeMap<UserId, (usize, ProjectRole)>;
 
-async fn resolve(app: &App, settings: &[wire::MemberSetting]) -> Result<Wanted> {
+async fn resolve(app: &App, settings: &[wire::MemberSetting]) -> Result<RequestedMembers> {
     if settings.len() > MEMBERS_MAX {
         return Err(Error::refused("too many members"));
     }
     let names: Vec<String> = settings.iter().map(|setting| setting.username.clone()).collect();
     let users = user_rows::by_names(app.db(), &names).await?;
-    let mut wanted = Wanted::new();
+    let mut wanted = RequestedMembers::new();
     for (at, setting) in settings.iter().enumerate() {
         let user = users.iter().find(|user| user.name == setting.username);
         wanted.insert(user.ok_or_else(|| Error::absent("User"))?.id, (at, setting.project_role));
@@ -355,14 +359,14 @@ async fn resolve(app: &App, settings: &[wire::MemberSetting]) -> Result<Wanted> 
     Ok(wanted)
 }
 
-fn set(project: ProjectId, wanted: &Wanted) -> impl Iterator<Item = Change> {
+fn member_changes(project: ProjectId, wanted: &RequestedMembers) -> impl Iterator<Item = Change> {
     wanted.iter().map(move |(user, (at, role))| {
         projects::set_member(project, *user, &membership(*role), i64::try_from(*at).unwrap_or(i64::MAX))
     })
 }
 
 /// Only admins decide who is one, and one always remains.
-fn check_admins(scope: &Scope, before: &[Member], after: &Wanted) -> Result<()> {
+fn check_admins(scope: &Scope, before: &[Member], after: &RequestedMembers) -> Result<()> {
     let had: BTreeSet<UserId> = before
         .iter()
         .filter(|member| role(&member.membership) == ProjectRole::Admin)
@@ -373,10 +377,10 @@ fn check_admins(scope: &Scope, before: &[Member], after: &Wanted) -> Result<()> 
     if had != have && scope.role() != Some(ProjectRole::Admin) {
         return Err(Error::denied());
     }
-    keep_an_admin(after)
+    require_remaining_admin(after)
 }
 
-fn keep_an_admin(after: &Wanted) -> Result<()> {
+fn require_remaining_admin(after: &RequestedMembers) -> Result<()> {
     if after.values().any(|(_, role)| *role == ProjectRole::Admin) {
         return Ok(());
     }
@@ -392,10 +396,14 @@ async fn write(
 ) -> Result<wire::Project> {
     let project = &scope.project;
     let by = scope.caller.user.id;
-    let about =
-        About { entity: Entity::Project, id: project.id.0, name: &project.name, project: Some(project.id) };
+    let about = EventSubject {
+        entity: Entity::Project,
+        id: project.id.0,
+        name: &project.name,
+        project: Some(project.id),
+    };
     let unit = Unit::new().and(changes).and(note(app.db(), Some(by), &about, reason, message)?);
     app.db().write(unit).await?.done()?;
     app.access().forget();
-    again(app, &project.name, by).await
+    reload(app, &project.name, by).await
 }

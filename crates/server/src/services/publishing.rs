@@ -1,6 +1,6 @@
 //! Which gateway publishes a service, and under which name.
 
-use windlass_api::error::Code;
+use windlass_api::error::ApiErrorCode;
 use windlass_gateway::way::Source;
 use windlass_model::{
     config::{
@@ -39,7 +39,7 @@ fn domain(gateway: &Gateway) -> Option<&str> {
 }
 
 /// The name of the gateway itself.
-pub(crate) fn own_name(gateway: &Gateway) -> Option<String> {
+pub(crate) fn gateway_hostname(gateway: &Gateway) -> Option<String> {
     domain(gateway).map(|domain| format!("{OWN}.{domain}").to_ascii_lowercase())
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn certificate(gateway: &Gateway) -> Option<Source> {
 }
 
 fn refused(msg: String) -> Error {
-    Error::Refused { code: Code::GatewayError, msg }
+    Error::Refused { code: ApiErrorCode::GatewayError, msg }
 }
 
 /// Where a service of this name will appear; nothing when the server alone leads there. Refuses what could not work.
@@ -75,7 +75,9 @@ pub(crate) async fn of(
     run: Option<RunId>,
 ) -> Result<Option<Published>> {
     let Configuration::Service(service) = spec.shape.configuration() else { return Ok(None) };
-    let Some(gateway) = chosen(app, project, service.gateway.as_ref()).await? else { return Ok(None) };
+    let Some(gateway) = select_gateway(app, project, service.gateway.as_ref()).await? else {
+        return Ok(None);
+    };
     let Gateway { id, name: gateway_name, .. } = &gateway;
     let Some(domain) = domain(&gateway) else {
         return Err(refused(format!(
@@ -96,16 +98,20 @@ pub(crate) async fn of(
         )));
     }
     let (domain, own) = (format!("{name}.{domain}").to_ascii_lowercase(), format!("{OWN}.{domain}"));
-    if let Some((project, run)) = gateways::taken_by(app.db(), &domain, run).await? {
+    if let Some((project, run)) = gateways::domain_owner(app.db(), &domain, run).await? {
         let msg = format!("the domain `{domain}` is taken by service `{run}` of project `{project}`");
         return Err(refused(msg));
     }
-    let scheme = if is_encrypted(&gateway, service.https) { "https" } else { "http" };
+    let scheme = if uses_tls(&gateway, service.https) { "https" } else { "http" };
     let models = format!("{scheme}://{}/proxy/models", own.to_ascii_lowercase());
     Ok(Some(Published { gateway: *id, url: format!("{scheme}://{domain}/"), domain, models }))
 }
 
-async fn chosen(app: &App, project: ProjectId, choice: Option<&GatewayChoice>) -> Result<Option<Gateway>> {
+async fn select_gateway(
+    app: &App,
+    project: ProjectId,
+    choice: Option<&GatewayChoice>,
+) -> Result<Option<Gateway>> {
     let is_asked = match choice {
         Some(GatewayChoice::Flag(false)) => return Ok(None),
         Some(GatewayChoice::Named(reference)) => {
@@ -126,7 +132,7 @@ async fn chosen(app: &App, project: ProjectId, choice: Option<&GatewayChoice>) -
     Ok(default)
 }
 
-fn is_encrypted(gateway: &Gateway, wanted: Option<Https>) -> bool {
+fn uses_tls(gateway: &Gateway, wanted: Option<Https>) -> bool {
     let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).unwrap_or_default();
     // Absent is the usual one; null is none.
     let has_certificate = configuration.get("certificate").is_none_or(|certificate| !certificate.is_null());

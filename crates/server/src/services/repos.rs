@@ -2,7 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
-use windlass_api::{Document, error::Code, files, repos as wire};
+use windlass_api::{Document, error::ApiErrorCode, files, repos as wire};
 
 use super::{Upload, names};
 use crate::{
@@ -10,18 +10,18 @@ use crate::{
     auth::{Caller, Scope},
     db::{Change, Unit, Written, repos},
     error::{Error, Result},
-    secrets::Belongs,
+    secrets::AssociatedData,
 };
 
 const ID_CHARS_MAX: usize = 200;
 
 /// Credentials belong to one user of a repo.
-pub(super) fn belongs(repo: Uuid, user: &str) -> Belongs<'_> {
-    Belongs { table: "repo_creds", owner: repo, name: user, version: 1 }
+pub(super) fn belongs(repo: Uuid, user: &str) -> AssociatedData<'_> {
+    AssociatedData { table: "repo_creds", owner: repo, name: user, version: 1 }
 }
 
 fn absent() -> Error {
-    Error::Refused { code: Code::ResourceNotExists, msg: "Repo not found".into() }
+    Error::Refused { code: ApiErrorCode::ResourceNotExists, msg: "Repo not found".into() }
 }
 
 fn check_id(id: &str) -> Result<()> {
@@ -91,7 +91,7 @@ pub async fn upload_code(app: &App, scope: &Scope, repo_id: &str, upload: Upload
     let repo = found.ok_or_else(absent)?;
     let (user, room) = (scope.caller.user.id, app.settings().limits.uploads_bytes);
     let change = repos::put_code(app.db().new_id()?, repo.id, user, &upload.name, upload.content, room);
-    stored(app, change).await.map(drop)
+    store_upload(app, change).await.map(drop)
 }
 
 pub async fn find_archive(app: &App, caller: &Caller, hash: &str) -> Result<files::Archive> {
@@ -105,14 +105,14 @@ pub async fn upload_archive(app: &App, caller: &Caller, upload: Upload) -> Resul
     check_hash(&upload)?;
     let (user, room) = (caller.user.id, app.settings().limits.uploads_bytes);
     let change = repos::put_archive(app.db().new_id()?, user, &upload.name, upload.content, room);
-    Ok(files::Archive { id: stored(app, change).await?, hash: upload.name })
+    Ok(files::Archive { id: store_upload(app, change).await?, hash: upload.name })
 }
 
 /// The id of what was put, if its user had room for it.
-async fn stored(app: &App, change: Change) -> Result<Uuid> {
+async fn store_upload(app: &App, change: Change) -> Result<Uuid> {
     let (_, rows) = app.db().write(Unit::new().and([change])).await?.done()?;
     let limit = app.settings().limits.uploads_bytes.unwrap_or(u64::MAX);
-    let row = rows.first().and_then(|rows| rows.first()).ok_or(Error::Uploads { limit })?;
+    let row = rows.first().and_then(|rows| rows.first()).ok_or(Error::UploadLimit { limit })?;
     Ok(row.uuid(0)?)
 }
 

@@ -18,41 +18,41 @@ use crate::{
         users,
     },
     error::{Error, Result},
-    events::{About, note},
+    events::{EventSubject, note},
     limits::{self, setting},
-    secrets::{Belongs, KeyError},
+    secrets::{AssociatedData, KeyError},
 };
 
 /// Whose runs may use a secret, as it is stored.
 const EVERYONE: &str = "everyone";
 const MANAGERS: &str = "managers";
 /// Two people set one secret at the same time: one of them tries again.
-const TRIES_MAX: usize = 5;
+const ATTEMPTS_MAX: usize = 5;
 
-fn belongs(project: ProjectId, name: &str, version: i64) -> Belongs<'_> {
-    Belongs { table: "secrets", owner: project.0, name, version }
+fn belongs(project: ProjectId, name: &str, version: i64) -> AssociatedData<'_> {
+    AssociatedData { table: "secrets", owner: project.0, name, version }
 }
 
-fn may(scope: &Scope) -> Result<()> {
-    if scope.may_manage_secrets() { Ok(()) } else { Err(Error::denied()) }
+fn require_access(scope: &Scope) -> Result<()> {
+    if scope.can_manage_secrets() { Ok(()) } else { Err(Error::denied()) }
 }
 
 pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::Secret>> {
-    may(scope)?;
+    require_access(scope)?;
     let mut all = Vec::new();
     for secret in secrets::list(app.db(), scope.project.id).await? {
-        let users = shown_users(app, &secret.users).await?;
+        let users = users_to_wire(app, &secret.users).await?;
         all.push(wire::Secret { id: secret.id.0, name: secret.name, value: None, users });
     }
     Ok(all)
 }
 
 pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Secret> {
-    may(scope)?;
+    require_access(scope)?;
     let found = secrets::find(app.db(), scope.project.id, name).await?;
     let secret = found.ok_or_else(|| Error::absent("Secret"))?;
     let value = open(app, &secret)?;
-    let users = shown_users(app, &secret.users).await?;
+    let users = users_to_wire(app, &secret.users).await?;
     Ok(wire::Secret { id: secret.id.0, name: secret.name, value: Some(value), users })
 }
 
@@ -76,7 +76,7 @@ async fn stored_users(app: &App, scope: &Scope, users: &SecretUsers) -> Result<S
     Ok(serde_json::to_string(&ids)?)
 }
 
-async fn shown_users(app: &App, stored: &str) -> Result<SecretUsers> {
+async fn users_to_wire(app: &App, stored: &str) -> Result<SecretUsers> {
     Ok(match stored {
         EVERYONE => SecretUsers::Group(SecretGroup::Everyone),
         MANAGERS => SecretUsers::Group(SecretGroup::Managers),
@@ -145,7 +145,7 @@ pub fn open(app: &App, secret: &Secret) -> Result<String> {
 }
 
 pub async fn set(app: &App, scope: &Scope, asked: wire::SetRequest) -> Result<wire::Secret> {
-    may(scope)?;
+    require_access(scope)?;
     names::secret(&asked.name)?;
     let most = app.settings().limits.secret_chars;
     if asked.value.chars().count() > most {
@@ -156,9 +156,9 @@ pub async fn set(app: &App, scope: &Scope, asked: wire::SetRequest) -> Result<wi
         Some(users) => Some(stored_users(app, scope, users).await?),
         None => None,
     };
-    for _ in 0..TRIES_MAX {
+    for _ in 0..ATTEMPTS_MAX {
         if let Some((id, users)) = try_set(app, scope, &asked, wanted.as_deref()).await? {
-            let users = shown_users(app, &users).await?;
+            let users = users_to_wire(app, &users).await?;
             return Ok(wire::Secret { id: id.0, name: asked.name, value: None, users });
         }
     }
@@ -174,7 +174,7 @@ async fn try_set(
 ) -> Result<Option<(SecretId, String)>> {
     let project = scope.project.id;
     let seal = |version| app.keys().seal(&belongs(project, &asked.name, version), asked.value.as_bytes());
-    let key = app.keys().sealing_id();
+    let key = app.keys().sealing_key_id();
     let found = secrets::find(app.db(), project, &asked.name).await?;
     let before = found.as_ref().map_or(EVERYONE, |old| old.users.as_str());
     let users = users.unwrap_or(before).to_owned();
@@ -189,7 +189,7 @@ async fn try_set(
             (id, change, "created", "Secret created")
         }
     };
-    let about = About { entity: Entity::Secret, id: id.0, name: &asked.name, project: Some(project) };
+    let about = EventSubject { entity: Entity::Secret, id: id.0, name: &asked.name, project: Some(project) };
     let told = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
     match app.db().write(Unit::new().and([change]).and(told)).await {
         Ok(Written::Done { .. }) => Ok(Some((id, users))),
@@ -201,13 +201,13 @@ async fn try_set(
 
 /// All of them or none.
 pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
-    may(scope)?;
+    require_access(scope)?;
     let project = scope.project.id;
     let mut unit = Unit::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
         let found = secrets::find(app.db(), project, name).await?;
         let secret = found.ok_or_else(|| Error::absent("Secret"))?;
-        let about = About { entity: Entity::Secret, id: secret.id.0, name, project: Some(project) };
+        let about = EventSubject { entity: Entity::Secret, id: secret.id.0, name, project: Some(project) };
         let told = note(app.db(), Some(scope.caller.user.id), &about, "deleted", "Secret deleted".into())?;
         unit = unit.and([secrets::delete(project, name)]).and(told);
     }
@@ -226,9 +226,9 @@ pub async fn turn_keys(app: &App) -> Result<()> {
     reseal(app).await?;
     // Once more: what was written with the old key while we walked.
     reseal(app).await?;
-    let change = sealed::retire_keys_but(&app.keys().sealing_id());
+    let change = sealed::retire_other_keys(&app.keys().sealing_key_id());
     app.db().write(Unit::new().and([change])).await?.done()?;
-    app.keys().retire()?;
+    app.keys().retire_old_keys()?;
     Ok(())
 }
 
@@ -238,7 +238,7 @@ pub async fn claim_key(app: &App) -> Result<()> {
     if let Some(id) = sealed::key_ids(app.db()).await?.into_iter().find(|id| !app.keys().holds(id)) {
         return Err(KeyError::UnknownKey { id }.into());
     }
-    let change = sealed::use_key(&app.keys().sealing_id());
+    let change = sealed::add_key(&app.keys().sealing_key_id());
     app.db().write(Unit::new().and([change])).await?.done()?;
     Ok(())
 }
@@ -246,9 +246,9 @@ pub async fn claim_key(app: &App) -> Result<()> {
 /// Puts everything that is sealed under the newest key.
 pub async fn reseal(app: &App) -> Result<()> {
     let (db, keys) = (app.db(), app.keys());
-    for (table, column) in sealed::OF_ROWS {
-        for (id, old) in sealed::of_rows(db, table, column).await? {
-            if let Some(new) = keys.rewrap(&Belongs::row(table, column, id), &old)? {
+    for (table, column) in sealed::ROW_COLUMNS {
+        for (id, old) in sealed::column_values(db, table, column).await? {
+            if let Some(new) = keys.rewrap(&AssociatedData::row(table, column, id), &old)? {
                 db.write(Unit::new().and([sealed::replace(table, column, id, old, new)])).await?.done()?;
             }
         }
@@ -256,7 +256,7 @@ pub async fn reseal(app: &App) -> Result<()> {
     for secret in sealed::secrets(db).await? {
         let belongs = belongs(secret.project, &secret.name, secret.version);
         if let Some(new) = keys.rewrap(&belongs, &secret.sealed)? {
-            let change = sealed::replace_secret(secret.id, secret.version, &keys.sealing_id(), new);
+            let change = sealed::replace_secret(secret.id, secret.version, &keys.sealing_key_id(), new);
             db.write(Unit::new().and([change])).await?.done()?;
         }
     }

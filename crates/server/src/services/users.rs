@@ -2,7 +2,7 @@
 
 use ssh_key::{HashAlg, PublicKey};
 use windlass_api::{
-    error::Code,
+    error::ApiErrorCode,
     users::{self as wire, TokenScope},
 };
 use windlass_model::{event::Entity, id::UserId};
@@ -16,9 +16,9 @@ use crate::{
         users::{self, New, User},
     },
     error::{Error, Result},
-    events::{About, note},
-    secrets::Belongs,
-    ssh_keys::key_pair,
+    events::{EventSubject, note},
+    secrets::AssociatedData,
+    ssh_keys::generate_key_pair,
 };
 
 const LIST_MAX: i64 = 2000;
@@ -110,7 +110,7 @@ pub async fn mine(app: &App, caller: &Caller) -> Result<wire::UserWithCreds> {
 }
 
 pub async fn read(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
-    caller.must_be(name)?;
+    caller.require_user(name)?;
     let user = find(app, name).await?;
     let own = (user.id == caller.user.id).then_some(&*caller.token);
     with_creds(app, caller, &user, own).await
@@ -152,10 +152,10 @@ pub async fn add(
     // What an operator chose, and what the first start draws, must not shut everybody out one day.
     let life = by.and_then(|_| token_life(app));
     let token = token.map_or_else(Token::draw, Ok)?;
-    let (public, private) = key_pair(name)?;
+    let (public, private) = generate_key_pair(name)?;
     let sealed = seal_key(app, id, &private)?;
     let row = New { id, name, admin, email, active, ssh_public_key: &public, ssh_private_key_sealed: sealed };
-    let about = About { entity: Entity::User, id: id.0, name, project: None };
+    let about = EventSubject { entity: Entity::User, id: id.0, name, project: None };
     let unit = Unit::new()
         .and([users::create(row), tokens::create(app.db().new_id()?, id, &token.hash(), token.shown(), life)])
         .and(note(app.db(), by, &about, "created", "User created".into())?);
@@ -173,7 +173,7 @@ pub async fn update(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
     if user.id == caller.user.id && (!admin || !asked.active) {
         return Err(Error::refused("you cannot disable yourself or give up your own role"));
     }
-    let about = About { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
+    let about = EventSubject { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
     let unit = Unit::new()
         .and([users::update(user.id, admin, asked.email.as_deref(), asked.active)])
         .and(asked.can_use_queue.map(|can| users::set_can_use_queue(user.id, can)))
@@ -184,10 +184,10 @@ pub async fn update(app: &App, caller: &Caller, asked: wire::CreateRequest) -> R
 }
 
 pub async fn refresh_token(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
-    caller.must_be(name)?;
+    caller.require_user(name)?;
     let user = find(app, name).await?;
     let token = Token::draw()?;
-    let about = About { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
+    let about = EventSubject { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
     let unit = Unit::new()
         .and([
             tokens::revoke_all(user.id),
@@ -208,7 +208,7 @@ pub async fn create_token(
     app: &App,
     caller: &Caller,
     asked: wire::CreateTokenRequest,
-) -> Result<wire::MadeToken> {
+) -> Result<wire::NewToken> {
     names::token(&asked.name)?;
     let life = match asked.expires_in {
         None => token_life(app),
@@ -232,7 +232,8 @@ pub async fn create_token(
         &asked.name,
         life,
     );
-    let about = About { entity: Entity::User, id: caller.user.id.0, name: &caller.user.name, project: None };
+    let about =
+        EventSubject { entity: Entity::User, id: caller.user.id.0, name: &caller.user.name, project: None };
     let told = format!("Token `{}` made, good for `{}`", asked.name, asked.scope.name());
     let unit =
         Unit::new().and([made]).and(note(app.db(), Some(caller.user.id), &about, "token_created", told)?);
@@ -243,11 +244,12 @@ pub async fn create_token(
     };
     let held = tokens::named(app.db(), caller.user.id).await?;
     let about = held.iter().find(|held| held.name == asked.name).ok_or_else(|| Error::absent("Token"))?;
-    Ok(wire::MadeToken { about: shown_token(about), token: token.text().to_owned() })
+    Ok(wire::NewToken { about: shown_token(about), token: token.text().to_owned() })
 }
 
 pub async fn revoke_tokens(app: &App, caller: &Caller, names: &[String]) -> Result<()> {
-    let about = About { entity: Entity::User, id: caller.user.id.0, name: &caller.user.name, project: None };
+    let about =
+        EventSubject { entity: Entity::User, id: caller.user.id.0, name: &caller.user.name, project: None };
     let mut unit = Unit::new();
     for name in names {
         let told = format!("Token `{name}` revoked");
@@ -280,10 +282,10 @@ fn shown_token(token: &tokens::Named) -> wire::NamedToken {
 }
 
 pub async fn refresh_ssh_key(app: &App, caller: &Caller, name: &str) -> Result<wire::UserWithCreds> {
-    caller.must_be(name)?;
+    caller.require_user(name)?;
     let user = find(app, name).await?;
-    let (public, private) = key_pair(&user.name)?;
-    let about = About { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
+    let (public, private) = generate_key_pair(&user.name)?;
+    let about = EventSubject { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
     let unit =
         Unit::new().and([users::set_ssh_key(user.id, &public, seal_key(app, user.id, &private)?)]).and(note(
             app.db(),
@@ -308,7 +310,7 @@ pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> 
     }
     let mut unit = Unit::new();
     for user in &found {
-        let about = About { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
+        let about = EventSubject { entity: Entity::User, id: user.id.0, name: &user.name, project: None };
         unit = unit.and([tokens::revoke_all(user.id)]).and(users::delete(user.id)).and(note(
             app.db(),
             Some(caller.user.id),
@@ -322,16 +324,16 @@ pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> 
     Ok(())
 }
 
-fn belongs(user: UserId) -> Belongs<'static> {
-    Belongs::row("users", "ssh_private_key_sealed", user.0)
+fn ssh_key_aad(user: UserId) -> AssociatedData<'static> {
+    AssociatedData::row("users", "ssh_private_key_sealed", user.0)
 }
 
 fn seal_key(app: &App, user: UserId, private: &str) -> Result<Vec<u8>> {
-    Ok(app.keys().seal(&belongs(user), private.as_bytes())?)
+    Ok(app.keys().seal(&ssh_key_aad(user), private.as_bytes())?)
 }
 
 fn open_key(app: &App, user: UserId, sealed: &[u8]) -> Result<String> {
-    let bytes = app.keys().open_sealed(&belongs(user), sealed)?;
+    let bytes = app.keys().open_sealed(&ssh_key_aad(user), sealed)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -358,9 +360,10 @@ pub async fn add_public_key(
     let text = key.to_openssh().map_err(invalid)?;
     match users::add_public_key(app.db(), caller.user.id, name, &text, &fingerprint).await {
         Ok(key) => Ok(shown_key(&key)),
-        Err(error) if error.is_conflict_on("public_keys_fingerprint_key") => {
-            Err(Error::Refused { code: Code::ResourceExists, msg: "Public key already exists".into() })
-        }
+        Err(error) if error.is_conflict_on("public_keys_fingerprint_key") => Err(Error::Refused {
+            code: ApiErrorCode::ResourceExists,
+            msg: "Public key already exists".into(),
+        }),
         Err(error) => Err(error.into()),
     }
 }

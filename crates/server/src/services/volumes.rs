@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 use windlass_api::{Document, operations::DeleteVolumes, volumes as wire};
 use windlass_model::{
     config::{Configuration, job_spec::JobSpec},
-    event::{Because, Entity, Event},
+    event::{Entity, Event, EventCause},
     id::{ProjectId, UserId, VolumeId},
     volume,
 };
 
 use super::{
     grants, names,
-    runs::{refused, visible},
+    runs::{refused, visible_projects},
 };
 use crate::{
     app::App,
@@ -24,17 +24,17 @@ use crate::{
         volumes::{self, NewVolume, Query, Volume},
     },
     error::{Error, Result},
-    events::{About, actor, note, record},
+    events::{EventSubject, actor, note, record},
 };
 
 const LIST_MAX: i64 = 100;
-const NAMES_TRIED: u8 = 10;
+const NAME_ATTEMPTS_MAX: u8 = 10;
 
 pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Volume>> {
     if !(0..=LIST_MAX).contains(&asked.limit) {
         return Err(Error::field("limit", "must be from 0 to 100"));
     }
-    let Some(projects) = visible(app, caller, asked.project_name.as_deref()).await? else {
+    let Some(projects) = visible_projects(app, caller, asked.project_name.as_deref()).await? else {
         return Ok(Vec::new());
     };
     let page = Page {
@@ -45,29 +45,29 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         ..Page::default()
     };
     let query = Query { projects, only_active: asked.only_active, page };
-    shown(app, volumes::list(app.db(), &query).await?).await
+    to_wire(app, volumes::list(app.db(), &query).await?).await
 }
 
 pub async fn list_project(app: &App, scope: &Scope) -> Result<Vec<wire::Volume>> {
     let page = Page { limit: i64::from(i32::MAX), ascending: true, ..Page::default() };
     let query = Query { projects: Some(vec![scope.project.id]), only_active: false, page };
-    shown(app, volumes::list(app.db(), &query).await?).await
+    to_wire(app, volumes::list(app.db(), &query).await?).await
 }
 
 pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Volume> {
     let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
-    one(app, found).await
+    to_wire_one(app, found).await
 }
 
 fn absent() -> Error {
     Error::absent("Volume")
 }
 
-async fn one(app: &App, row: Volume) -> Result<wire::Volume> {
-    shown(app, vec![row]).await?.pop().ok_or_else(absent)
+async fn to_wire_one(app: &App, row: Volume) -> Result<wire::Volume> {
+    to_wire(app, vec![row]).await?.pop().ok_or_else(absent)
 }
 
-async fn shown(app: &App, rows: Vec<Volume>) -> Result<Vec<wire::Volume>> {
+async fn to_wire(app: &App, rows: Vec<Volume>) -> Result<Vec<wire::Volume>> {
     let ids: Vec<VolumeId> = rows.iter().map(|row| row.id).collect();
     let project_ids: Vec<ProjectId> = rows.iter().map(|row| row.project_id).collect();
     let user_ids: Vec<UserId> = rows.iter().map(|row| row.user_id).collect();
@@ -127,7 +127,7 @@ pub async fn create(app: &App, scope: &Scope, asked: &wire::CreateRequest) -> Re
     app.check_backends([wanted.backend()])?;
     grants::check(app, scope, [wanted.backend()]).await?;
     let generated = configuration["name"].is_null();
-    for attempt in 0..NAMES_TRIED {
+    for attempt in 0..NAME_ATTEMPTS_MAX {
         if generated {
             configuration["name"] = json!(names::generate(attempt)?);
         }
@@ -136,7 +136,7 @@ pub async fn create(app: &App, scope: &Scope, asked: &wire::CreateRequest) -> Re
             Ok(written) => {
                 written.done()?;
                 app.wake(&["volumes"]);
-                return one(app, volumes::find(app.db(), id).await?.ok_or_else(absent)?).await;
+                return to_wire_one(app, volumes::find(app.db(), id).await?.ok_or_else(absent)?).await;
             }
             Err(error) if error.is_conflict_on("volumes_name_key") && generated => {}
             Err(error) if error.is_conflict_on("volumes_name_key") => return Err(Error::exists("Volume")),
@@ -161,22 +161,22 @@ fn new_volume(app: &App, scope: &Scope, configuration: &Value) -> Result<(Volume
         status: volume::Status::Submitted,
     };
     let because =
-        Because { actor: actor(Some(by)), reason: "applied".into(), message: "Volume created".into() };
-    let about = About { entity: Entity::Volume, id: id.0, name, project: Some(scope.project.id) };
+        EventCause { actor: actor(Some(by)), reason: "applied".into(), message: "Volume created".into() };
+    let about = EventSubject { entity: Entity::Volume, id: id.0, name, project: Some(scope.project.id) };
     let created = Event::created::<volume::Volume>(id.0, volume::Status::Submitted, because);
     let unit = Unit::new().and([volumes::insert(row)]).and(record(db, Some(by), &about, &created)?);
     Ok((id, unit))
 }
 
 /// Backends whose disks are with one machine at a time; of the others only the backend itself can tell.
-const SINGLE: [&str; 3] = ["aws", "gcp", "mock"];
+const SINGLE_ATTACH_BACKENDS: [&str; 3] = ["aws", "gcp", "mock"];
 
 /// The volumes that a run's jobs name must be there and fit together.
 pub(crate) async fn check_mounts(app: &App, project: ProjectId, jobs: &[JobSpec]) -> Result<()> {
     let mounts: Vec<_> = jobs.iter().map(mounts::of_spec).collect();
-    let catalogue = mounts::Catalogue::of(app.db(), project, mounts.iter().flatten()).await?;
+    let catalogue = mounts::VolumeCatalog::of(app.db(), project, mounts.iter().flatten()).await?;
     let refusal = catalogue
-        .refuse(&mounts, |backend| !SINGLE.contains(&backend))
+        .refuse(&mounts, |backend| !SINGLE_ATTACH_BACKENDS.contains(&backend))
         .map_err(|error| Error::refused(error.to_string()))?;
     refusal.map_or(Ok(()), |why| Err(Error::refused(why)))
 }
@@ -187,8 +187,9 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
     let mut unit = Unit::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
         let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
-        scope.must_own::<DeleteVolumes>(Some(found.user_id), &format!("volume `{name}`"))?;
-        let about = About { entity: Entity::Volume, id: found.id.0, name, project: Some(found.project_id) };
+        scope.require_ownership::<DeleteVolumes>(Some(found.user_id), &format!("volume `{name}`"))?;
+        let about =
+            EventSubject { entity: Entity::Volume, id: found.id.0, name, project: Some(found.project_id) };
         unit = unit.and(volumes::ask_delete(found.id)).and(note(
             app.db(),
             Some(by),

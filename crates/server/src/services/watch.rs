@@ -10,7 +10,7 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Beat, Beats, offers, runs::Spec};
+use super::{SseEvent, SseStream, offers, runs::Spec};
 use crate::{
     app::App,
     auth::Scope,
@@ -19,7 +19,7 @@ use crate::{
     job_metrics::{prometheus, series},
     logs::{
         Log, Stream, page,
-        tail::{Reader, Start, Turn},
+        tail::{ReadEvent, Reader, Start},
     },
 };
 
@@ -33,7 +33,7 @@ pub async fn poll_logs(app: &App, scope: &Scope, asked: &logs::PollRequest) -> R
     let log = find_log(app, scope, asked.job_submission_id, &asked.run_name, asked.diagnose).await?;
     let mask = app.masks().of(&log).await?;
     let page = page::read(app.logs().as_ref(), &log, range, mask.as_deref()).await?;
-    Ok(if asked.raw { page } else { page::without_codes(page, asked.descending) })
+    Ok(if asked.raw { page } else { page::strip_terminal_codes(page, asked.descending) })
 }
 
 /// `resume` is where a client stopped that comes back.
@@ -42,7 +42,7 @@ pub async fn stream_logs(
     scope: &Scope,
     asked: &logs::StreamRequest,
     resume: Option<u64>,
-) -> Result<Beats<logs::StreamEvent>> {
+) -> Result<SseStream<logs::StreamEvent>> {
     let log = find_log(app, scope, asked.job_submission_id, &asked.run_name, asked.diagnose).await?;
     let start = Start {
         offset: resume.unwrap_or(asked.offset),
@@ -50,33 +50,33 @@ pub async fn stream_logs(
         follow: asked.follow,
     };
     let reader = app.tails().read(log, start).ok_or(Error::Busy { msg: "Too many streams are open" })?;
-    Ok(beats(reader))
+    Ok(log_events(reader))
 }
 
 /// Everything a reader comes to, as events.
-fn beats(reader: Reader) -> Beats<logs::StreamEvent> {
+fn log_events(reader: Reader) -> SseStream<logs::StreamEvent> {
     stream::unfold(Some(reader), |reader| async move {
         let mut reader = reader?;
-        let turn = reader.next_in_time().await?;
+        let turn = reader.next_with_retries().await?;
         let end = reader.offset();
         let data = match turn {
-            Turn::Quiet => return Some((Beat::Alive, Some(reader))),
-            Turn::Piece(piece) => logs::StreamEvent::Log {
+            ReadEvent::Quiet => return Some((SseEvent::Alive, Some(reader))),
+            ReadEvent::Piece(piece) => logs::StreamEvent::Log {
                 offset: piece.offset,
                 timestamp: Timestamp(piece.at),
                 message: STANDARD.encode(&piece.bytes),
             },
-            Turn::End(over) => {
+            ReadEvent::End(over) => {
                 let data = logs::StreamEvent::End {
                     offset: end,
                     status: over.status.to_owned(),
                     exit_status: over.exit_status,
                     termination_reason: over.termination_reason,
                 };
-                return Some((Beat::Event { id: end, name: data.name(), data }, None));
+                return Some((SseEvent::Event { id: end, name: data.name(), data }, None));
             }
         };
-        Some((Beat::Event { id: end, name: data.name(), data }, Some(reader)))
+        Some((SseEvent::Event { id: end, name: data.name(), data }, Some(reader)))
     })
     .boxed()
 }
@@ -107,7 +107,7 @@ pub async fn job_metrics(app: &App, scope: &Scope, asked: &metrics::Query) -> Re
     };
     let found = found.filter(|found| found.run.project_id == scope.project.id && found.run.name == name);
     let run = found.ok_or_else(|| Error::absent("Run"))?.run.id;
-    let jobs = jobs::of_runs(app.db(), &[run], Some(1)).await?;
+    let jobs = jobs::list_by_runs(app.db(), &[run], Some(1)).await?;
     let job = jobs.iter().find(|job| job.replica_num == asked.replica_num && job.job_num == asked.job_num);
     let job = job.ok_or_else(|| Error::absent("Job"))?;
     // A point needs the sample before it.
@@ -168,11 +168,11 @@ pub async fn prometheus(app: &App) -> String {
 }
 
 /// Offers of the first job, by GPU.
-pub async fn list_gpus(app: &App, scope: &Scope, asked: &gpus::ListRequest) -> Result<gpus::Listing> {
-    let by = offers::GroupBy::read(asked.group_by.as_deref().unwrap_or_default())?;
+pub async fn list_gpus(app: &App, scope: &Scope, asked: &gpus::ListRequest) -> Result<gpus::GpuList> {
+    let by = offers::GpuGrouping::read(asked.group_by.as_deref().unwrap_or_default())?;
     let spec = Spec::read(&asked.run_spec, None, &app.settings().images)?;
     let supply = offers::supply(app, scope.project.id).await?;
     let jobs = spec.plan()?;
     let found = jobs.first().map(|job| offers::for_job(&supply, &spec.shape, job)).unwrap_or_default();
-    Ok(gpus::Listing { gpus: offers::by_gpu(&found, by), cpus: None })
+    Ok(gpus::GpuList { gpus: offers::by_gpu(&found, by), cpus: None })
 }

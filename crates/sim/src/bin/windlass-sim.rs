@@ -20,7 +20,7 @@ use windlass_sim::{
 };
 
 /// How often it says how far it is.
-const TELL_EVERY: Duration = Duration::from_secs(10);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 struct Args {
     seeds: u64,
@@ -34,7 +34,7 @@ struct Args {
 
 /// What came of all seeds so far.
 #[derive(Default)]
-struct Total {
+struct Totals {
     played: u64,
     violating: u64,
     runs: usize,
@@ -49,7 +49,7 @@ struct Total {
 fn main() -> Result<ExitCode> {
     let args = args()?;
     let (next, end) = (AtomicU64::new(args.from), args.from + args.seeds);
-    let (started, total) = (Instant::now(), Mutex::new(Total::default()));
+    let (started, total) = (Instant::now(), Mutex::new(Totals::default()));
     std::thread::scope(|scope| {
         // Nothing is ever sent: the end of the last player is the end of the channel.
         let (playing, over) = mpsc::channel::<()>();
@@ -63,13 +63,13 @@ fn main() -> Result<ExitCode> {
                     if seed >= end {
                         return;
                     }
-                    let report = if queue { fortune::play(seed) } else { runs::play_keeping(seed, keep) };
+                    let report = if queue { fortune::play(seed) } else { runs::simulate_keeping(seed, keep) };
                     total.lock().add(seed, report, queue);
                 }
             });
         }
         drop(playing);
-        while over.recv_timeout(TELL_EVERY) == Err(RecvTimeoutError::Timeout) {
+        while over.recv_timeout(PROGRESS_INTERVAL) == Err(RecvTimeoutError::Timeout) {
             total.lock().tell(args.seeds, started.elapsed().as_secs_f64());
         }
     });
@@ -109,7 +109,7 @@ fn args() -> Result<Args> {
     Ok(args)
 }
 
-impl Total {
+impl Totals {
     fn add(&mut self, seed: u64, report: Result<Report>, queue: bool) {
         self.played += 1;
         let mut err = std::io::stderr();

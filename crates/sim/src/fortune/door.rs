@@ -8,10 +8,10 @@ use tokio::{
     time::{Instant, sleep},
 };
 use windlass_api::queue::Client;
-use windlass_dispatch::scheduler::{Order, Pressure, Scheduler, SubmitError, Unknown};
+use windlass_dispatch::scheduler::{Order, Scheduler, StopMode, SubmitError, Unknown};
 use windlass_model::{
     dispatch::{
-        Attempt, Job, Life, Lower, Needs,
+        Attempt, Job, Life, Needs, SchedulerSnapshot,
         choose::{Fit, Room},
         room::Amount,
     },
@@ -19,17 +19,17 @@ use windlass_model::{
 };
 
 use super::{
-    SharedWorld,
-    executor::{Fate, execute},
-    pool::{FAILS, KINDS, PoolJob, State, amount, holds},
+    SharedQueueWorld,
+    executor::{ExecutorBehaviour, execute},
+    pool::{FAILURE_PERCENT, PoolJob, WORKER_SIZES, WorkerState, amount, holds},
 };
 
 /// Jobs of others: never shown to us, never to be touched.
 const FOREIGN: u64 = 1_000_000;
 
 /// How a dispatcher speaks with its pool.
-pub(super) struct PoolDoor {
-    world: SharedWorld,
+pub(super) struct PoolScheduler {
+    world: SharedQueueWorld,
     at: usize,
     begun: Instant,
     ended: Mutex<BTreeMap<Attempt, Timestamp>>,
@@ -38,16 +38,16 @@ pub(super) struct PoolDoor {
 }
 
 /// What became of a command.
-enum Spoken {
-    Heard,
+enum CommandOutcome {
+    Delivered,
     /// It was not, and whoever said it does not know.
     Lost,
     /// It was heard, and whoever said it does not know.
     Unanswered,
 }
 
-impl PoolDoor {
-    pub(super) fn new(world: SharedWorld, at: usize, begun: Instant, client: Client) -> Self {
+impl PoolScheduler {
+    pub(super) fn new(world: SharedQueueWorld, at: usize, begun: Instant, client: Client) -> Self {
         Self { world, at, begun, ended: Mutex::default(), client }
     }
 
@@ -55,18 +55,18 @@ impl PoolDoor {
         Timestamp(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
     }
 
-    async fn speak(&self) -> Spoken {
+    async fn send_command(&self) -> CommandOutcome {
         let (time, fails, half) = {
             let rng = &mut self.world.lock().pools[self.at].rng;
-            (rng.millis(5, 200), rng.chance(FAILS), rng.chance(50))
+            (rng.millis(5, 200), rng.chance(FAILURE_PERCENT), rng.chance(50))
         };
         sleep(time).await;
         if !fails {
-            return Spoken::Heard;
+            return CommandOutcome::Delivered;
         }
         let fault = if half { "command lost" } else { "command unanswered" };
-        self.world.lock().fire(fault);
-        if half { Spoken::Lost } else { Spoken::Unanswered }
+        self.world.lock().record_fault(fault);
+        if half { CommandOutcome::Lost } else { CommandOutcome::Unanswered }
     }
 
     /// Jobs that got a worker get an executor.
@@ -75,15 +75,15 @@ impl PoolDoor {
         let pool = &mut world.pools[self.at];
         let mut faults = Vec::new();
         for id in pool.assign() {
-            let drawn = Fate::draw(&mut pool.rng);
+            let drawn = ExecutorBehaviour::draw(&mut pool.rng);
             let Some(job) = pool.jobs.get_mut(&id) else { continue };
             let has_executor = job.worker.is_none_or(|worker| worker % 7 != 1);
             let fate = if job.token.is_empty() {
-                Fate::Deaf
+                ExecutorBehaviour::ForeignProcess
             } else if has_executor {
                 drawn
             } else {
-                Fate::Missing
+                ExecutorBehaviour::Missing
             };
             faults.extend(fate.fault());
             let client = self.client.with_token(&job.token);
@@ -96,7 +96,7 @@ impl PoolDoor {
             job.task = Some(task.abort_handle());
         }
         for fault in faults {
-            world.fire(fault);
+            world.record_fault(fault);
         }
     }
 }
@@ -105,12 +105,12 @@ fn failed(program: &'static str) -> Unknown {
     Unknown::Failed { program, said: "simulated".to_owned() }
 }
 
-impl Scheduler for PoolDoor {
-    type Room = Rooms;
+impl Scheduler for PoolScheduler {
+    type Room = PoolCapacity;
 
-    async fn look(&self) -> Result<Lower, Unknown> {
+    async fn look(&self) -> Result<SchedulerSnapshot, Unknown> {
         self.world.lock().rounds[self.at].push(Instant::now());
-        if !matches!(self.speak().await, Spoken::Heard) {
+        if !matches!(self.send_command().await, CommandOutcome::Delivered) {
             return Err(failed("look"));
         }
         self.start();
@@ -138,28 +138,28 @@ impl Scheduler for PoolDoor {
             })
             .collect();
         ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt));
-        let is_whole = !pool.workers.iter().any(|worker| worker.state == State::Silent);
+        let is_whole = !pool.workers.iter().any(|worker| worker.state == WorkerState::Silent);
         pool.was_whole = is_whole;
         let alive = jobs.iter().filter(|job| !job.life.is_over());
         pool.seen_alive = alive.map(|job| job.attempt.uuid.clone()).collect();
-        Ok(Lower { jobs, asked_at, is_whole })
+        Ok(SchedulerSnapshot { jobs, asked_at, is_whole })
     }
 
-    async fn room(&self, _lower: &Lower) -> Result<Rooms, Unknown> {
-        if !matches!(self.speak().await, Spoken::Heard) {
+    async fn room(&self, _lower: &SchedulerSnapshot) -> Result<PoolCapacity, Unknown> {
+        if !matches!(self.send_command().await, CommandOutcome::Delivered) {
             return Err(failed("room"));
         }
         let mut world = self.world.lock();
         let pool = &mut world.pools[self.at];
         pool.demand.clear();
-        let up = pool.workers.iter().filter(|worker| worker.state == State::Up);
+        let up = pool.workers.iter().filter(|worker| worker.state == WorkerState::Up);
         let free = up.map(|worker| pool.free(worker)).collect();
-        Ok(Rooms { free, world: self.world.clone(), at: self.at })
+        Ok(PoolCapacity { free, world: self.world.clone(), at: self.at })
     }
 
     async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
-        let spoken = self.speak().await;
-        if matches!(spoken, Spoken::Lost) {
+        let spoken = self.send_command().await;
+        if matches!(spoken, CommandOutcome::Lost) {
             return Err(SubmitError::Unclear(failed("submit")));
         }
         let token = order.token.clone();
@@ -168,7 +168,7 @@ impl Scheduler for PoolDoor {
             world.tokens.push((order.attempt.uuid.clone(), order.attempt.number, token.clone()));
             let pool = &mut world.pools[self.at];
             if pool.rng.chance(2) {
-                world.fire("submission refused");
+                world.record_fault("submission refused");
                 return Err(SubmitError::Refused { why: "simulated".to_owned() });
             }
             let id = pool.next_job;
@@ -187,64 +187,66 @@ impl Scheduler for PoolDoor {
             };
             pool.jobs.insert(id, job);
             if !is_first {
-                world.violate("C6", format!("{} was submitted twice", order.attempt));
+                world.record_violation("C6", format!("{} was submitted twice", order.attempt));
             }
             id
         };
         self.start();
         match spoken {
-            Spoken::Heard => Ok(id.to_string()),
-            Spoken::Lost | Spoken::Unanswered => Err(SubmitError::Unclear(failed("submit"))),
+            CommandOutcome::Delivered => Ok(id.to_string()),
+            CommandOutcome::Lost | CommandOutcome::Unanswered => Err(SubmitError::Unclear(failed("submit"))),
         }
     }
 
-    async fn stop(&self, job: &str, pressure: Pressure) -> Result<(), Unknown> {
-        let spoken = self.speak().await;
-        if matches!(spoken, Spoken::Lost) {
+    async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), Unknown> {
+        let spoken = self.send_command().await;
+        if matches!(spoken, CommandOutcome::Lost) {
             return Err(failed("stop"));
         }
         let id: u64 = job.parse().unwrap_or(FOREIGN);
         let mut world = self.world.lock();
         let pool = &mut world.pools[self.at];
         let Some(found) = pool.jobs.get(&id) else {
-            world.violate("C5", format!("job {job} is none of ours and was stopped"));
+            world.record_violation("C5", format!("job {job} is none of ours and was stopped"));
             return Ok(());
         };
         match pressure {
             // Nobody there could be asked.
-            Pressure::Ask if found.worker.is_none() => pool.end(id),
-            Pressure::Ask if pool.is_silent(found) => {}
-            Pressure::Ask => {
+            StopMode::Ask if found.worker.is_none() => pool.end(id),
+            StopMode::Ask if pool.is_silent(found) => {}
+            StopMode::Ask => {
                 let _ = found.stop.send(true);
             }
-            Pressure::Force => pool.kill(id),
+            StopMode::Force => pool.kill(id),
         }
         match spoken {
-            Spoken::Heard => Ok(()),
-            Spoken::Lost | Spoken::Unanswered => Err(failed("stop")),
+            CommandOutcome::Delivered => Ok(()),
+            CommandOutcome::Lost | CommandOutcome::Unanswered => Err(failed("stop")),
         }
     }
 
     async fn renice(&self, job: &str, priority: u64) -> Result<(), Unknown> {
-        let spoken = self.speak().await;
-        if let (Spoken::Heard | Spoken::Unanswered, Ok(id)) = (&spoken, job.parse::<u64>()) {
+        let spoken = self.send_command().await;
+        if let (CommandOutcome::Delivered | CommandOutcome::Unanswered, Ok(id)) =
+            (&spoken, job.parse::<u64>())
+        {
             let mut world = self.world.lock();
             if let Some(job) = world.pools[self.at].jobs.get_mut(&id) {
                 job.priority = priority;
             }
         }
-        if matches!(spoken, Spoken::Heard) { Ok(()) } else { Err(failed("renice")) }
+        if matches!(spoken, CommandOutcome::Delivered) { Ok(()) } else { Err(failed("renice")) }
     }
 }
 
 /// Room on the workers that are up.
-pub(super) struct Rooms {
+pub(super) struct PoolCapacity {
     free: Vec<Amount>,
-    world: SharedWorld,
+    world: SharedQueueWorld,
     at: usize,
 }
 
-impl Rooms {
+impl PoolCapacity {
     /// The tightest that fits.
     fn find(&self, needs: &Needs) -> Option<usize> {
         let fits = |at: &usize| holds(self.free[*at], amount(needs));
@@ -252,12 +254,12 @@ impl Rooms {
     }
 }
 
-impl Room for Rooms {
+impl Room for PoolCapacity {
     fn fit(&self, needs: &Needs) -> Fit {
         if self.find(needs).is_some() {
             return Fit::Now;
         }
-        if !KINDS.iter().any(|kind| holds(*kind, amount(needs))) {
+        if !WORKER_SIZES.iter().any(|kind| holds(*kind, amount(needs))) {
             return Fit::Never("no worker is like that".to_owned());
         }
         self.world.lock().pools[self.at].demand.push(needs.clone());

@@ -7,11 +7,11 @@ use tokio::time::Instant;
 use windlass_api::queue::Client;
 use windlass_model::{dispatch::Needs, time::Timestamp};
 
-use super::{EPOCH_US, Locked, SharedWorld, World};
+use super::{EPOCH_US, LockRecord, QueueWorld, SharedQueueWorld};
 use crate::invariants::containers;
 
 /// One change of a container.
-struct Change<'a> {
+struct ContainerChange<'a> {
     uuid: &'a str,
     /// Since the beginning.
     at: i64,
@@ -20,23 +20,28 @@ struct Change<'a> {
 }
 
 /// Tokens of attempts that are over open nothing.
-pub(super) async fn tokens_are_dead(world: &SharedWorld, people: &Client) {
+pub(super) async fn check_tokens_revoked(world: &SharedQueueWorld, people: &Client) {
     let tokens = world.lock().tokens.clone();
     for (uuid, attempt, token) in tokens {
         let answer = people.with_token(&token).get(&format!("containers/{uuid}")).await;
         if !answer.is_err_and(|error| error.status() == Some(401)) {
-            world.lock().violate("X1", format!("the token of {uuid}.{attempt} outlived it"));
+            world.lock().record_violation("X1", format!("the token of {uuid}.{attempt} outlived it"));
         }
     }
 }
 
-pub(super) fn history(world: &SharedWorld, rows: &[Value], needs: &BTreeMap<String, Needs>, began: Instant) {
+pub(super) fn history(
+    world: &SharedQueueWorld,
+    rows: &[Value],
+    needs: &BTreeMap<String, Needs>,
+    began: Instant,
+) {
     let mut world = world.lock();
     let records = final_records(rows);
-    for what in containers::wrongs(rows, &records) {
-        world.violate("C2", what);
+    for what in containers::find_violations(rows, &records) {
+        world.record_violation("C2", what);
     }
-    programs_start_once(&mut world, &records);
+    check_single_start(&mut world, &records);
     let theirs: BTreeMap<&str, &Needs> = rows
         .iter()
         .filter_map(|row| {
@@ -44,7 +49,7 @@ pub(super) fn history(world: &SharedWorld, rows: &[Value], needs: &BTreeMap<Stri
             Some((new["container_uuid"].as_str()?, needs.get(row["object_uuid"].as_str()?)?))
         })
         .collect();
-    let order = Order { changes: changes(rows), needs: theirs, began };
+    let order = QueueOrder { changes: changes(rows), needs: theirs, began };
     let overtaken: Vec<String> = world
         .locks
         .iter()
@@ -54,7 +59,7 @@ pub(super) fn history(world: &SharedWorld, rows: &[Value], needs: &BTreeMap<Stri
         })
         .collect();
     for what in overtaken {
-        world.violate("C8", what);
+        world.record_violation("C8", what);
     }
 }
 
@@ -71,30 +76,36 @@ fn final_records(rows: &[Value]) -> BTreeMap<String, Value> {
     records
 }
 
-fn programs_start_once(world: &mut World, records: &BTreeMap<String, Value>) {
+fn check_single_start(world: &mut QueueWorld, records: &BTreeMap<String, Value>) {
     let mut starts: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for one in &world.started {
         starts.entry(one.uuid.clone()).or_default().push(one.attempt);
     }
     for (uuid, attempts) in &starts {
         if attempts.len() > 1 {
-            world.violate("R7", format!("the program of {uuid} was started in attempts {attempts:?}"));
+            world.record_violation(
+                "R7",
+                format!("the program of {uuid} was started in attempts {attempts:?}"),
+            );
         }
     }
     for (uuid, record) in records.iter().filter(|(_, record)| record["state"] == "Complete") {
         let started = starts.get(uuid).and_then(|attempts| attempts.first().copied());
         if started.is_none() || started != record["attempt"].as_u64() {
-            world.violate("C3", format!("{uuid} is complete; its program was started in {started:?}"));
+            world.record_violation(
+                "C3",
+                format!("{uuid} is complete; its program was started in {started:?}"),
+            );
         }
     }
 }
 
-fn changes(rows: &[Value]) -> Vec<Change<'_>> {
+fn changes(rows: &[Value]) -> Vec<ContainerChange<'_>> {
     let changes = rows.iter().filter_map(|row| {
         let new = &row["properties"]["new_attributes"];
         let at = Timestamp::parse(row["event_at"].as_str()?).ok()?;
         let uuid = row["object_uuid"].as_str().filter(|uuid| uuid.contains("-dz642-"))?;
-        Some(Change {
+        Some(ContainerChange {
             uuid,
             at: at.0 - EPOCH_US,
             state: new["state"].as_str()?,
@@ -105,22 +116,22 @@ fn changes(rows: &[Value]) -> Vec<Change<'_>> {
 }
 
 /// Who was in the queue when.
-struct Order<'a> {
-    changes: Vec<Change<'a>>,
+struct QueueOrder<'a> {
+    changes: Vec<ContainerChange<'a>>,
     needs: BTreeMap<&'a str, &'a Needs>,
     began: Instant,
 }
 
-impl Order<'_> {
-    fn micros(&self, at: Instant) -> i64 {
+impl QueueOrder<'_> {
+    fn elapsed_micros(&self, at: Instant) -> i64 {
         i64::try_from((at - self.began).as_micros()).unwrap_or(i64::MAX)
     }
 
     /// One that waited all the round long, was wanted more, needed no more, and was passed over.
-    fn overtaken(&self, world: &World, lock: &Locked) -> Option<String> {
+    fn overtaken(&self, world: &QueueWorld, lock: &LockRecord) -> Option<String> {
         let rounds = &world.rounds[lock.dispatcher];
         let round = rounds[..rounds.partition_point(|begun| *begun <= lock.at)].last()?;
-        let (from, to) = (self.micros(*round), self.micros(lock.at));
+        let (from, to) = (self.elapsed_micros(*round), self.elapsed_micros(lock.at));
         let taken = self.needs.get(lock.uuid.as_str())?;
         let mut before: BTreeMap<&str, (&str, u64)> = BTreeMap::new();
         let mut touched: BTreeSet<&str> = BTreeSet::new();

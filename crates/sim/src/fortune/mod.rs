@@ -44,9 +44,9 @@ use windlass_server::{
 };
 
 use self::{
-    door::PoolDoor,
+    door::PoolScheduler,
     pool::Pool,
-    road::{Road, Traveller},
+    road::{Caller, FaultyTransport},
 };
 use crate::{invariants::Violation, rng::Rng, runs::Report};
 
@@ -55,25 +55,25 @@ const TOKEN: &str = "simulated-token-0123456789abcdef0123456789";
 const EPOCH_US: i64 = 1_767_225_600_000_000;
 const CONTAINERS: u64 = 200;
 /// People and misfortune act this long.
-const TROUBLE_LASTS: Duration = Duration::from_secs(15 * 60);
+const FAULT_PERIOD: Duration = Duration::from_secs(15 * 60);
 /// Something must have happened in any time as long as this, until all is over.
-const PROGRESS_WITHIN: Duration = Duration::from_secs(15 * 60);
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// After the last container has ended, nothing may be left after this time.
-const EMPTY_WITHIN: Duration = Duration::from_secs(15 * 60);
-const POLL: Duration = Duration::from_secs(5);
-const LOOK: Duration = Duration::from_secs(20);
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+const DISPATCH_INTERVAL: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(20);
 const GIB: u64 = 1 << 30;
 
 /// What everybody sees and changes, and what the judge reads.
 #[derive(Default)]
-struct World {
+struct QueueWorld {
     pools: Vec<Pool>,
     /// Programs that were started, in order.
-    started: Vec<Started>,
+    started: Vec<ProgramStart>,
     /// Of executors: container, attempt, token.
     tokens: Vec<(String, u64, String)>,
     /// Locks that were given, and what the dispatcher still had jobs of at that time.
-    locks: Vec<Locked>,
+    locks: Vec<LockRecord>,
     /// When each dispatcher began its last rounds.
     rounds: Vec<Vec<Instant>>,
     /// Locks that failed for no fault of the queue: dispatcher, container, when.
@@ -84,56 +84,56 @@ struct World {
     overloaded_until: Option<Instant>,
 }
 
-struct Started {
+struct ProgramStart {
     uuid: String,
     attempt: u64,
 }
 
-struct Locked {
+struct LockRecord {
     dispatcher: usize,
     uuid: String,
     at: Instant,
     alive: Vec<String>,
 }
 
-type SharedWorld = Arc<Mutex<World>>;
+type SharedQueueWorld = Arc<Mutex<QueueWorld>>;
 
-impl World {
-    fn fire(&mut self, fault: &'static str) {
+impl QueueWorld {
+    fn record_fault(&mut self, fault: &'static str) {
         *self.fired.entry(fault).or_default() += 1;
     }
 
-    fn violate(&mut self, id: &'static str, what: String) {
+    fn record_violation(&mut self, id: &'static str, what: String) {
         self.violations.push(Violation { id, what });
     }
 }
 
 /// A request of somebody.
-struct Asked {
+struct SimRequest {
     request: String,
     needs: Needs,
     is_held: bool,
 }
 
-struct Play {
+struct QueueSim {
     seed: u64,
     rng: Rng,
-    world: SharedWorld,
+    world: SharedQueueWorld,
     router: axum::Router,
     people: Client,
     started: Instant,
     tokens: Vec<String>,
     dispatchers: Vec<Option<JoinHandle<()>>>,
-    asked: Vec<Asked>,
+    asked: Vec<SimRequest>,
 }
 
 /// Plays one seed from beginning to end.
 pub fn play(seed: u64) -> Result<Report> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
-    runtime.block_on(async { Play::begin(seed).await?.play().await })
+    runtime.block_on(async { QueueSim::begin(seed).await?.play().await })
 }
 
-impl Play {
+impl QueueSim {
     async fn begin(seed: u64) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let started = Instant::now();
@@ -150,9 +150,9 @@ impl Play {
         let app = App::new(db, settings, Keyring::ephemeral()?)?;
         boot::ensure(&app).await?;
         let router = routes::all().into_router(app);
-        let world = SharedWorld::default();
-        let way = Road::new(router.clone(), world.clone(), rng.fork(), Traveller::Person);
-        let people = Client::over(Arc::new(way), TOKEN);
+        let world = SharedQueueWorld::default();
+        let way = FaultyTransport::new(router.clone(), world.clone(), rng.fork(), Caller::User);
+        let people = Client::with_transport(Arc::new(way), TOKEN);
         let mut play = Self {
             seed,
             world,
@@ -164,13 +164,13 @@ impl Play {
             asked: Vec::new(),
             rng,
         };
-        play.set_the_stage().await?;
+        play.prepare().await?;
         Ok(play)
     }
 
-    async fn set_the_stage(&mut self) -> Result<()> {
+    async fn prepare(&mut self) -> Result<()> {
         for number in 0..CONTAINERS {
-            self.ask(number).await?;
+            self.submit_request(number).await?;
         }
         for _ in 0..self.rng.between(1, 2) {
             let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
@@ -183,15 +183,15 @@ impl Play {
             world.rounds.push(Vec::new());
         }
         for at in 0..self.tokens.len() {
-            pool::bring_strays(&self.world, at);
-            tokio::spawn(pool::turn(self.world.clone(), at));
+            pool::add_stray_jobs(&self.world, at);
+            tokio::spawn(pool::run_scheduler(self.world.clone(), at));
             self.dispatchers.push(None);
             self.start_dispatcher(at);
         }
         Ok(())
     }
 
-    async fn ask(&mut self, number: u64) -> Result<()> {
+    async fn submit_request(&mut self, number: u64) -> Result<()> {
         let (cpus, memory) = (self.rng.between(1, 8), self.rng.between(1, 3) * GIB);
         let request = json!({
             "state": "Committed", "priority": number % 20 + 1, "container_image": "none",
@@ -201,32 +201,36 @@ impl Play {
         let made = self.people.post("container_requests", &json!({ "container_request": request })).await?;
         let request = made["uuid"].as_str().context("a request without a name")?.to_owned();
         let needs = Needs { cpus: u32::try_from(cpus)?, memory, ..Needs::default() };
-        self.asked.push(Asked { request, needs, is_held: false });
+        self.asked.push(SimRequest { request, needs, is_held: false });
         Ok(())
     }
 
     /// A new process: it remembers nothing.
     fn start_dispatcher(&mut self, at: usize) {
-        let way =
-            Road::new(self.router.clone(), self.world.clone(), self.rng.fork(), Traveller::Dispatcher(at));
+        let way = FaultyTransport::new(
+            self.router.clone(),
+            self.world.clone(),
+            self.rng.fork(),
+            Caller::Dispatcher(at),
+        );
         let executors =
-            Road::new(self.router.clone(), self.world.clone(), self.rng.fork(), Traveller::Executor);
-        let client = Client::over(Arc::new(way), &self.tokens[at]);
-        let executors = Client::over(Arc::new(executors), "");
+            FaultyTransport::new(self.router.clone(), self.world.clone(), self.rng.fork(), Caller::Executor);
+        let client = Client::with_transport(Arc::new(way), &self.tokens[at]);
+        let executors = Client::with_transport(Arc::new(executors), "");
         let begun = Instant::now();
-        let pool = PoolDoor::new(self.world.clone(), at, begun, executors);
+        let pool = PoolScheduler::new(self.world.clone(), at, begun, executors);
         self.dispatchers[at] = Some(tokio::spawn(dispatch(client, pool, begun)));
     }
 
     async fn play(mut self) -> Result<Report> {
-        self.trouble().await?;
-        self.let_go().await?;
-        self.settle().await?;
+        self.inject_faults().await?;
+        self.release_held().await?;
+        self.wait_until_empty().await?;
         for dispatcher in self.dispatchers.iter().flatten() {
             dispatcher.abort();
         }
         let history = self.history().await?;
-        judge::tokens_are_dead(&self.world, &self.people).await;
+        judge::check_tokens_revoked(&self.world, &self.people).await;
         let needs: BTreeMap<String, Needs> =
             self.asked.iter().map(|one| (one.request.clone(), one.needs.clone())).collect();
         judge::history(&self.world, &history, &needs, self.started);
@@ -253,22 +257,22 @@ impl Play {
     }
 
     /// People change their minds, and dispatchers die.
-    async fn trouble(&mut self) -> Result<()> {
+    async fn inject_faults(&mut self) -> Result<()> {
         let mut was_overloaded = false;
-        while self.started.elapsed() < TROUBLE_LASTS {
+        while self.started.elapsed() < FAULT_PERIOD {
             sleep(self.rng.millis(2_000, 20_000)).await;
             if self.rng.chance(60) {
-                self.change_a_mind().await?;
+                self.change_random_priority().await?;
             } else {
                 let at = self.rng.between(0, self.tokens.len() as u64 - 1) as usize;
                 if let Some(dispatcher) = self.dispatchers[at].take() {
                     dispatcher.abort();
-                    self.world.lock().fire("dispatcher killed");
+                    self.world.lock().record_fault("dispatcher killed");
                     sleep(self.rng.millis(100, 30_000)).await;
                 }
                 self.start_dispatcher(at);
             }
-            if !was_overloaded && self.started.elapsed() > TROUBLE_LASTS / 3 {
+            if !was_overloaded && self.started.elapsed() > FAULT_PERIOD / 3 {
                 was_overloaded = true;
                 self.world.lock().overloaded_until = Some(Instant::now() + Duration::from_secs(45));
             }
@@ -276,13 +280,13 @@ impl Play {
         Ok(())
     }
 
-    async fn change_a_mind(&mut self) -> Result<()> {
+    async fn change_random_priority(&mut self) -> Result<()> {
         let at = self.rng.between(0, self.asked.len() as u64 - 1) as usize;
         let priority = if self.rng.chance(20) { 0 } else { self.rng.between(1, 20) };
-        self.weigh(at, priority).await
+        self.set_priority(at, priority).await
     }
 
-    async fn weigh(&mut self, at: usize, priority: u64) -> Result<()> {
+    async fn set_priority(&mut self, at: usize, priority: u64) -> Result<()> {
         let asked = &mut self.asked[at];
         let change = json!({ "container_request": { "priority": priority } });
         match self.people.put(&format!("container_requests/{}", asked.request), &change).await {
@@ -295,13 +299,13 @@ impl Play {
     }
 
     /// What was held is wanted after all, or taken back.
-    async fn let_go(&mut self) -> Result<()> {
+    async fn release_held(&mut self) -> Result<()> {
         for at in 0..self.asked.len() {
             if !self.asked[at].is_held {
                 continue;
             }
             if self.rng.chance(50) {
-                self.weigh(at, 5).await?;
+                self.set_priority(at, 5).await?;
             } else {
                 let path = format!("container_requests/{}?_method=DELETE", self.asked[at].request);
                 self.people.post(&path, &Value::Null).await?;
@@ -310,7 +314,7 @@ impl Play {
         Ok(())
     }
 
-    async fn settle(&mut self) -> Result<()> {
+    async fn wait_until_empty(&mut self) -> Result<()> {
         let (mut moved, mut rows) = (Instant::now(), 0);
         let open = encoded(&json!([["state", "in", ["Queued", "Locked", "Running"]]]).to_string());
         loop {
@@ -322,7 +326,7 @@ impl Play {
             if seen != rows {
                 (moved, rows) = (Instant::now(), seen);
             }
-            if moved.elapsed() > PROGRESS_WITHIN {
+            if moved.elapsed() > PROGRESS_TIMEOUT {
                 let page = self.people.get(&format!("containers?limit=3&count=none&filters={open}")).await?;
                 let told = |one: &Value| {
                     let part = |name: &str| one[name].to_string();
@@ -330,24 +334,25 @@ impl Play {
                 };
                 let left: Vec<String> = page["items"].as_array().into_iter().flatten().map(told).collect();
                 let pools: Vec<String> =
-                    self.world.lock().pools.iter().filter_map(Pool::what_is_left).collect();
+                    self.world.lock().pools.iter().filter_map(Pool::describe_leftovers).collect();
                 let what = format!("nothing happens to {left:?}, while there are {pools:?}");
-                self.world.lock().violate("progress", what);
+                self.world.lock().record_violation("progress", what);
                 return Ok(());
             }
-            sleep(LOOK).await;
+            sleep(CHECK_INTERVAL).await;
         }
-        let deadline = Instant::now() + EMPTY_WITHIN;
+        let deadline = Instant::now() + EMPTY_TIMEOUT;
         loop {
-            let left: Vec<String> = self.world.lock().pools.iter().filter_map(Pool::what_is_left).collect();
+            let left: Vec<String> =
+                self.world.lock().pools.iter().filter_map(Pool::describe_leftovers).collect();
             if left.is_empty() {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                self.world.lock().violate("left", left.join("; "));
+                self.world.lock().record_violation("left", left.join("; "));
                 return Ok(());
             }
-            sleep(LOOK).await;
+            sleep(CHECK_INTERVAL).await;
         }
     }
 
@@ -368,11 +373,11 @@ impl Play {
 }
 
 /// As `windlass dispatch` does it.
-async fn dispatch(client: Client, pool: PoolDoor, begun: Instant) {
+async fn dispatch(client: Client, pool: PoolScheduler, begun: Instant) {
     let door = loop {
         match Door::open(client.clone()).await {
             Ok(door) => break door,
-            Err(_) => sleep(POLL).await,
+            Err(_) => sleep(DISPATCH_INTERVAL).await,
         }
     };
     let lease = Duration::from_secs(15);
@@ -381,6 +386,6 @@ async fn dispatch(client: Client, pool: PoolDoor, begun: Instant) {
     loop {
         // What went wrong comes again.
         let _ = dispatcher.round().await;
-        sleep(POLL).await;
+        sleep(DISPATCH_INTERVAL).await;
     }
 }

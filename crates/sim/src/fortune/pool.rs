@@ -12,40 +12,40 @@ use tokio::{
 };
 use windlass_model::dispatch::{Attempt, Needs, room::Amount};
 
-use super::SharedWorld;
+use super::SharedQueueWorld;
 use crate::rng::Rng;
 
 const WORKERS_MAX: usize = 10;
 const GIB: u64 = 1 << 30;
 /// What can be had, by size. The second never comes, the fourth not in the first minutes.
-pub(super) const KINDS: [Amount; 5] = [
+pub(super) const WORKER_SIZES: [Amount; 5] = [
     Amount { cpus: 2, memory: 4 * GIB, gpus: 0 },
     Amount { cpus: 4, memory: 4 * GIB, gpus: 0 },
     Amount { cpus: 4, memory: 8 * GIB, gpus: 0 },
     Amount { cpus: 8, memory: 8 * GIB, gpus: 0 },
     Amount { cpus: 8, memory: 16 * GIB, gpus: 0 },
 ];
-const NEVER: usize = 1;
-const DEAD_AT_FIRST: usize = 3;
-const DEAD_FOR: Duration = Duration::from_secs(180);
+const UNAVAILABLE_SIZE: usize = 1;
+const LATE_SIZE: usize = 3;
+const LATE_SIZE_DELAY: Duration = Duration::from_secs(180);
 /// A kind that did not come is not asked for again so soon.
-const SHUN: Duration = Duration::from_secs(60);
+const SIZE_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// Of everything that somebody asks the scheduler for, in percent.
-pub(super) const FAILS: u64 = 10;
-const RATE_LIMITED: u64 = 3;
-const LIMITED_FOR: Duration = Duration::from_secs(20);
+pub(super) const FAILURE_PERCENT: u64 = 10;
+const RATE_LIMIT_PERCENT: u64 = 3;
+const RATE_LIMIT_PERIOD: Duration = Duration::from_secs(20);
 /// Shorter than many programs: their executors find out that they were given up.
-const SILENT_FOR: Duration = Duration::from_secs(30);
-const DOWN_FOR: Duration = Duration::from_secs(90);
+const SILENT_PERIOD: Duration = Duration::from_secs(30);
+const DOWN_PERIOD: Duration = Duration::from_secs(90);
 const IDLE_MAX: Duration = Duration::from_secs(60);
 /// The scheduler ends a job that takes longer.
 const TIME_LIMIT: Duration = Duration::from_secs(150);
 /// Jobs that are over are shown for this long.
-const SHOWN_FOR: Duration = Duration::from_secs(300);
+const ENDED_SHOWN_FOR: Duration = Duration::from_secs(300);
 const TICK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum WorkerState {
     Booting,
     Up,
     /// Finishes what it has, and takes no more.
@@ -56,10 +56,10 @@ pub(super) enum State {
     Down,
 }
 
-pub(super) struct Worker {
+pub(super) struct PoolWorker {
     pub(super) number: u64,
     pub(super) size: Amount,
-    pub(super) state: State,
+    pub(super) state: WorkerState,
     since: Instant,
     /// When it comes up, or when its trouble begins.
     next_at: Option<Instant>,
@@ -81,7 +81,7 @@ pub(super) struct PoolJob {
 pub(super) struct Pool {
     pub(super) rng: Rng,
     opened: Instant,
-    pub(super) workers: Vec<Worker>,
+    pub(super) workers: Vec<PoolWorker>,
     pub(super) jobs: BTreeMap<u64, PoolJob>,
     pub(super) next_job: u64,
     next_worker: u64,
@@ -113,12 +113,12 @@ impl Pool {
         }
     }
 
-    fn worker(&self, number: Option<u64>) -> Option<&Worker> {
+    fn worker(&self, number: Option<u64>) -> Option<&PoolWorker> {
         self.workers.iter().find(|worker| Some(worker.number) == number)
     }
 
     pub(super) fn is_silent(&self, job: &PoolJob) -> bool {
-        self.worker(job.worker).is_some_and(|worker| worker.state == State::Silent)
+        self.worker(job.worker).is_some_and(|worker| worker.state == WorkerState::Silent)
     }
 
     /// Containers with jobs that are not over, or were not when the dispatcher looked.
@@ -132,7 +132,7 @@ impl Pool {
         self.jobs.values().any(|job| lives(&job))
     }
 
-    pub(super) fn what_is_left(&self) -> Option<String> {
+    pub(super) fn describe_leftovers(&self) -> Option<String> {
         let jobs: Vec<String> =
             self.jobs.values().filter(|job| job.over.is_none()).map(|job| job.attempt.to_string()).collect();
         let workers: Vec<u64> = self.workers.iter().map(|worker| worker.number).collect();
@@ -159,8 +159,8 @@ impl Pool {
             worker.since = Instant::now();
             worker.failures += u32::from(failed);
             // A worker on which nothing starts is taken out.
-            if worker.failures >= 2 && worker.state == State::Up && worker.number % 7 == 1 {
-                worker.state = State::Broken;
+            if worker.failures >= 2 && worker.state == WorkerState::Up && worker.number % 7 == 1 {
+                worker.state = WorkerState::Broken;
             }
         }
     }
@@ -172,7 +172,7 @@ impl Pool {
         self.ended(id, false);
     }
 
-    pub(super) fn free(&self, worker: &Worker) -> Amount {
+    pub(super) fn free(&self, worker: &PoolWorker) -> Amount {
         let theirs = self.jobs.values().filter(|job| job.worker == Some(worker.number) && job.over.is_none());
         theirs.fold(worker.size, |free, job| free.less(amount(&job.needs)))
     }
@@ -189,7 +189,8 @@ impl Pool {
         let mut begun = Vec::new();
         for (_, id) in waiting {
             let Some(needs) = self.jobs.get(&id).map(|job| amount(&job.needs)) else { continue };
-            let fits = |worker: &&Worker| worker.state == State::Up && holds(self.free(worker), needs);
+            let fits =
+                |worker: &&PoolWorker| worker.state == WorkerState::Up && holds(self.free(worker), needs);
             let tightest = self.workers.iter().filter(fits).min_by_key(|worker| self.free(worker).cpus);
             let Some(number) = tightest.map(|worker| worker.number) else { continue };
             if let Some(job) = self.jobs.get_mut(&id) {
@@ -201,31 +202,35 @@ impl Pool {
         begun
     }
 
-    fn age(&mut self, fired: &mut Vec<&'static str>) {
+    fn advance_workers(&mut self, fired: &mut Vec<&'static str>) {
         let now = Instant::now();
         let mut lost = Vec::new();
         for worker in &mut self.workers {
             let is_due = worker.next_at.is_some_and(|at| now >= at);
             let next = match worker.state {
-                State::Booting if is_due => State::Up,
-                State::Up if is_due && worker.number % 7 == 0 => State::Silent,
-                State::Up if is_due && worker.number % 7 == 2 => State::Broken,
-                State::Silent if now - worker.since > SILENT_FOR => State::Down,
-                same @ (State::Booting | State::Up | State::Broken | State::Silent | State::Down) => same,
+                WorkerState::Booting if is_due => WorkerState::Up,
+                WorkerState::Up if is_due && worker.number % 7 == 0 => WorkerState::Silent,
+                WorkerState::Up if is_due && worker.number % 7 == 2 => WorkerState::Broken,
+                WorkerState::Silent if now - worker.since > SILENT_PERIOD => WorkerState::Down,
+                same @ (WorkerState::Booting
+                | WorkerState::Up
+                | WorkerState::Broken
+                | WorkerState::Silent
+                | WorkerState::Down) => same,
             };
             if next == worker.state {
                 continue;
             }
             worker.next_at = match (next, worker.number % 7) {
-                (State::Up, 0) => Some(now + self.rng.millis(1_000, 90_000)),
-                (State::Up, 2) => Some(now + self.rng.millis(1_000, 200_000)),
+                (WorkerState::Up, 0) => Some(now + self.rng.millis(1_000, 90_000)),
+                (WorkerState::Up, 2) => Some(now + self.rng.millis(1_000, 200_000)),
                 _ => None,
             };
             match next {
-                State::Silent => fired.push("worker silent"),
-                State::Broken => fired.push("worker broken"),
-                State::Down => lost.push(worker.number),
-                State::Booting | State::Up => {}
+                WorkerState::Silent => fired.push("worker silent"),
+                WorkerState::Broken => fired.push("worker broken"),
+                WorkerState::Down => lost.push(worker.number),
+                WorkerState::Booting | WorkerState::Up => {}
             }
             (worker.state, worker.since) = (next, now);
         }
@@ -242,10 +247,10 @@ impl Pool {
         for (id, is_lost) in over {
             if is_lost { self.end(id) } else { self.kill(id) }
         }
-        self.jobs.retain(|_, job| job.over.is_none_or(|over| now - over < SHOWN_FOR));
+        self.jobs.retain(|_, job| job.over.is_none_or(|over| now - over < ENDED_SHOWN_FOR));
     }
 
-    fn create(&mut self, fired: &mut Vec<&'static str>) {
+    fn create_workers(&mut self, fired: &mut Vec<&'static str>) {
         let now = Instant::now();
         if self.limited_until.is_some_and(|until| now < until) {
             return;
@@ -258,34 +263,36 @@ impl Pool {
             if self.workers.len() >= WORKERS_MAX {
                 return;
             }
-            let is_coming =
-                |worker: &Worker| worker.state == State::Booting && holds(worker.size, amount(&needs));
+            let is_coming = |worker: &PoolWorker| {
+                worker.state == WorkerState::Booting && holds(worker.size, amount(&needs))
+            };
             if self.workers.iter().any(is_coming) {
                 continue;
             }
             let shunned = |kind: &usize| self.shunned.get(kind).is_some_and(|until| now < *until);
-            let kind = (0..KINDS.len()).find(|kind| holds(KINDS[*kind], amount(&needs)) && !shunned(kind));
+            let kind = (0..WORKER_SIZES.len())
+                .find(|kind| holds(WORKER_SIZES[*kind], amount(&needs)) && !shunned(kind));
             let Some(kind) = kind else { continue };
-            if self.rng.chance(RATE_LIMITED) {
+            if self.rng.chance(RATE_LIMIT_PERCENT) {
                 fired.push("rate limit");
-                self.limited_until = Some(now + LIMITED_FOR);
+                self.limited_until = Some(now + RATE_LIMIT_PERIOD);
                 return;
             }
-            let never = kind == NEVER || kind == DEAD_AT_FIRST && now - self.opened < DEAD_FOR;
-            if never || self.rng.chance(FAILS) {
+            let never = kind == UNAVAILABLE_SIZE || kind == LATE_SIZE && now - self.opened < LATE_SIZE_DELAY;
+            if never || self.rng.chance(FAILURE_PERCENT) {
                 fired.push(match kind {
-                    NEVER => "size never available",
-                    DEAD_AT_FIRST if never => "size dead at first",
+                    UNAVAILABLE_SIZE => "size never available",
+                    LATE_SIZE if never => "size dead at first",
                     _ => "create refused",
                 });
-                self.shunned.insert(kind, now + SHUN);
+                self.shunned.insert(kind, now + SIZE_RETRY_DELAY);
                 continue;
             }
             let ready = now + self.rng.millis(5_000, 60_000);
-            self.workers.push(Worker {
+            self.workers.push(PoolWorker {
                 number: self.next_worker,
-                size: KINDS[kind],
-                state: State::Booting,
+                size: WORKER_SIZES[kind],
+                state: WorkerState::Booting,
                 since: now,
                 next_at: Some(ready),
                 failures: 0,
@@ -294,25 +301,25 @@ impl Pool {
         }
     }
 
-    fn destroy(&mut self, fired: &mut Vec<&'static str>) {
+    fn destroy_idle_workers(&mut self, fired: &mut Vec<&'static str>) {
         let now = Instant::now();
-        let is_used = |worker: &Worker| {
+        let is_used = |worker: &PoolWorker| {
             self.jobs.values().any(|job| job.worker == Some(worker.number) && job.over.is_none())
         };
         let mut unused: Vec<u64> = Vec::new();
         for worker in &self.workers {
             let is_wanted = match worker.state {
-                State::Booting | State::Silent => true,
-                State::Up => is_used(worker) || now - worker.since < IDLE_MAX,
-                State::Broken => is_used(worker),
-                State::Down => now - worker.since < DOWN_FOR,
+                WorkerState::Booting | WorkerState::Silent => true,
+                WorkerState::Up => is_used(worker) || now - worker.since < IDLE_MAX,
+                WorkerState::Broken => is_used(worker),
+                WorkerState::Down => now - worker.since < DOWN_PERIOD,
             };
             if !is_wanted {
                 unused.push(worker.number);
             }
         }
         for number in unused {
-            if self.rng.chance(FAILS) {
+            if self.rng.chance(FAILURE_PERCENT) {
                 fired.push("destroy refused");
                 continue;
             }
@@ -335,7 +342,7 @@ pub(super) fn holds(size: Amount, needs: Amount) -> bool {
 }
 
 /// Jobs with our tag of attempts that nobody knows: left by some earlier life.
-pub(super) fn bring_strays(world: &SharedWorld, at: usize) {
+pub(super) fn add_stray_jobs(world: &SharedQueueWorld, at: usize) {
     let mut world = world.lock();
     let pool = &mut world.pools[at];
     for number in 0..3 {
@@ -356,21 +363,21 @@ pub(super) fn bring_strays(world: &SharedWorld, at: usize) {
         };
         pool.jobs.insert(id, job);
     }
-    world.fire("stale tag");
+    world.record_fault("stale tag");
 }
 
 /// The scheduler's own life.
-pub(super) async fn turn(world: SharedWorld, at: usize) {
+pub(super) async fn run_scheduler(world: SharedQueueWorld, at: usize) {
     loop {
         sleep(TICK).await;
         let mut world = world.lock();
         let mut fired = Vec::new();
         let pool = &mut world.pools[at];
-        pool.age(&mut fired);
-        pool.create(&mut fired);
-        pool.destroy(&mut fired);
+        pool.advance_workers(&mut fired);
+        pool.create_workers(&mut fired);
+        pool.destroy_idle_workers(&mut fired);
         for fault in fired {
-            world.fire(fault);
+            world.record_fault(fault);
         }
     }
 }

@@ -7,42 +7,42 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt as _;
-use windlass_api::queue::{Carried, Carry, QueueError};
+use windlass_api::queue::{QueueError, QueueTransport, TransportFuture};
 use windlass_model::dispatch::Attempt;
 
-use super::{Locked, SharedWorld};
+use super::{LockRecord, SharedQueueWorld};
 use crate::rng::Rng;
 
 /// In percent.
-const LOST: u64 = 2;
-const UNANSWERED: u64 = 2;
-const SLOW: u64 = 5;
+const LOST_PERCENT: u64 = 2;
+const UNANSWERED_PERCENT: u64 = 2;
+const SLOW_PERCENT: u64 = 5;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Traveller {
+pub(super) enum Caller {
     /// Nothing happens to these on the road.
-    Person,
+    User,
     Dispatcher(usize),
     Executor,
 }
 
-pub(super) struct Road {
+pub(super) struct FaultyTransport {
     router: Router,
-    world: SharedWorld,
+    world: SharedQueueWorld,
     rng: Mutex<Rng>,
-    who: Traveller,
+    who: Caller,
 }
 
 /// What was asked, for those who watch.
-struct Call {
+struct ObservedCall {
     method: String,
     path: String,
     query: String,
     body: Value,
 }
 
-impl Call {
-    fn of(request: &Request<Full<Bytes>>, body: &Bytes) -> Self {
+impl ObservedCall {
+    fn from_request(request: &Request<Full<Bytes>>, body: &Bytes) -> Self {
         let uri = request.uri();
         Self {
             method: request.method().to_string(),
@@ -58,7 +58,7 @@ impl Call {
     }
 
     /// The attempt that a dispatcher gives up, and what it says why.
-    fn gives_up(&self) -> Option<(Attempt, &str)> {
+    fn released_attempt(&self) -> Option<(Attempt, &str)> {
         let rest = self.path.strip_prefix("containers/")?;
         if let Some(uuid) = rest.strip_suffix("/unlock") {
             let number = self.query.split('&').find_map(|pair| pair.strip_prefix("attempt="))?;
@@ -73,24 +73,24 @@ impl Call {
     }
 }
 
-impl Road {
-    pub(super) fn new(router: Router, world: SharedWorld, rng: Rng, who: Traveller) -> Self {
+impl FaultyTransport {
+    pub(super) fn new(router: Router, world: SharedQueueWorld, rng: Rng, who: Caller) -> Self {
         Self { router, world, rng: Mutex::new(rng), who }
     }
 
-    fn roll(&self, percent: u64, fault: &'static str) -> bool {
-        let hit = self.who != Traveller::Person && self.rng.lock().chance(percent);
+    fn should_fail(&self, percent: u64, fault: &'static str) -> bool {
+        let hit = self.who != Caller::User && self.rng.lock().chance(percent);
         if hit {
-            self.world.lock().fire(fault);
+            self.world.lock().record_fault(fault);
         }
         hit
     }
 
-    async fn travel(&self) {
-        if self.who == Traveller::Person {
+    async fn delay(&self) {
+        if self.who == Caller::User {
             return;
         }
-        let most = if self.roll(SLOW, "slow call") { 3_000 } else { 20 };
+        let most = if self.should_fail(SLOW_PERCENT, "slow call") { 3_000 } else { 20 };
         let time = self.rng.lock().millis(1, most);
         sleep(time).await;
     }
@@ -99,24 +99,24 @@ impl Road {
         let (head, body) = request.into_parts();
         let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         let request = Request::from_parts(head, Full::new(body.clone()));
-        let call = Call::of(&request, &body);
-        self.travel().await;
+        let call = ObservedCall::from_request(&request, &body);
+        self.delay().await;
         let is_overloaded = {
             let mut world = self.world.lock();
             world.calls += 1;
             let is = world.overloaded_until.is_some_and(|until| Instant::now() < until);
-            if is && self.who != Traveller::Person {
-                world.fire("server overloaded");
+            if is && self.who != Caller::User {
+                world.record_fault("server overloaded");
             }
-            is && self.who != Traveller::Person
+            is && self.who != Caller::User
         };
         if is_overloaded {
-            self.miss(&call);
+            self.record_missed_lock(&call);
             return Ok((503, Bytes::from_static(br#"{"errors":["overloaded"]}"#)));
         }
-        if self.roll(LOST, "lost request") {
-            self.miss(&call);
-            return Err(QueueError::Silent);
+        if self.should_fail(LOST_PERCENT, "lost request") {
+            self.record_missed_lock(&call);
+            return Err(QueueError::TimedOut);
         }
         let router = self.router.clone();
         // A task of its own: a server goes on when whoever asked is gone.
@@ -129,49 +129,52 @@ impl Road {
             };
             let status = answer.status().as_u16();
             let body = answer.into_body().collect().await.map(http_body_util::Collected::to_bytes);
-            witness(&world, who, &call, status);
+            check_call(&world, who, &call, status);
             (status, body.unwrap_or_default(), call)
         });
-        let Ok((status, body, call)) = answered.await else { return Err(QueueError::Silent) };
-        if self.roll(UNANSWERED, "lost answer") {
-            self.miss(&call);
-            return Err(QueueError::Silent);
+        let Ok((status, body, call)) = answered.await else { return Err(QueueError::TimedOut) };
+        if self.should_fail(UNANSWERED_PERCENT, "lost answer") {
+            self.record_missed_lock(&call);
+            return Err(QueueError::TimedOut);
         }
-        self.travel().await;
+        self.delay().await;
         Ok((status, body))
     }
 
-    fn miss(&self, call: &Call) {
-        if let (Traveller::Dispatcher(at), Some(uuid)) = (self.who, call.locks()) {
+    fn record_missed_lock(&self, call: &ObservedCall) {
+        if let (Caller::Dispatcher(at), Some(uuid)) = (self.who, call.locks()) {
             self.world.lock().missed.push((at, uuid.to_owned(), Instant::now()));
         }
     }
 }
 
 /// What is wrong the moment it happens.
-fn witness(world: &SharedWorld, who: Traveller, call: &Call, status: u16) {
-    let Traveller::Dispatcher(at) = who else { return };
+fn check_call(world: &SharedQueueWorld, who: Caller, call: &ObservedCall, status: u16) {
+    let Caller::Dispatcher(at) = who else { return };
     if status != 200 {
         return;
     }
     let mut world = world.lock();
     if let Some(uuid) = call.locks() {
         let alive = world.pools[at].alive();
-        let locked = Locked { dispatcher: at, uuid: uuid.to_owned(), at: Instant::now(), alive };
+        let locked = LockRecord { dispatcher: at, uuid: uuid.to_owned(), at: Instant::now(), alive };
         world.locks.push(locked);
     }
-    if let Some((attempt, why)) = call.gives_up() {
+    if let Some((attempt, why)) = call.released_attempt() {
         if world.pools[at].is_known_alive(&attempt) {
-            world.violate("C12", format!("{attempt} was given up ({why}) while its job lives"));
+            world.record_violation("C12", format!("{attempt} was given up ({why}) while its job lives"));
         }
         if why == "abandoned" && !world.pools[at].was_whole {
-            world.violate("R15", format!("{attempt} was called abandoned while a worker was unknown"));
+            world.record_violation(
+                "R15",
+                format!("{attempt} was called abandoned while a worker was unknown"),
+            );
         }
     }
 }
 
-impl Carry for Road {
-    fn carry(&self, request: Request<Full<Bytes>>) -> Carried<'_> {
+impl QueueTransport for FaultyTransport {
+    fn send(&self, request: Request<Full<Bytes>>) -> TransportFuture<'_> {
         Box::pin(self.bring(request))
     }
 }

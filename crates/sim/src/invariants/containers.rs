@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-const EDGES: [(&str, &str); 7] = [
+const TRANSITIONS: [(&str, &str); 7] = [
     ("Queued", "Locked"),
     ("Queued", "Cancelled"),
     ("Locked", "Queued"),
@@ -16,7 +16,7 @@ const EDGES: [(&str, &str); 7] = [
 
 /// What is wrong with a log of the queue: illegal changes, attempts that were left out or used again, containers
 /// that did not end, or more than once.
-pub fn wrongs(history: &[Value], records: &BTreeMap<String, Value>) -> Vec<String> {
+pub fn find_violations(history: &[Value], records: &BTreeMap<String, Value>) -> Vec<String> {
     let mut found = Vec::new();
     let mut ends: BTreeMap<&str, usize> = BTreeMap::new();
     let mut locks: BTreeMap<&str, u64> = BTreeMap::new();
@@ -27,7 +27,7 @@ pub fn wrongs(history: &[Value], records: &BTreeMap<String, Value>) -> Vec<Strin
         if !records.contains_key(uuid) || before == after {
             continue;
         }
-        if !EDGES.contains(&(before, after)) {
+        if !TRANSITIONS.contains(&(before, after)) {
             found.push(format!("{uuid} went from {before} to {after}"));
         }
         if is_final(new) {

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 use super::{History, Violation, broken};
-use crate::cloud::Happened;
+use crate::cloud::MachineEvent;
 
 /// Why an instance may end though jobs are on it: it is lost anyway.
-const LOST: [&str; 4] = ["unreachable", "error", "provisioning_timeout", "no_offers"];
+const LOST_REASONS: [&str; 4] = ["unreachable", "error", "provisioning_timeout", "no_offers"];
 
 pub(super) fn safety(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
@@ -90,16 +90,16 @@ fn g7_an_instance_has_one_machine(h: &History) -> Vec<Violation> {
     for entry in &h.machine_journal {
         let of_instance = there.entry(entry.instance.0).or_default();
         match entry.kind {
-            Happened::Created => {
+            MachineEvent::Created => {
                 of_instance.insert(&entry.machine);
                 if of_instance.len() > 1 {
                     found.push(broken("G7", format!("instance {} has two machines", entry.instance)));
                 }
             }
-            Happened::Gone => {
+            MachineEvent::Gone => {
                 of_instance.remove(entry.machine.as_str());
             }
-            Happened::DeleteAsked { .. } => {}
+            MachineEvent::DeleteAsked { .. } => {}
         }
     }
     found
@@ -112,10 +112,10 @@ fn g7_no_machine_is_given_back_under_a_job(h: &History) -> Vec<Violation> {
     h.machine_journal
         .iter()
         .filter(|entry| match entry.kind {
-            Happened::DeleteAsked { running } => running > 0,
-            Happened::Created | Happened::Gone => false,
+            MachineEvent::DeleteAsked { running } => running > 0,
+            MachineEvent::Created | MachineEvent::Gone => false,
         })
-        .filter(|entry| !reasons.get(&entry.instance.0).is_some_and(|reason| LOST.contains(reason)))
+        .filter(|entry| !reasons.get(&entry.instance.0).is_some_and(|reason| LOST_REASONS.contains(reason)))
         .map(|entry| {
             let reason = reasons.get(&entry.instance.0).copied().unwrap_or("no reason");
             let id = entry.instance;

@@ -9,17 +9,17 @@ use windlass_model::{
     job,
     managed_job::{
         RecoverySource, Status,
-        plan::{Plan, Shape, Strategy},
-        record::{Record, shown_status},
+        plan::{Plan, RecoveryStrategy, Shape},
+        record::{Record, job_status},
     },
     run,
 };
 
-use super::{Event, History, RunRow, Violation, broken, statuses};
+use super::{Event, History, RunRow, Violation, broken, status_events};
 use crate::host::Effect;
 
 /// A cancel may meet a pass that was on its way; whoever launches this long after it did not look.
-const CANCEL_HEARD_US: i64 = 120_000_000;
+const CANCEL_GRACE_US: i64 = 120_000_000;
 
 /// Which attempt a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,8 +77,8 @@ pub(super) fn safety(h: &History) -> Vec<Violation> {
             let name = format!("task {index} of managed job {}", job.number);
             let run = newest.get(&(job.id, index)).copied();
             let done = run.is_some_and(|run| is_done(h, run));
-            found.extend(ends_as_its_story_allows(job, index, run, done).map(|v| about(&name, &v)));
-            found.extend(restarts_stay_in_bounds(job, index).map(|v| about(&name, &v)));
+            found.extend(check_task_ends(job, index, run, done).map(|v| about(&name, &v)));
+            found.extend(check_restart_counts(job, index).map(|v| about(&name, &v)));
         }
     }
     found.extend(m6_attempts_never_overlap(h));
@@ -131,7 +131,7 @@ fn r5_columns_agree_and_form_legal_pairs(job: &JobRow) -> Vec<Violation> {
         }
     }
     let counted = job.tasks.iter().enumerate().filter(|(index, _)| is_primary(&job.plan, *index));
-    let shown = shown_status(counted.map(|(_, task)| task.record.status));
+    let shown = job_status(counted.map(|(_, task)| task.record.status));
     if shown.as_str() != job.status {
         let what = format!("managed job {} shows {}, and its tasks {shown}", job.number, job.status);
         found.push(broken("R20", what));
@@ -146,7 +146,7 @@ fn is_primary(plan: &Plan, task: usize) -> bool {
 fn m2_nothing_is_launched_long_after_a_cancel(h: &History, job: &JobRow) -> Vec<Violation> {
     let Some(asked) = job.cancel_asked_at else { return Vec::new() };
     let own = h.runs.iter().filter_map(|run| run.attempt).filter(|attempt| attempt.job == job.id);
-    let late = own.filter(|attempt| attempt.made_at > asked + CANCEL_HEARD_US);
+    let late = own.filter(|attempt| attempt.made_at > asked + CANCEL_GRACE_US);
     late.map(|attempt| {
         let (number, of) = (job.number, attempt.number);
         broken("M2", format!("managed job {number} got attempt {of} long after its cancel"))
@@ -165,12 +165,7 @@ fn is_done(h: &History, run: &RunRow) -> bool {
 }
 
 /// The end of a task follows from how its newest attempt ended, or from what was asked of it.
-fn ends_as_its_story_allows(
-    job: &JobRow,
-    index: usize,
-    newest: Option<&RunRow>,
-    done: bool,
-) -> Option<Violation> {
+fn check_task_ends(job: &JobRow, index: usize, newest: Option<&RunRow>, done: bool) -> Option<Violation> {
     let (task, record) = (job.plan.tasks.get(index)?, &job.tasks.get(index)?.record);
     let status = newest.and_then(|run| run.status.parse::<run::Status>().ok());
     let over = status.is_none_or(|status| status.is_final());
@@ -184,7 +179,7 @@ fn ends_as_its_story_allows(
         }
         Status::Failed | Status::FailedSetup if done => Some(("R20", "failed, and its run did not")),
         Status::Failed | Status::FailedSetup => {
-            let final_by_itself = recovery.strategy == Strategy::None || task.max_duration.is_some();
+            let final_by_itself = recovery.strategy == RecoveryStrategy::None || task.max_duration.is_some();
             let left = record.restarts_on_errors < recovery.max_restarts_on_errors;
             (left && !final_by_itself).then_some(("R20", "failed with restarts left"))
         }
@@ -227,7 +222,7 @@ fn is_cancel_due(job: &JobRow, index: usize) -> bool {
     job.cancel_asked_at.is_some() || after.iter().any(failed) || in_group
 }
 
-fn restarts_stay_in_bounds(job: &JobRow, index: usize) -> Option<Violation> {
+fn check_restart_counts(job: &JobRow, index: usize) -> Option<Violation> {
     let (task, record) = (job.plan.tasks.get(index)?, &job.tasks.get(index)?.record);
     let (count, most) = (record.restarts_on_errors, task.recovery.max_restarts_on_errors);
     (count > most)
@@ -256,8 +251,8 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
         .filter_map(|job| Some((SubmissionId(job.id), *attempts.get(&job.run_id)?)))
         .collect();
     /// When a container began and ended, and of which attempt it was.
-    type Life = (i64, i64, u32);
-    let mut lives: BTreeMap<(Uuid, usize), BTreeMap<SubmissionId, Life>> = BTreeMap::new();
+    type ContainerLifetime = (i64, i64, u32);
+    let mut lives: BTreeMap<(Uuid, usize), BTreeMap<SubmissionId, ContainerLifetime>> = BTreeMap::new();
     for entry in &h.journal {
         let Some(attempt) = of.get(&entry.submission) else { continue };
         let lives = lives.entry((attempt.job, attempt.task)).or_default();
@@ -296,7 +291,7 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
 
 /// What the events of one task tell.
 #[derive(Default)]
-struct Told {
+struct TaskHistory {
     recoveries: u32,
     /// Whether the open recovery counts.
     episode: Option<bool>,
@@ -312,12 +307,12 @@ fn events(h: &History) -> Vec<Violation> {
         .iter()
         .flat_map(|job| job.tasks.iter().enumerate().map(move |(index, task)| (task.id, (job, index))))
         .collect();
-    let mut told: BTreeMap<Uuid, Told> = BTreeMap::new();
+    let mut told: BTreeMap<Uuid, TaskHistory> = BTreeMap::new();
     let mut found = Vec::new();
     for event in h.events.iter().filter(|event| event.entity == "managed-job") {
         let Some((job, index)) = plans.get(&event.entity_id) else { continue };
         let deadline = job.plan.tasks.get(*index).is_some_and(|task| task.deadline.is_some());
-        let violation = told.entry(event.entity_id).or_default().hear(event, deadline);
+        let violation = told.entry(event.entity_id).or_default().apply_event(event, deadline);
         let name = format!("task {index} of managed job {}", job.number);
         found.extend(violation.map(|violation| about(&name, &violation)));
     }
@@ -348,8 +343,8 @@ fn events(h: &History) -> Vec<Violation> {
     found
 }
 
-impl Told {
-    fn hear(&mut self, event: &Event, has_deadline: bool) -> Option<Violation> {
+impl TaskHistory {
+    fn apply_event(&mut self, event: &Event, has_deadline: bool) -> Option<Violation> {
         let source = event.reason.parse::<RecoverySource>().ok();
         if event.kind != "status" {
             // A cause that joins a recovery changes no status.
@@ -368,7 +363,7 @@ impl Told {
                 }
                 None
             }
-            Status::Recovering => self.recovers(from, &event.reason, source, has_deadline),
+            Status::Recovering => self.apply_recovery(from, &event.reason, source, has_deadline),
             Status::Pending | Status::Cancelling => None,
             Status::Succeeded => {
                 self.succeeded = Some(event.seq);
@@ -387,7 +382,7 @@ impl Told {
         }
     }
 
-    fn recovers(
+    fn apply_recovery(
         &mut self,
         from: Option<Status>,
         reason: &str,
@@ -422,7 +417,7 @@ pub fn outcomes(h: &History) -> BTreeMap<String, u64> {
         *outcomes.entry(record.status.to_string()).or_default() += 1;
         *outcomes.entry("recovered".to_owned()).or_default() += u64::from(record.recovery_count);
     }
-    let backed_off = statuses(&h.events)
+    let backed_off = status_events(&h.events)
         .filter(|event| event.entity == "managed-job" && event.reason == "backed-off")
         .count();
     *outcomes.entry("backed off".to_owned()).or_default() += backed_off as u64;

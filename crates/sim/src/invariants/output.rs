@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
-use super::{History, Violation, broken, statuses};
+use super::{History, Violation, broken, status_events};
 
 /// How long the end of a log is waited for; after that a host that does not answer has lost it.
-const DRAIN_US: i64 = 30_000_000;
+const DRAIN_TIMEOUT_US: i64 = 30_000_000;
 
 /// Every stored byte was written there, and all of them are stored once the job is final: unless the end of
 /// its log was waited for in vain, its host was given up, its user did not want to wait, or it never ran.
@@ -15,13 +15,13 @@ pub(super) fn o1_a_stored_log_is_what_was_written(h: &History) -> Vec<Violation>
     let mut turned: BTreeMap<Uuid, i64> = BTreeMap::new();
     let mut ran: BTreeSet<Uuid> = BTreeSet::new();
     let mut drained: BTreeMap<Uuid, bool> = BTreeMap::new();
-    for e in statuses(&h.events).filter(|e| e.entity == "job") {
+    for e in status_events(&h.events).filter(|e| e.entity == "job") {
         if e.to.as_deref() == Some("running") {
             ran.insert(e.entity_id);
         } else if e.to.as_deref() == Some("terminating") {
             turned.insert(e.entity_id, e.at);
         } else if e.is_final {
-            let in_time = turned.get(&e.entity_id).is_some_and(|at| e.at - at < DRAIN_US);
+            let in_time = turned.get(&e.entity_id).is_some_and(|at| e.at - at < DRAIN_TIMEOUT_US);
             let in_time = in_time && ran.contains(&e.entity_id);
             drained.insert(e.entity_id, in_time && e.to.as_deref() != Some("aborted"));
         }

@@ -59,7 +59,7 @@ pub async fn read(history: &mut History, db: &Db) -> Result<()> {
         history.runs.push(RunRow { id, status: row.text(1)?, stopped_at: None, attempt });
     }
     managed(history, db).await?;
-    resources(history, db).await
+    read_resources(history, db).await
 }
 
 async fn managed(history: &mut History, db: &Db) -> Result<()> {
@@ -91,7 +91,7 @@ async fn managed(history: &mut History, db: &Db) -> Result<()> {
 }
 
 /// Instances, fleets and volumes.
-async fn resources(history: &mut History, db: &Db) -> Result<()> {
+async fn read_resources(history: &mut History, db: &Db) -> Result<()> {
     history.instances.clear();
     history.fleets.clear();
     history.volumes.clear();

@@ -6,7 +6,7 @@ use anyhow::Result;
 use uuid::Uuid;
 use windlass_server::db::{Db, checks};
 
-use super::{cast::Cast, shelf::Shelf};
+use super::{cast::Workload, shelf::MemoryLogs};
 use crate::{
     host::log_bytes,
     invariants::{History, LogRow, rows},
@@ -18,12 +18,12 @@ pub(super) async fn read(
     history: &mut History,
     db: &Db,
     world: &SharedWorld,
-    cast: &Cast,
-    shelf: &Shelf,
+    cast: &Workload,
+    shelf: &MemoryLogs,
 ) -> Result<()> {
     rows::read(history, db).await?;
     history.watched.clear();
-    for row in db.query(checks::watch::SEEN, Vec::new()).await? {
+    for row in db.query(checks::watch::VIOLATIONS, Vec::new()).await? {
         let id = if row.text(0)? == "M5" { "M5" } else { "M6" };
         history.watched.push((id, row.text(1)?));
     }
@@ -49,7 +49,7 @@ pub(super) async fn read(
         |machines: std::collections::BTreeSet<&str>| machines.into_iter().map(str::to_owned).collect();
     history.disks = world.cloud.disks().map(|(id, machines)| (id, names(machines))).collect();
     history.logs.clear();
-    shelf.each(|submission, bytes| {
+    shelf.all_logs(|submission, bytes| {
         let stored = bytes.len() as u64;
         let is_true = bytes == log_bytes(submission, 0..stored);
         let written = written.remove(&submission.0);

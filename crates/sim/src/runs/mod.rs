@@ -38,23 +38,23 @@ use windlass_server::{
 };
 
 use self::{
-    cast::Cast,
-    replica::{Replica, Shared},
-    shelf::Shelf,
-    watch::Watch,
+    cast::Workload,
+    replica::{Replica, SharedState},
+    shelf::MemoryLogs,
+    watch::PassMonitor,
 };
 use crate::{
     cloud,
     invariants::{self, History, Violation},
     net::{Rates, SharedWorld, World},
     rng::Rng,
-    runs::weather::Storm,
+    runs::weather::DbFaultRates,
 };
 
 /// 2026-01-01, where every simulated history begins.
 const EPOCH_US: i64 = 1_767_225_600_000_000;
 /// Misfortune lasts this long.
-const FAULTS_LAST: Duration = Duration::from_secs(8 * 60);
+const FAULT_PERIOD: Duration = Duration::from_secs(8 * 60);
 /// What must be over this long after it stopped. The longest legal wait is a retry's back-off.
 const SETTLE_MAX: Duration = Duration::from_secs(60 * 60);
 /// What was deleted must be gone this long after.
@@ -62,9 +62,9 @@ const SWEEP_MAX: Duration = Duration::from_secs(60 * 60);
 /// One in so many seeds has managed jobs: they are what costs most.
 const MANAGED_EVERY: u64 = 2;
 /// Of a hundred, how many are of the kind that a seed has more of.
-const MOSTLY: u64 = 70;
+const BIAS_PERCENT: u64 = 70;
 /// How often the safety checkers look.
-const LOOK_EVERY: Duration = Duration::from_secs(120);
+const CHECK_INTERVAL: Duration = Duration::from_secs(120);
 
 /// What came of one seed.
 #[derive(Debug)]
@@ -98,19 +98,19 @@ pub enum Trouble {
 
 /// Plays one seed from beginning to end.
 pub fn play(seed: u64) -> Result<Report> {
-    play_keeping(seed, None)
+    simulate_keeping(seed, None)
 }
 
 /// Plays one seed with more of one kind of trouble.
 pub fn play_with(seed: u64, trouble: Trouble) -> Result<Report> {
-    virtual_time()?.block_on(async { Sim::begin(seed, trouble)?.play().await })
+    virtual_time_runtime()?.block_on(async { RunSim::begin(seed, trouble)?.play().await })
 }
 
 /// Plays one seed. If it breaks an invariant, its database is kept in that folder as `seed-N.db`.
-pub fn play_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
+pub fn simulate_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
     // Inside, where time is virtual from the first moment on.
-    virtual_time()?.block_on(async {
-        let sim = Sim::begin(seed, Trouble::Mixed)?;
+    virtual_time_runtime()?.block_on(async {
+        let sim = RunSim::begin(seed, Trouble::Mixed)?;
         let db = sim.db.clone();
         let report = sim.play().await?;
         if let Some(folder) = folder.filter(|_| !report.violations.is_empty()) {
@@ -122,11 +122,11 @@ pub fn play_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
     })
 }
 
-fn virtual_time() -> Result<tokio::runtime::Runtime> {
+fn virtual_time_runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?)
 }
 
-struct Sim {
+struct RunSim {
     seed: u64,
     trouble: Trouble,
     rng: Rng,
@@ -134,10 +134,10 @@ struct Sim {
     db: Db,
     /// How far the database's clock is ahead of true time, microseconds.
     clock_ahead: Arc<AtomicI64>,
-    cast: Cast,
+    cast: Workload,
     replicas: Vec<Replica>,
-    watch: Watch,
-    shelf: Arc<Shelf>,
+    watch: PassMonitor,
+    shelf: Arc<MemoryLogs>,
     calls: Arc<AtomicU64>,
     history: History,
     started: Instant,
@@ -149,7 +149,7 @@ fn ssh_key() -> Result<String> {
     Ok(key.to_openssh(ssh_key::LineEnding::LF)?.to_string())
 }
 
-impl Sim {
+impl RunSim {
     fn begin(seed: u64, trouble: Trouble) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let started = Instant::now();
@@ -160,13 +160,13 @@ impl Sim {
             EPOCH_US + elapsed + ahead.load(Ordering::Relaxed)
         };
         let db = Db::open_inline(Arc::new(clock), rng.draw())?;
-        let (shelf, keys) = (Arc::new(Shelf::default()), Arc::new(Keyring::ephemeral()?));
-        let cast = Cast::draw(&mut rng, &db, keys.clone(), seed.is_multiple_of(MANAGED_EVERY))?;
+        let (shelf, keys) = (Arc::new(MemoryLogs::default()), Arc::new(Keyring::ephemeral()?));
+        let cast = Workload::random(&mut rng, &db, keys.clone(), seed.is_multiple_of(MANAGED_EVERY))?;
         let world = World::new(EPOCH_US, rng.fork());
-        let watch = Watch::default();
+        let watch = PassMonitor::default();
         let count = rng.between(2, 3) as usize;
         let calls: Arc<AtomicU64> = Arc::default();
-        let shared = Shared { logs: shelf.clone(), keys, calls: calls.clone() };
+        let shared = SharedState { logs: shelf.clone(), keys, calls: calls.clone() };
         let replicas =
             (0..count).map(|n| Replica::new(n, &db, &world, &watch, shared.clone(), rng.fork())).collect();
         Ok(Self {
@@ -203,7 +203,7 @@ impl Sim {
         }
         let mut violations = self.trouble().await?;
         if violations.is_empty() {
-            violations = self.settle().await?;
+            violations = self.recover_and_check().await?;
         }
         if violations.is_empty() {
             violations = self.sweep().await?;
@@ -242,17 +242,17 @@ impl Sim {
                 doubled: self.rng.between(0, 8),
                 slow: self.rng.between(0, 10),
             };
-            let mut storm = Storm {
+            let mut storm = DbFaultRates {
                 refused: self.rng.between(0, 2),
                 acknowledgement_lost: self.rng.between(0, 2),
                 slow: self.rng.between(0, 5),
             };
             if self.trouble == Trouble::SlowCalls {
-                (rates.slow, storm.slow) = (MOSTLY, MOSTLY);
+                (rates.slow, storm.slow) = (BIAS_PERCENT, BIAS_PERCENT);
             }
             (rates, storm, *self.rng.pick(&[0, 20, 100]))
         } else {
-            (Rates::default(), Storm::default(), 0)
+            (Rates::default(), DbFaultRates::default(), 0)
         };
         let bad = |rng: &mut Rng, most: u64| if on { rng.between(0, most) } else { 0 };
         let cloud = cloud::Rates {
@@ -277,17 +277,17 @@ impl Sim {
     /// Users act and things break, until the time for that is over.
     async fn trouble(&mut self) -> Result<Vec<Violation>> {
         let mut looked = Instant::now();
-        while self.started.elapsed() < FAULTS_LAST {
+        while self.started.elapsed() < FAULT_PERIOD {
             sleep(self.rng.millis(100, 12_000)).await;
             if self.rng.chance(55) {
                 self.cast.act(&mut self.rng, &self.db, &self.replicas).await?;
             } else {
-                self.break_something();
+                self.inject_fault();
             }
             for replica in &mut self.replicas {
                 replica.start_if_due();
             }
-            if looked.elapsed() >= LOOK_EVERY {
+            if looked.elapsed() >= CHECK_INTERVAL {
                 looked = Instant::now();
                 let found = self.check().await?;
                 if !found.is_empty() {
@@ -298,9 +298,9 @@ impl Sim {
         Ok(Vec::new())
     }
 
-    fn break_something(&mut self) {
+    fn inject_fault(&mut self) {
         let victim = self.rng.between(0, self.replicas.len() as u64 - 1) as usize;
-        let jumps = self.trouble == Trouble::ClockJumps && self.rng.chance(MOSTLY);
+        let jumps = self.trouble == Trouble::ClockJumps && self.rng.chance(BIAS_PERCENT);
         match if jumps { 12 } else { self.rng.between(1, 12) } {
             1..=4 => {
                 let back = self.rng.millis(100, 60_000);
@@ -312,33 +312,33 @@ impl Sim {
             }
             7 | 8 => {
                 let lasts = self.rng.millis(1_000, 300_000);
-                if let Some(host) = self.some_host() {
+                if let Some(host) = self.random_host() {
                     self.world.lock().cut(host, lasts);
                 }
             }
             9 => {
-                if let Some(host) = self.some_host() {
+                if let Some(host) = self.random_host() {
                     self.world.lock().reboot(host);
                 }
             }
-            10 => self.world.lock().take_machine(true),
-            11 => self.world.lock().take_machine(false),
+            10 => self.world.lock().lose_machine(true),
+            11 => self.world.lock().lose_machine(false),
             _ => {
                 // Ahead only: a database that promised a time cannot take it back.
                 let by = self.rng.between(0, 20_000_000);
-                self.watch.clock_jumps();
+                self.watch.record_clock_jump();
                 self.clock_ahead.fetch_add(i64::try_from(by).unwrap_or_default(), Ordering::Relaxed);
             }
         }
     }
 
-    fn some_host(&mut self) -> Option<InstanceId> {
+    fn random_host(&mut self) -> Option<InstanceId> {
         let up = self.world.lock().up();
         (!up.is_empty()).then(|| *self.rng.pick(&up))
     }
 
     /// Faults stop; everything that was begun must come to its end, and stay clean on the way.
-    async fn settle(&mut self) -> Result<Vec<Violation>> {
+    async fn recover_and_check(&mut self) -> Result<Vec<Violation>> {
         self.set_misfortune(false);
         self.world.lock().heal();
         for replica in &mut self.replicas {
@@ -347,13 +347,13 @@ impl Sim {
         self.cast.stop_schedules(&self.db).await?;
         let deadline = Instant::now() + SETTLE_MAX;
         loop {
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_INTERVAL).await;
             let mut found = self.check().await?;
-            found.extend(invariants::hosts_stay(&self.history));
+            found.extend(invariants::check_ssh_hosts(&self.history));
             if !found.is_empty() {
                 return Ok(found);
             }
-            let open = invariants::after_faults(&self.history);
+            let open = invariants::check_after_faults(&self.history);
             if open.is_empty() || Instant::now() >= deadline {
                 return Ok(open);
             }
@@ -365,7 +365,7 @@ impl Sim {
         let deadline = Instant::now() + SWEEP_MAX;
         loop {
             self.cast.sweep(&self.db).await?;
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_INTERVAL).await;
             let found = self.check().await?;
             if !found.is_empty() {
                 return Ok(found);

@@ -17,18 +17,18 @@ use windlass_model::{
 use windlass_server::{
     db::Db,
     logs::{Store, archive::Archive},
-    pipelines::{self, Hands},
-    run_shape::Shapes,
+    pipelines::{self, PipelineContext},
+    run_shape::RunSpecCache,
     secrets::Keyring,
 };
 
 use super::{
-    watch::{Eye, Watch, Watched},
-    weather::{Road, Storm},
+    watch::{MonitoredInstaller, PassMonitor, PipelineProbe},
+    weather::{DbFaultRates, FaultyDbLink},
 };
 use crate::{
-    cloud::{Door, RemoteDoor},
-    net::{Freeze, Net, SharedWorld},
+    cloud::{Door, SimRemoteBackend},
+    net::{ReplicaFreeze, SharedWorld, SimNetwork},
     rng::Rng,
 };
 
@@ -40,7 +40,7 @@ pub(super) const JOB_LIMITS: Limits = Limits { max_launching: 2, max_alive: 3 };
 
 /// What all replicas of a server have in common beside the database.
 #[derive(Clone)]
-pub(super) struct Shared {
+pub(super) struct SharedState {
     pub(super) logs: Arc<dyn Store>,
     pub(super) keys: Arc<Keyring>,
     /// Of the database, by all of them.
@@ -51,11 +51,11 @@ pub(super) struct Replica {
     num: usize,
     db: Db,
     world: SharedWorld,
-    watch: Watch,
-    shared: Shared,
+    watch: PassMonitor,
+    shared: SharedState,
     rng: Rng,
-    freeze: Freeze,
-    storm: Arc<Mutex<Storm>>,
+    freeze: ReplicaFreeze,
+    storm: Arc<Mutex<DbFaultRates>>,
     hints_lost: Arc<Mutex<u64>>,
     running: Option<Engine<Db>>,
     back_at: Option<Instant>,
@@ -67,8 +67,8 @@ impl Replica {
         num: usize,
         db: &Db,
         world: &SharedWorld,
-        watch: &Watch,
-        shared: Shared,
+        watch: &PassMonitor,
+        shared: SharedState,
         rng: Rng,
     ) -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Replica {
             world: world.clone(),
             watch: watch.clone(),
             rng,
-            freeze: Freeze::default(),
+            freeze: ReplicaFreeze::default(),
             storm: Arc::default(),
             hints_lost: Arc::default(),
             running: None,
@@ -89,36 +89,36 @@ impl Replica {
 
     pub(super) fn start(&mut self) {
         // A new process is not frozen, whatever its predecessor was.
-        self.freeze = Freeze::default();
+        self.freeze = ReplicaFreeze::default();
         self.back_at = None;
         let rng = Arc::new(Mutex::new(self.rng.fork()));
-        let road = Road {
+        let road = FaultyDbLink {
             freeze: self.freeze.clone(),
             rng: rng.clone(),
             storm: self.storm.clone(),
             calls: self.shared.calls.clone(),
         };
-        let db = self.db.with_weather(Arc::new(road));
-        let net = Net { world: self.world.clone(), freeze: self.freeze.clone() };
-        let hands = Hands {
+        let db = self.db.with_fault_hook(Arc::new(road));
+        let net = SimNetwork { world: self.world.clone(), freeze: self.freeze.clone() };
+        let hands = PipelineContext {
             db: db.clone(),
             agents: Arc::new(net),
             backends: Backends::new([
-                Arc::new(self.door()) as Arc<dyn Backend>,
-                Arc::new(RemoteDoor(self.door())) as Arc<dyn Backend>,
+                Arc::new(self.cloud_backend()) as Arc<dyn Backend>,
+                Arc::new(SimRemoteBackend(self.cloud_backend())) as Arc<dyn Backend>,
             ]),
             logs: Arc::new(Archive::new(self.shared.logs.clone())),
             keys: self.shared.keys.clone(),
-            shapes: Shapes::default(),
+            shapes: RunSpecCache::default(),
             lost_after: UNREACHABLE_GRACE,
-            retry_delay: retry::DELAY,
+            retry_delay: retry::DELAY_FIRST,
             job_limits: JOB_LIMITS,
             images: Default::default(),
             local_processes: Default::default(),
             limits: windlass_server::limits::Limits::default(),
         };
         let mut engine = Engine::new(Arc::new(db), Hints::new());
-        let eye = Eye {
+        let eye = PipelineProbe {
             watch: self.watch.clone(),
             replica: self.num,
             freeze: self.freeze.clone(),
@@ -130,11 +130,11 @@ impl Replica {
         settings.workers = 4;
         // Looks for nothing are most of what a quiet replica does; rarer ones find the same.
         settings.idle_delays = IDLE_DELAYS;
-        pipelines::install(&hands, &mut Watched { engine: &mut engine, settings, eye });
+        pipelines::install(&hands, &mut MonitoredInstaller { engine: &mut engine, settings, eye });
         self.running = Some(engine);
     }
 
-    fn door(&self) -> Door {
+    fn cloud_backend(&self) -> Door {
         Door { world: self.world.clone(), freeze: self.freeze.clone() }
     }
 
@@ -159,7 +159,7 @@ impl Replica {
         }
     }
 
-    pub(super) fn set_misfortune(&mut self, storm: Storm, hints_lost: u64) {
+    pub(super) fn set_misfortune(&mut self, storm: DbFaultRates, hints_lost: u64) {
         *self.storm.lock() = storm;
         *self.hints_lost.lock() = hints_lost;
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use windlass_model::id::RunId;
 
-use super::{EPOCH_US, Sim, Trouble, virtual_time};
+use super::{EPOCH_US, RunSim, Trouble, virtual_time_runtime};
 
 const MINUTE_US: i64 = 60_000_000;
 
@@ -24,7 +24,7 @@ fn minutely() -> Value {
 }
 
 /// The status of a run, and of its submissions each with the minute in which it was made.
-async fn seen(sim: &mut Sim, run: RunId) -> (String, Vec<(i64, String)>) {
+async fn observe_run(sim: &mut RunSim, run: RunId) -> (String, Vec<(i64, String)>) {
     sim.read().await.unwrap();
     let status = sim.history.runs.iter().find(|row| row.id == run.0).unwrap().status.clone();
     let jobs = sim.history.jobs.iter().filter(|job| job.run_id == run.0);
@@ -37,7 +37,7 @@ async fn seen(sim: &mut Sim, run: RunId) -> (String, Vec<(i64, String)>) {
 #[test]
 fn a_schedule_starts_its_run_with_the_minute_and_again_with_the_next() {
     let played = async {
-        let mut sim = Sim::begin(1, Trouble::Mixed).unwrap();
+        let mut sim = RunSim::begin(1, Trouble::Mixed).unwrap();
         sim.prepare().await.unwrap();
         for replica in &mut sim.replicas {
             replica.start();
@@ -45,20 +45,24 @@ fn a_schedule_starts_its_run_with_the_minute_and_again_with_the_next() {
         sleep(Duration::from_secs(20)).await;
         let run = sim.cast.submit_as(&sim.db, "minutely", &minutely()).await.unwrap();
         sleep(Duration::from_secs(35)).await;
-        assert_eq!(seen(&mut sim, run).await, ("pending".to_owned(), vec![]), "before the first slot");
+        assert_eq!(observe_run(&mut sim, run).await, ("pending".to_owned(), vec![]), "before the first slot");
         sleep(Duration::from_secs(60)).await;
         let once = (1, "done".to_owned());
         assert_eq!(
-            seen(&mut sim, run).await,
+            observe_run(&mut sim, run).await,
             ("pending".to_owned(), vec![once.clone()]),
             "between the slots"
         );
         sleep(Duration::from_secs(60)).await;
         let twice = vec![once, (2, "done".to_owned())];
-        assert_eq!(seen(&mut sim, run).await, ("pending".to_owned(), twice.clone()), "after the second slot");
+        assert_eq!(
+            observe_run(&mut sim, run).await,
+            ("pending".to_owned(), twice.clone()),
+            "after the second slot"
+        );
         sim.cast.stop_schedules(&sim.db).await.unwrap();
         sleep(Duration::from_secs(300)).await;
-        assert_eq!(seen(&mut sim, run).await, ("terminated".to_owned(), twice), "stopped");
+        assert_eq!(observe_run(&mut sim, run).await, ("terminated".to_owned(), twice), "stopped");
     };
-    virtual_time().unwrap().block_on(played);
+    virtual_time_runtime().unwrap().block_on(played);
 }

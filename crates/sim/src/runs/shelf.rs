@@ -7,18 +7,18 @@ use windlass_model::id::{ProjectId, RunId, SubmissionId};
 use windlass_server::logs::{Answer, Log, LogError, Piece, Range, Store, Stream};
 
 #[derive(Default)]
-pub(super) struct Shelf(Mutex<HashMap<Log, Vec<u8>>>);
+pub(super) struct MemoryLogs(Mutex<HashMap<Log, Vec<u8>>>);
 
-impl Shelf {
+impl MemoryLogs {
     /// Every job's log.
-    pub(super) fn each(&self, mut look: impl FnMut(SubmissionId, &[u8])) {
+    pub(super) fn all_logs(&self, mut look: impl FnMut(SubmissionId, &[u8])) {
         for (log, bytes) in self.0.lock().iter().filter(|(log, _)| log.stream == Stream::Job) {
             look(log.submission, bytes);
         }
     }
 }
 
-impl Store for Shelf {
+impl Store for MemoryLogs {
     fn append<'a>(&'a self, log: &'a Log, offset: u64, _at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {
         Box::pin(async move {
             let mut logs = self.0.lock();

@@ -8,15 +8,15 @@ use uuid::Uuid;
 use windlass_engine::{ApplyOutcome, BatchPipeline, DbTime, Engine, Lease, Pipeline, Queue, Settings};
 use windlass_server::{db::Db, pipelines::Install};
 
-use crate::{invariants::Violation, net::Freeze, rng::Rng};
+use crate::{invariants::Violation, net::ReplicaFreeze, rng::Rng};
 
 /// Rows in work, over all replicas, and what was seen that must not be.
 #[derive(Clone, Default)]
-pub(super) struct Watch(Arc<Mutex<Seen>>);
+pub(super) struct PassMonitor(Arc<Mutex<MonitorState>>);
 
 #[derive(Default)]
-struct Seen {
-    working: BTreeMap<(&'static str, Uuid), Worker>,
+struct MonitorState {
+    working: BTreeMap<(&'static str, Uuid), ActivePass>,
     violations: Vec<Violation>,
     passes: u64,
     /// When the database's clock last jumped.
@@ -24,17 +24,17 @@ struct Seen {
 }
 
 #[derive(Clone)]
-struct Worker {
+struct ActivePass {
     replica: usize,
     epoch: i64,
     asked_at: Instant,
-    freeze: Freeze,
+    freeze: ReplicaFreeze,
 }
 
-impl Watch {
+impl PassMonitor {
     /// The database's clock jumps ahead: leases taken before may end earlier than their holders can know.
     /// Writes and calls are fenced all the same.
-    pub(super) fn clock_jumps(&self) {
+    pub(super) fn record_clock_jump(&self) {
         self.0.lock().jumped = Some(Instant::now());
     }
 
@@ -49,11 +49,12 @@ impl Watch {
     /// Notes that a replica starts on a row. Nobody else may be at it, unless the one with the older lease could
     /// not know that it ended: it is frozen, or the database's clock has jumped since it asked. (Its writes and
     /// calls are fenced; that is another checker's business.)
-    fn enter(&self, queue: Queue, lease: &Lease, replica: usize, freeze: &Freeze) -> Working {
+    fn enter(&self, queue: Queue, lease: &Lease, replica: usize, freeze: &ReplicaFreeze) -> PassGuard {
         let mut seen = self.0.lock();
         seen.passes += 1;
         let key = (queue.table, lease.id);
-        let me = Worker { replica, epoch: lease.epoch, asked_at: lease.requested_at, freeze: freeze.clone() };
+        let me =
+            ActivePass { replica, epoch: lease.epoch, asked_at: lease.requested_at, freeze: freeze.clone() };
         let jumped = seen.jumped;
         let other = seen.working.remove(&key);
         if let Some(other) = &other {
@@ -72,18 +73,18 @@ impl Watch {
             _ => me,
         };
         seen.working.insert(key, newer);
-        Working { watch: self.clone(), key, epoch: lease.epoch }
+        PassGuard { watch: self.clone(), key, epoch: lease.epoch }
     }
 }
 
 /// In work for as long as this lives: the pass was neither finished nor dropped.
-pub(super) struct Working {
-    watch: Watch,
+pub(super) struct PassGuard {
+    watch: PassMonitor,
     key: (&'static str, Uuid),
     epoch: i64,
 }
 
-impl Drop for Working {
+impl Drop for PassGuard {
     fn drop(&mut self) {
         let mut seen = self.watch.0.lock();
         if seen.working.get(&self.key).is_some_and(|w| w.epoch == self.epoch) {
@@ -93,30 +94,30 @@ impl Drop for Working {
 }
 
 /// Puts pipelines into an engine, each under watch.
-pub(super) struct Watched<'a> {
+pub(super) struct MonitoredInstaller<'a> {
     pub engine: &'a mut Engine<Db>,
     pub settings: Settings,
-    pub eye: Eye,
+    pub eye: PipelineProbe,
 }
 
 /// What each watched pipeline carries.
 #[derive(Clone)]
-pub(super) struct Eye {
-    pub watch: Watch,
+pub(super) struct PipelineProbe {
+    pub watch: PassMonitor,
     pub replica: usize,
-    pub freeze: Freeze,
+    pub freeze: ReplicaFreeze,
     pub rng: Arc<Mutex<Rng>>,
     /// How many of a hundred hints are lost.
     pub hints_lost: Arc<Mutex<u64>>,
 }
 
-impl Eye {
-    fn enter(&self, queue: Queue, lease: &Lease) -> Working {
+impl PipelineProbe {
+    fn enter(&self, queue: Queue, lease: &Lease) -> PassGuard {
         self.watch.enter(queue, lease, self.replica, &self.freeze)
     }
 
     /// Some hints never arrive.
-    fn mislay(&self, applied: ApplyOutcome) -> ApplyOutcome {
+    fn drop_hints(&self, applied: ApplyOutcome) -> ApplyOutcome {
         match applied {
             ApplyOutcome::Written { due_in_us, mut wake } => {
                 let percent = *self.hints_lost.lock();
@@ -128,24 +129,26 @@ impl Eye {
     }
 }
 
-impl Install for Watched<'_> {
+impl Install for MonitoredInstaller<'_> {
     fn add<P: Pipeline>(&mut self, pipeline: P) {
-        self.engine.spawn(One { inner: pipeline, eye: self.eye.clone() }, self.settings.clone());
+        self.engine
+            .spawn(MonitoredPipeline { inner: pipeline, eye: self.eye.clone() }, self.settings.clone());
     }
 
     fn add_batch<P: BatchPipeline>(&mut self, pipeline: P) {
-        self.engine.spawn_batch(Many { inner: pipeline, eye: self.eye.clone() }, self.settings.clone());
+        self.engine
+            .spawn_batch(MonitoredBatch { inner: pipeline, eye: self.eye.clone() }, self.settings.clone());
     }
 }
 
-struct One<P> {
+struct MonitoredPipeline<P> {
     inner: P,
-    eye: Eye,
+    eye: PipelineProbe,
 }
 
-impl<P: Pipeline> Pipeline for One<P> {
-    type Row = (P::Row, Working);
-    type Seen = P::Seen;
+impl<P: Pipeline> Pipeline for MonitoredPipeline<P> {
+    type Row = (P::Row, PassGuard);
+    type Observation = P::Observation;
     type Plan = P::Plan;
     type Error = P::Error;
 
@@ -158,11 +161,11 @@ impl<P: Pipeline> Pipeline for One<P> {
         Ok(self.inner.load(lease).await?.map(|row| (row, working)))
     }
 
-    async fn observe(&self, lease: &Lease, row: &Self::Row) -> Result<P::Seen, P::Error> {
+    async fn observe(&self, lease: &Lease, row: &Self::Row) -> Result<P::Observation, P::Error> {
         self.inner.observe(lease, &row.0).await
     }
 
-    fn decide(row: &Self::Row, seen: P::Seen, now: DbTime) -> P::Plan {
+    fn decide(row: &Self::Row, seen: P::Observation, now: DbTime) -> P::Plan {
         P::decide(&row.0, seen, now)
     }
 
@@ -174,16 +177,16 @@ impl<P: Pipeline> Pipeline for One<P> {
         let (row, working) = row;
         // From here on the guard decides who writes, and after the commit the row is anybody's.
         drop(working);
-        self.inner.apply(lease, row, plan).await.map(|applied| self.eye.mislay(applied))
+        self.inner.apply(lease, row, plan).await.map(|applied| self.eye.drop_hints(applied))
     }
 }
 
-struct Many<P> {
+struct MonitoredBatch<P> {
     inner: P,
-    eye: Eye,
+    eye: PipelineProbe,
 }
 
-impl<P: BatchPipeline> BatchPipeline for Many<P> {
+impl<P: BatchPipeline> BatchPipeline for MonitoredBatch<P> {
     type Error = P::Error;
 
     fn queue(&self) -> Queue {
@@ -193,7 +196,7 @@ impl<P: BatchPipeline> BatchPipeline for Many<P> {
     async fn process(&self, leases: Vec<Lease>) -> Result<Vec<(Uuid, ApplyOutcome)>, P::Error> {
         // A batch reads and writes and calls nobody: its guards are all it has, and all it needs.
         let outcomes = self.inner.process(leases).await?;
-        Ok(outcomes.into_iter().map(|(id, applied)| (id, self.eye.mislay(applied))).collect())
+        Ok(outcomes.into_iter().map(|(id, applied)| (id, self.eye.drop_hints(applied))).collect())
     }
 }
 
@@ -208,15 +211,21 @@ mod tests {
     const QUEUE: Queue = Queue { pipeline: "instances", table: "instances", statuses: &[] };
 
     fn lease(epoch: i64) -> Lease {
-        Lease { id: Uuid::nil(), token: Uuid::from_u128(1), epoch, claimed_at: 0, requested_at: Instant::now() }
+        Lease {
+            id: Uuid::nil(),
+            token: Uuid::from_u128(1),
+            epoch,
+            claimed_at: 0,
+            requested_at: Instant::now(),
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn two_at_one_row_are_a_violation_whoever_comes_second() {
         for (first, second) in [(1, 2), (2, 1)] {
-            let watch = Watch::default();
-            let _first = watch.enter(QUEUE, &lease(first), 0, &Freeze::default());
-            let _second = watch.enter(QUEUE, &lease(second), 1, &Freeze::default());
+            let watch = PassMonitor::default();
+            let _first = watch.enter(QUEUE, &lease(first), 0, &ReplicaFreeze::default());
+            let _second = watch.enter(QUEUE, &lease(second), 1, &ReplicaFreeze::default());
             assert_eq!(watch.violations().len(), 1, "{first} before {second}");
         }
     }
@@ -224,17 +233,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_jump_of_the_clock_excuses_the_older_lease_and_no_other() {
         for late in [1, 2] {
-            let watch = Watch::default();
+            let watch = PassMonitor::default();
             let old = lease(1);
             advance(Duration::from_secs(1)).await;
-            watch.clock_jumps();
+            watch.record_clock_jump();
             advance(Duration::from_secs(1)).await;
             let new = lease(2);
             let (first, second) = if late == 1 { (&new, &old) } else { (&old, &new) };
-            let _first = watch.enter(QUEUE, first, 0, &Freeze::default());
-            let _second = watch.enter(QUEUE, second, 1, &Freeze::default());
+            let _first = watch.enter(QUEUE, first, 0, &ReplicaFreeze::default());
+            let _second = watch.enter(QUEUE, second, 1, &ReplicaFreeze::default());
             assert_eq!(watch.violations(), [], "the older lease starts {late}.");
-            let _third = watch.enter(QUEUE, &lease(3), 2, &Freeze::default());
+            let _third = watch.enter(QUEUE, &lease(3), 2, &ReplicaFreeze::default());
             assert_eq!(watch.violations().len(), 1, "the newer lease is still in work");
         }
     }

@@ -12,34 +12,34 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::time::sleep;
-use windlass_server::db::{Blown, DbError, Weather};
+use windlass_server::db::{DbError, HookFuture, Weather};
 
-use crate::{net::Freeze, rng::Rng};
+use crate::{net::ReplicaFreeze, rng::Rng};
 
 /// In percent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Storm {
+pub(super) struct DbFaultRates {
     pub refused: u64,
     pub acknowledgement_lost: u64,
     pub slow: u64,
 }
 
-pub(super) struct Road {
-    pub freeze: Freeze,
+pub(super) struct FaultyDbLink {
+    pub freeze: ReplicaFreeze,
     pub rng: Arc<Mutex<Rng>>,
-    pub storm: Arc<Mutex<Storm>>,
+    pub storm: Arc<Mutex<DbFaultRates>>,
     /// How often anything was asked of the database.
     pub calls: Arc<AtomicU64>,
 }
 
-impl Road {
-    fn roll(&self, percent: impl Fn(Storm) -> u64) -> bool {
+impl FaultyDbLink {
+    fn should_fail(&self, percent: impl Fn(DbFaultRates) -> u64) -> bool {
         let percent = percent(*self.storm.lock());
         percent > 0 && self.rng.lock().chance(percent)
     }
 
-    async fn travel(&self) {
-        let most = if self.roll(|s| s.slow) { 3_000 } else { 2 };
+    async fn delay(&self) {
+        let most = if self.should_fail(|s| s.slow) { 3_000 } else { 2 };
         let time = self.rng.lock().millis(0, most);
         if time > Duration::ZERO {
             sleep(time).await;
@@ -48,27 +48,27 @@ impl Road {
     }
 }
 
-fn lost(what: &'static str) -> Arc<dyn std::error::Error + Send + Sync> {
+fn connection_reset(what: &'static str) -> Arc<dyn std::error::Error + Send + Sync> {
     Arc::new(io::Error::new(io::ErrorKind::ConnectionReset, format!("{what}: the simulated road is cut")))
 }
 
-impl Weather for Road {
-    fn before<'a>(&'a self, what: &'static str) -> Blown<'a> {
+impl Weather for FaultyDbLink {
+    fn before<'a>(&'a self, what: &'static str) -> HookFuture<'a> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
-            self.travel().await;
-            match self.roll(|s| s.refused) {
-                true => Err(DbError::Unavailable { what, source: lost(what) }),
+            self.delay().await;
+            match self.should_fail(|s| s.refused) {
+                true => Err(DbError::Unavailable { what, source: connection_reset(what) }),
                 false => Ok(()),
             }
         })
     }
 
-    fn after<'a>(&'a self, what: &'static str) -> Blown<'a> {
+    fn after<'a>(&'a self, what: &'static str) -> HookFuture<'a> {
         Box::pin(async move {
-            self.travel().await;
-            match self.roll(|s| s.acknowledgement_lost) {
-                true => Err(DbError::Unknown { source: lost(what) }),
+            self.delay().await;
+            match self.should_fail(|s| s.acknowledgement_lost) {
+                true => Err(DbError::Unknown { source: connection_reset(what) }),
                 false => Ok(()),
             }
         })

@@ -3,11 +3,11 @@
 use uuid::Uuid;
 use windlass_model::id::{InstanceId, SubmissionId, VolumeId};
 use windlass_sim::{
-    cloud::{self, Happened},
+    cloud::{self, MachineEvent},
     host::{Effect, Entry},
     invariants::{
-        Event, FleetRow, History, InstanceRow, JobRow, LogRow, RunRow, VolumeRow, after_faults, hosts_stay,
-        safety, swept,
+        Event, FleetRow, History, InstanceRow, JobRow, LogRow, RunRow, VolumeRow, check_after_faults,
+        check_ssh_hosts, safety, swept,
     },
 };
 
@@ -84,25 +84,25 @@ fn fleet(nodes_min: i64, nodes_max: i64) -> FleetRow {
     }
 }
 
-fn machine(name: &str, kind: Happened) -> cloud::Entry {
+fn machine(name: &str, kind: MachineEvent) -> cloud::Entry {
     cloud::Entry { at: 1, instance: HOST, machine: name.into(), kind }
 }
 
 #[track_caller]
-fn is_left(id: &str, history: &History) {
-    let found = after_faults(history);
+fn assert_left(id: &str, history: &History) {
+    let found = check_after_faults(history);
     assert!(found.iter().any(|v| v.id == id), "expected {id}, found {found:?}");
 }
 
 #[track_caller]
-fn breaks(id: &str, history: &History) {
+fn assert_breaks(id: &str, history: &History) {
     let found = safety(history);
     assert!(found.iter().any(|v| v.id == id), "expected {id}, found {found:?}");
 }
 
 #[track_caller]
-fn events_break(id: &str, events: &[&str]) {
-    breaks(id, &History { events: events.iter().map(|e| event(e)).collect(), ..History::default() });
+fn assert_events_break(id: &str, events: &[&str]) {
+    assert_breaks(id, &History { events: events.iter().map(|e| event(e)).collect(), ..History::default() });
 }
 
 #[test]
@@ -129,12 +129,12 @@ fn a_clean_history_breaks_nothing() {
         ..History::default()
     };
     assert_eq!(safety(&history), []);
-    assert_eq!(after_faults(&history), []);
+    assert_eq!(check_after_faults(&history), []);
 }
 
 #[test]
 fn r3_leaving_a_final_status_is_seen() {
-    events_break(
+    assert_events_break(
         "R3",
         &["job 7: terminating -> done by JobTerminating @1", "job 7: done -> running by JobRunning @2"],
     );
@@ -142,13 +142,13 @@ fn r3_leaving_a_final_status_is_seen() {
 
 #[test]
 fn r4_a_job_ended_by_the_wrong_pipeline_is_seen() {
-    events_break("R4", &["job 7: running -> done by JobRunning @1"]);
-    events_break("R4", &["run 8: terminating -> done by JobTerminating @1"]);
+    assert_events_break("R4", &["job 7: running -> done by JobRunning @1"]);
+    assert_events_break("R4", &["run 8: terminating -> done by JobTerminating @1"]);
 }
 
 #[test]
 fn r5_an_edge_that_is_not_listed_is_seen() {
-    events_break(
+    assert_events_break(
         "R5",
         &["job 7: new -> submitted by user @1", "job 7: submitted -> running by JobRunning @2"],
     );
@@ -156,12 +156,15 @@ fn r5_an_edge_that_is_not_listed_is_seen() {
 
 #[test]
 fn r5_an_event_that_does_not_start_where_the_last_ended_is_seen() {
-    events_break("R5", &["job 7: new -> submitted by user @1", "job 7: pulling -> running by JobRunning @2"]);
+    assert_events_break(
+        "R5",
+        &["job 7: new -> submitted by user @1", "job 7: pulling -> running by JobRunning @2"],
+    );
 }
 
 #[test]
 fn l1_a_write_under_an_older_epoch_is_seen() {
-    events_break(
+    assert_events_break(
         "L1",
         &[
             "job 7: submitted -> provisioning by JobSubmitted @5",
@@ -172,28 +175,31 @@ fn l1_a_write_under_an_older_epoch_is_seen() {
 
 #[test]
 fn r6_two_active_submissions_and_gaps_are_seen() {
-    breaks("R6", &History { jobs: vec![job(7, 0, false), job(8, 1, false)], ..History::default() });
-    breaks("R6", &History { jobs: vec![job(7, 0, true), job(8, 2, true)], ..History::default() });
+    assert_breaks("R6", &History { jobs: vec![job(7, 0, false), job(8, 1, false)], ..History::default() });
+    assert_breaks("R6", &History { jobs: vec![job(7, 0, true), job(8, 2, true)], ..History::default() });
 }
 
 #[test]
 fn r7_a_second_container_is_seen() {
     let journal = vec![entry(7, 1, 1, Effect::ContainerStarted), entry(7, 2, 2, Effect::ContainerStarted)];
-    breaks("R7", &History { journal, ..History::default() });
+    assert_breaks("R7", &History { journal, ..History::default() });
 }
 
 #[test]
 fn r8_wrong_or_too_many_busy_blocks_are_seen() {
     let jobs = vec![job(7, 0, false)];
-    breaks("R8", &History { jobs: jobs.clone(), instances: vec![instance(0, 4)], ..History::default() });
-    breaks("R8", &History { jobs, instances: vec![instance(1, 0)], ..History::default() });
+    assert_breaks(
+        "R8",
+        &History { jobs: jobs.clone(), instances: vec![instance(0, 4)], ..History::default() },
+    );
+    assert_breaks("R8", &History { jobs, instances: vec![instance(1, 0)], ..History::default() });
 }
 
 #[test]
 fn r12_a_submission_after_a_stop_is_seen() {
     let run =
         RunRow { id: Uuid::from_u128(100), status: "running".into(), stopped_at: Some(4), attempt: None };
-    breaks("R12", &History { runs: vec![run], jobs: vec![job(7, 0, true)], ..History::default() });
+    assert_breaks("R12", &History { runs: vec![run], jobs: vec![job(7, 0, true)], ..History::default() });
 }
 
 #[test]
@@ -201,57 +207,60 @@ fn r22_a_container_that_outlives_its_job_is_seen() {
     let events = vec![event("job 7: terminating -> done by JobTerminating @1")];
     let started = entry(7, 1, 1, Effect::ContainerStarted);
     let runs_on = History { events: events.clone(), journal: vec![started.clone()], ..History::default() };
-    breaks("R22", &runs_on);
+    assert_breaks("R22", &runs_on);
     let late = entry(7, 1, 11, Effect::ContainerExited);
-    breaks("R22", &History { events: events.clone(), journal: vec![started, late], ..History::default() });
+    assert_breaks(
+        "R22",
+        &History { events: events.clone(), journal: vec![started, late], ..History::default() },
+    );
     let revived = entry(7, 1, 12, Effect::ContainerStarted);
-    breaks("R22", &History { events, journal: vec![revived], ..History::default() });
+    assert_breaks("R22", &History { events, journal: vec![revived], ..History::default() });
 }
 
 #[test]
 fn l2_an_effect_of_an_older_holder_is_seen() {
     let journal = vec![entry(7, 2, 1, Effect::ContainerStarted), entry(7, 1, 2, Effect::ContainerExited)];
-    breaks("L2", &History { journal, ..History::default() });
+    assert_breaks("L2", &History { journal, ..History::default() });
 }
 
 #[test]
 fn g1_a_gpu_taken_twice_or_released_by_another_is_seen() {
     let gpu = || "GPU-0".to_owned();
     let twice = vec![entry(7, 1, 1, Effect::GpuAcquired(gpu())), entry(8, 1, 2, Effect::GpuAcquired(gpu()))];
-    breaks("G1", &History { journal: twice, ..History::default() });
+    assert_breaks("G1", &History { journal: twice, ..History::default() });
     let foreign =
         vec![entry(7, 1, 1, Effect::GpuAcquired(gpu())), entry(8, 1, 2, Effect::GpuReleased(gpu()))];
-    breaks("G1", &History { journal: foreign, ..History::default() });
+    assert_breaks("G1", &History { journal: foreign, ..History::default() });
 }
 
 #[test]
 fn r2_and_g6_what_is_left_over_is_seen() {
     let run = RunRow { id: Uuid::from_u128(100), status: "running".into(), stopped_at: None, attempt: None };
     let history = History { runs: vec![run], containers: vec![submission(7)], ..History::default() };
-    let ids: Vec<_> = after_faults(&history).iter().map(|v| v.id).collect();
+    let ids: Vec<_> = check_after_faults(&history).iter().map(|v| v.id).collect();
     assert_eq!(ids, ["R2", "G6"]);
 }
 
 #[test]
 fn g4_a_volume_in_two_places_or_torn_away_is_seen() {
     let both = vec![(VOLUME, vec!["vm-1".to_owned(), "vm-2".to_owned()])];
-    breaks("G4", &History { disks: both, ..History::default() });
+    assert_breaks("G4", &History { disks: both, ..History::default() });
     let rows = vec![(VOLUME.0, HOST.0), (VOLUME.0, Uuid::from_u128(2))];
-    breaks("G4", &History { attachments: rows, ..History::default() });
-    breaks("G4", &History { outrages: vec!["deleted while attached".into()], ..History::default() });
+    assert_breaks("G4", &History { attachments: rows, ..History::default() });
+    assert_breaks("G4", &History { outrages: vec!["deleted while attached".into()], ..History::default() });
     let volumes = vec![VolumeRow { id: VOLUME.0, deleted: true, delete_asked: true }];
-    breaks("G4", &History { volumes, attachments: vec![(VOLUME.0, HOST.0)], ..History::default() });
-    breaks("G4", &History { holders: vec![Uuid::from_u128(7)], ..History::default() });
-    is_left("G4", &History { attachments: vec![(VOLUME.0, HOST.0)], ..History::default() });
+    assert_breaks("G4", &History { volumes, attachments: vec![(VOLUME.0, HOST.0)], ..History::default() });
+    assert_breaks("G4", &History { holders: vec![Uuid::from_u128(7)], ..History::default() });
+    assert_left("G4", &History { attachments: vec![(VOLUME.0, HOST.0)], ..History::default() });
 }
 
 #[test]
 fn g5_a_fleet_that_is_too_large_or_too_small_is_seen() {
     let two = vec![instance(0, 1), InstanceRow { id: Uuid::from_u128(2), ..instance(0, 1) }];
-    breaks("G5", &History { instances: two.clone(), fleets: vec![fleet(0, 1)], ..History::default() });
-    is_left("G5", &History { instances: two.clone(), fleets: vec![fleet(3, 4)], ..History::default() });
+    assert_breaks("G5", &History { instances: two.clone(), fleets: vec![fleet(0, 1)], ..History::default() });
+    assert_left("G5", &History { instances: two.clone(), fleets: vec![fleet(3, 4)], ..History::default() });
     let shrunk = FleetRow { nodes_max_ever: Some(2), ..fleet(0, 1) };
-    is_left("G5", &History { instances: two, fleets: vec![shrunk], ..History::default() });
+    assert_left("G5", &History { instances: two, fleets: vec![shrunk], ..History::default() });
 }
 
 #[test]
@@ -259,26 +268,26 @@ fn m8_a_host_that_ended_with_an_error_is_seen() {
     let ssh = || FleetRow { nodes_min: None, nodes_max: None, nodes_max_ever: None, ..fleet(0, 0) };
     let over = InstanceRow { finished: true, reason: Some("error".into()), ..instance(0, 1) };
     let failed = History { instances: vec![over.clone()], fleets: vec![ssh()], ..History::default() };
-    assert_eq!(hosts_stay(&failed).iter().map(|v| v.id).collect::<Vec<_>>(), ["M8"]);
+    assert_eq!(check_ssh_hosts(&failed).iter().map(|v| v.id).collect::<Vec<_>>(), ["M8"]);
     // Machines of clouds end so every day, and hosts end when their users say so.
     let rented = History { instances: vec![over.clone()], fleets: vec![fleet(0, 1)], ..History::default() };
-    assert_eq!(hosts_stay(&rented), []);
+    assert_eq!(check_ssh_hosts(&rented), []);
     let asked = InstanceRow { reason: Some("terminated_by_user".into()), ..over };
     let removed = History { instances: vec![asked], fleets: vec![ssh()], ..History::default() };
-    assert_eq!(hosts_stay(&removed), []);
+    assert_eq!(check_ssh_hosts(&removed), []);
 }
 
 #[test]
 fn g7_machines_that_nobody_owns_or_that_go_under_a_job_are_seen() {
     let machines = vec![(HOST, "vm-1".to_owned())];
-    breaks("G7", &History { machines: machines.clone(), ..History::default() });
+    assert_breaks("G7", &History { machines: machines.clone(), ..History::default() });
     let over = InstanceRow { finished: true, ..instance(0, 1) };
-    breaks("G7", &History { machines: machines.clone(), instances: vec![over], ..History::default() });
-    let twice = vec![machine("vm-1", Happened::Created), machine("vm-2", Happened::Created)];
-    breaks("G7", &History { machine_journal: twice, ..History::default() });
+    assert_breaks("G7", &History { machines: machines.clone(), instances: vec![over], ..History::default() });
+    let twice = vec![machine("vm-1", MachineEvent::Created), machine("vm-2", MachineEvent::Created)];
+    assert_breaks("G7", &History { machine_journal: twice, ..History::default() });
     let idle = InstanceRow { reason: Some("idle_timeout".into()), ..instance(0, 1) };
-    let under = vec![machine("vm-1", Happened::DeleteAsked { running: 1 })];
-    breaks("G7", &History { instances: vec![idle], machine_journal: under, ..History::default() });
+    let under = vec![machine("vm-1", MachineEvent::DeleteAsked { running: 1 })];
+    assert_breaks("G7", &History { instances: vec![idle], machine_journal: under, ..History::default() });
     let left: Vec<_> = swept(&History { machines, ..History::default() }).iter().map(|v| v.id).collect();
     assert_eq!(left, ["G7"]);
 }
@@ -292,7 +301,7 @@ fn o1_a_log_with_other_bytes_or_without_its_end_is_seen() {
         "job 7: terminating -> done by JobTerminating @3",
     ];
     let history = |log| History { events: events.map(event).into(), logs: vec![log], ..History::default() };
-    breaks("O1", &history(log.clone()));
-    breaks("O1", &history(LogRow { is_true: false, stored: 9, ..log.clone() }));
-    breaks("O1", &history(LogRow { stored: 10, ..log }));
+    assert_breaks("O1", &history(log.clone()));
+    assert_breaks("O1", &history(LogRow { is_true: false, stored: 9, ..log.clone() }));
+    assert_breaks("O1", &history(LogRow { stored: 10, ..log }));
 }

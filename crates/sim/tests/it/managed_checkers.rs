@@ -5,7 +5,7 @@ use windlass_model::{
     id::{InstanceId, SubmissionId},
     managed_job::{
         PendingKind, Schedule, Status,
-        plan::{Plan, Strategy},
+        plan::{Plan, RecoveryStrategy},
         record::Record,
     },
     sky::{self, Given},
@@ -13,7 +13,7 @@ use windlass_model::{
 use windlass_sim::{
     host::{Effect, Entry},
     invariants::{
-        self, Event, History, RunRow, after_faults,
+        self, Event, History, RunRow, check_after_faults,
         managed::{Attempt, JobRow, TaskRow},
         safety,
     },
@@ -35,7 +35,7 @@ fn job(plan: Plan, records: Vec<Record>) -> JobRow {
     });
     let tasks: Vec<TaskRow> = rows.collect();
     let all = tasks.iter().map(|task| task.record.status);
-    let status = windlass_model::managed_job::record::shown_status(all).to_string();
+    let status = windlass_model::managed_job::record::job_status(all).to_string();
     let finished = tasks.iter().all(|task| task.record.schedule == Schedule::Done);
     let schedule = if finished { Schedule::Done } else { Schedule::Alive }.to_string();
     JobRow {
@@ -51,11 +51,11 @@ fn job(plan: Plan, records: Vec<Record>) -> JobRow {
     }
 }
 
-fn one(record: Record) -> JobRow {
+fn single_task_job(record: Record) -> JobRow {
     job(plan("run: work"), vec![record])
 }
 
-fn ended(status: Status) -> Record {
+fn ended_record(status: Status) -> Record {
     Record { status, schedule: Schedule::Done, pending: None, attempt: 1, ..Record::default() }
 }
 
@@ -126,7 +126,7 @@ fn running() -> Record {
 }
 
 #[track_caller]
-fn breaks(id: &str, words: &str, history: &History) {
+fn assert_breaks(id: &str, words: &str, history: &History) {
     let found = safety(history);
     assert!(
         found.iter().any(|v| v.id == id && v.what.contains(words)),
@@ -134,13 +134,13 @@ fn breaks(id: &str, words: &str, history: &History) {
     );
 }
 
-fn with(job: JobRow, runs: Vec<RunRow>) -> History {
+fn history_with(job: JobRow, runs: Vec<RunRow>) -> History {
     History { managed: vec![job], runs, ..History::default() }
 }
 
 #[test]
 fn a_job_that_recovers_and_succeeds_breaks_nothing() {
-    let record = Record { recovery_count: 1, attempt: 2, ..ended(Status::Succeeded) };
+    let record = Record { recovery_count: 1, attempt: 2, ..ended_record(Status::Succeeded) };
     let more = [
         (0, "RUNNING -> RECOVERING for failure"),
         (0, "RECOVERING -> RUNNING for recovered"),
@@ -148,80 +148,112 @@ fn a_job_that_recovers_and_succeeds_breaks_nothing() {
     ];
     let history = History {
         events: events(&[&STARTED[..], &more[..]].concat()),
-        ..with(one(record), vec![attempt(1, "failed"), attempt(2, "done")])
+        ..history_with(single_task_job(record), vec![attempt(1, "failed"), attempt(2, "done")])
     };
     assert_eq!(safety(&history), []);
-    assert_eq!(after_faults(&history), []);
+    assert_eq!(check_after_faults(&history), []);
     assert_eq!(invariants::managed::outcomes(&history)["recovered"], 1);
 }
 
 #[test]
 fn r2_a_job_that_never_ends_is_seen() {
-    let found = after_faults(&with(one(running()), vec![]));
+    let found = check_after_faults(&history_with(single_task_job(running()), vec![]));
     assert!(found.iter().any(|v| v.id == "R2"), "{found:?}");
 }
 
 #[test]
 fn m5_what_the_database_saw_of_slots_is_told() {
     let history = History { watched: vec![("M5", "3 tasks launch".into())], ..History::default() };
-    breaks("M5", "3 tasks launch", &history);
-    let kept = JobRow { claimed: true, ..one(ended(Status::Succeeded)) };
-    let found = after_faults(&with(kept, vec![attempt(1, "done")]));
+    assert_breaks("M5", "3 tasks launch", &history);
+    let kept = JobRow { claimed: true, ..single_task_job(ended_record(Status::Succeeded)) };
+    let found = check_after_faults(&history_with(kept, vec![attempt(1, "done")]));
     assert!(found.iter().any(|v| v.id == "M5"), "{found:?}");
 }
 
 #[test]
 fn r5_columns_that_may_not_stand_beside_each_other_are_seen() {
     let record = Record { schedule: Schedule::Launching, ..running() };
-    breaks("R5", "beside LAUNCHING", &with(one(record), vec![]));
-    let mut job = one(running());
+    assert_breaks("R5", "beside LAUNCHING", &history_with(single_task_job(record), vec![]));
+    let mut job = single_task_job(running());
     job.tasks[0].status = "PENDING".into();
-    breaks("R5", "disagree", &with(job, vec![]));
-    let shown = JobRow { status: "PENDING".into(), ..one(running()) };
-    breaks("R20", "shows PENDING", &with(shown, vec![]));
+    assert_breaks("R5", "disagree", &history_with(job, vec![]));
+    let shown = JobRow { status: "PENDING".into(), ..single_task_job(running()) };
+    assert_breaks("R20", "shows PENDING", &history_with(shown, vec![]));
     let edge = [STARTED[0], (0, "PENDING -> SUCCEEDED for succeeded")];
-    breaks("R5", "no edge", &History { events: events(&edge), ..with(one(running()), vec![]) });
+    assert_breaks(
+        "R5",
+        "no edge",
+        &History { events: events(&edge), ..history_with(single_task_job(running()), vec![]) },
+    );
 }
 
 #[test]
 fn r20_an_end_that_its_attempt_did_not_have_is_seen() {
-    breaks("R20", "its run did not", &with(one(ended(Status::Succeeded)), vec![attempt(1, "failed")]));
-    breaks("R20", "its run did not", &with(one(ended(Status::Failed)), vec![attempt(1, "done")]));
-    breaks("R20", "nobody asked", &with(one(ended(Status::FailedNoResource)), vec![attempt(1, "failed")]));
-    breaks("R20", "its run is done", &with(one(ended(Status::FailedPrechecks)), vec![attempt(1, "done")]));
-    let mut left = one(ended(Status::Failed));
+    assert_breaks(
+        "R20",
+        "its run did not",
+        &history_with(single_task_job(ended_record(Status::Succeeded)), vec![attempt(1, "failed")]),
+    );
+    assert_breaks(
+        "R20",
+        "its run did not",
+        &history_with(single_task_job(ended_record(Status::Failed)), vec![attempt(1, "done")]),
+    );
+    assert_breaks(
+        "R20",
+        "nobody asked",
+        &history_with(single_task_job(ended_record(Status::FailedNoResource)), vec![attempt(1, "failed")]),
+    );
+    assert_breaks(
+        "R20",
+        "its run is done",
+        &history_with(single_task_job(ended_record(Status::FailedPrechecks)), vec![attempt(1, "done")]),
+    );
+    let mut left = single_task_job(ended_record(Status::Failed));
     left.plan.tasks[0].recovery.max_restarts_on_errors = 1;
-    breaks("R20", "restarts left", &with(left.clone(), vec![attempt(1, "failed")]));
-    left.plan.tasks[0].recovery.strategy = Strategy::None;
-    assert_eq!(safety(&with(left, vec![attempt(1, "failed")])), []);
+    assert_breaks("R20", "restarts left", &history_with(left.clone(), vec![attempt(1, "failed")]));
+    left.plan.tasks[0].recovery.strategy = RecoveryStrategy::None;
+    assert_eq!(safety(&history_with(left, vec![attempt(1, "failed")])), []);
     // A stop that comes when all is done takes nothing back, whoever asked for it.
     let stopped = |status| History {
         jobs: vec![submitted(1, status)],
-        ..with(one(ended(Status::Succeeded)), vec![attempt(1, "terminated")])
+        ..history_with(single_task_job(ended_record(Status::Succeeded)), vec![attempt(1, "terminated")])
     };
     assert_eq!(safety(&stopped("done")), []);
-    breaks("R20", "its run did not", &stopped("terminated"));
+    assert_breaks("R20", "its run did not", &stopped("terminated"));
 }
 
 #[test]
 fn m2_a_cancel_by_nobody_and_a_launch_after_one_are_seen() {
-    let cancelled = one(ended(Status::Cancelled));
-    breaks("M2", "by nobody", &with(cancelled.clone(), vec![attempt(1, "terminated")]));
+    let cancelled = single_task_job(ended_record(Status::Cancelled));
+    assert_breaks("M2", "by nobody", &history_with(cancelled.clone(), vec![attempt(1, "terminated")]));
     let stopped = RunRow { stopped_at: Some(5), ..attempt(1, "terminated") };
-    assert_eq!(safety(&with(cancelled.clone(), vec![stopped])), []);
+    assert_eq!(safety(&history_with(cancelled.clone(), vec![stopped])), []);
     let asked = JobRow { cancel_asked_at: Some(-200_000_000), ..cancelled };
-    breaks("M2", "long after its cancel", &with(asked, vec![attempt(1, "terminated")]));
+    assert_breaks("M2", "long after its cancel", &history_with(asked, vec![attempt(1, "terminated")]));
 }
 
 #[test]
 fn m8_a_failure_of_our_own_is_seen() {
-    breaks("M8", "our own fault", &with(one(ended(Status::FailedController)), vec![attempt(1, "failed")]));
+    assert_breaks(
+        "M8",
+        "our own fault",
+        &history_with(single_task_job(ended_record(Status::FailedController)), vec![attempt(1, "failed")]),
+    );
 }
 
 #[test]
 fn m6_two_attempts_at_one_time_are_seen() {
-    breaks("M6", "two active", &with(one(running()), vec![attempt(1, "running"), attempt(2, "submitted")]));
-    breaks("M6", "its run is not", &with(one(ended(Status::Failed)), vec![attempt(1, "terminating")]));
+    assert_breaks(
+        "M6",
+        "two active",
+        &history_with(single_task_job(running()), vec![attempt(1, "running"), attempt(2, "submitted")]),
+    );
+    assert_breaks(
+        "M6",
+        "its run is not",
+        &history_with(single_task_job(ended_record(Status::Failed)), vec![attempt(1, "terminating")]),
+    );
     let row = |number: u32| submitted(number, "running");
     let host = |number: u32| InstanceId(Uuid::from_u128(400 + u128::from(number)));
     let entry =
@@ -236,9 +268,9 @@ fn m6_two_attempts_at_one_time_are_seen() {
     let history = |second_at| History {
         jobs: vec![row(1), row(2)],
         journal: journal(second_at),
-        ..with(one(running()), vec![attempt(1, "failed"), attempt(2, "running")])
+        ..history_with(single_task_job(running()), vec![attempt(1, "failed"), attempt(2, "running")])
     };
-    breaks("M6", "lived at one time", &history(15));
+    assert_breaks("M6", "lived at one time", &history(15));
     assert_eq!(safety(&history(20)), []);
     let mut lost = history(15);
     lost.jobs[0].host_lost = true;
@@ -250,7 +282,7 @@ fn m7_a_task_that_begins_before_its_turn_is_seen() {
     let chain = || plan("name: chain\n---\nname: a\nrun: work\n---\nname: b\nrun: work\n");
     let waiting =
         Record { schedule: Schedule::Waiting, pending: Some(PendingKind::Queued), ..Record::default() };
-    assert_eq!(safety(&with(job(chain(), vec![running(), waiting]), vec![])), []);
+    assert_eq!(safety(&history_with(job(chain(), vec![running(), waiting]), vec![])), []);
     let early = [
         &STARTED[..],
         &[
@@ -261,16 +293,20 @@ fn m7_a_task_that_begins_before_its_turn_is_seen() {
     ]
     .concat();
     let history =
-        History { events: events(&early), ..with(job(chain(), vec![running(), running()]), vec![]) };
-    breaks("M7", "began before", &history);
+        History { events: events(&early), ..history_with(job(chain(), vec![running(), running()]), vec![]) };
+    assert_breaks("M7", "began before", &history);
 }
 
 #[test]
 fn r17_a_wrong_count_of_recoveries_is_seen() {
     let record = Record { recovery_count: 1, ..running() };
-    breaks("R17", "counts 1", &History { events: events(&STARTED), ..with(one(record), vec![]) });
+    assert_breaks(
+        "R17",
+        "counts 1",
+        &History { events: events(&STARTED), ..history_with(single_task_job(record), vec![]) },
+    );
     let record = Record { restarts_on_errors: 1, ..running() };
-    breaks("R17", "restarted 1", &with(one(record), vec![]));
+    assert_breaks("R17", "restarted 1", &history_with(single_task_job(record), vec![]));
 }
 
 #[test]
@@ -282,6 +318,6 @@ fn m1_m3_and_m4_recoveries_without_a_cause_are_seen() {
         let more = [(0, text.as_str())];
         let record = Record { status: Status::Recovering, schedule: Schedule::AliveWaiting, ..running() };
         let events = events(&[&STARTED[..], &more[..]].concat());
-        breaks(id, words, &History { events, ..with(one(record), vec![]) });
+        assert_breaks(id, words, &History { events, ..history_with(single_task_job(record), vec![]) });
     }
 }

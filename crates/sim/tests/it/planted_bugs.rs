@@ -16,7 +16,7 @@ const SEEDS_MAX: u64 = 1_000;
 /// Plays seeds until one breaks one of these invariants. A bug may break others before: they are named when it is never
 /// caught for what it is.
 #[track_caller]
-fn caught(play: impl Fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
+fn assert_caught(play: impl Fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
     let mut others = BTreeSet::new();
     for seed in 0..SEEDS_MAX {
         let found = play(seed).unwrap().violations;
@@ -33,53 +33,53 @@ fn caught(play: impl Fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
 fn l1_an_apply_without_token_check_is_caught() {
     plant(Some(Bug::ApplyWithoutTokenCheck));
     // A stale write also unlocks the row under the hands of whoever holds it.
-    caught(|seed| play_with(seed, Trouble::ClockJumps), &["L1", "L9", "R3", "R5", "R6", "R8", "R22"]);
+    assert_caught(|seed| play_with(seed, Trouble::ClockJumps), &["L1", "L9", "R3", "R5", "R6", "R8", "R22"]);
 }
 
 #[test]
 fn l9_a_heartbeat_that_stops_renewing_is_caught() {
     plant(Some(Bug::HeartbeatStopsRenewing));
-    caught(|seed| play_with(seed, Trouble::SlowCalls), &["L9"]);
+    assert_caught(|seed| play_with(seed, Trouble::SlowCalls), &["L9"]);
 }
 
 #[test]
 fn r4_a_final_status_written_outside_the_terminating_pipeline_is_caught() {
-    plant(Some(Bug::FinishedOutsideTerminating));
-    caught(play, &["R4", "R5"]);
+    plant(Some(Bug::FinishOutsideTerminating));
+    assert_caught(play, &["R4", "R5"]);
 }
 
 #[test]
 fn g1_a_release_that_frees_another_owners_gpu_is_caught() {
-    plant(Some(Bug::ReleaseFreesAnother));
-    caught(play, &["G1"]);
+    plant(Some(Bug::ReleaseFreesFormerDevices));
+    assert_caught(play, &["G1"]);
 }
 
 #[test]
 fn r15_a_dispatcher_that_takes_a_hole_for_an_end_is_caught() {
-    plant(Some(Bug::HolesAreAbsences));
-    caught(fortune::play, &["R15"]);
+    plant(Some(Bug::MissingJobsTreatedAsEnded));
+    assert_caught(fortune::play, &["R15"]);
 }
 
 #[test]
 fn c8_a_dispatcher_that_forgets_priorities_is_caught() {
-    plant(Some(Bug::OrderOfArrival));
-    caught(fortune::play, &["C8"]);
+    plant(Some(Bug::IgnorePriority));
+    assert_caught(fortune::play, &["C8"]);
 }
 
 #[test]
 fn m5_slots_granted_without_being_counted_are_caught() {
-    plant(Some(Bug::GrantWithoutCount));
-    caught(play, &["M5"]);
+    plant(Some(Bug::SlotGrantWithoutRecount));
+    assert_caught(play, &["M5"]);
 }
 
 #[test]
 fn m6_a_second_attempt_beside_the_first_is_caught() {
-    plant(Some(Bug::RecoversBeforeReleased));
-    caught(play, &["M6"]);
+    plant(Some(Bug::RecoverBeforeRelease));
+    assert_caught(play, &["M6"]);
 }
 
 #[test]
 fn m7_a_task_that_follows_a_failed_one_is_caught() {
-    plant(Some(Bug::FollowsAFailure));
-    caught(play, &["M7"]);
+    plant(Some(Bug::StartAfterFailedTask));
+    assert_caught(play, &["M7"]);
 }

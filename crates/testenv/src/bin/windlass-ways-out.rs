@@ -31,20 +31,20 @@ use nix::{
 };
 
 /// An address that does not answer at all takes this long to be given up.
-const CONNECT_WITHIN: Duration = Duration::from_millis(700);
-const METADATA: &str = "169.254.169.254:80";
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(700);
+const METADATA_ADDRESS: &str = "169.254.169.254:80";
 
 /// What is known of the machine outside.
 #[derive(Default)]
-struct Targets {
+struct EscapeTargets {
     reads: Vec<(String, String)>,
     sockets: Vec<(String, String)>,
     pids: Vec<(String, i32)>,
     canary: String,
 }
 
-fn targets() -> Targets {
-    let mut found = Targets::default();
+fn targets() -> EscapeTargets {
+    let mut found = EscapeTargets::default();
     let mut args = std::env::args().skip(1);
     while let (Some(flag), Some(value)) = (args.next(), args.next()) {
         let (name, target) = value.split_once('=').unwrap_or((&value, ""));
@@ -61,9 +61,9 @@ fn targets() -> Targets {
 }
 
 /// How a way ended: what it reached, or why it was refused.
-type Outcome = Result<String, String>;
+type EscapeOutcome = Result<String, String>;
 
-fn report(name: &str, outcome: &Outcome) {
+fn print_outcome(name: &str, outcome: &EscapeOutcome) {
     let line = match outcome {
         Ok(reached) => format!("{name}\treached\t{}", reached.escape_debug()),
         Err(reason) => format!("{name}\trefused\t{}", reason.escape_debug()),
@@ -71,11 +71,11 @@ fn report(name: &str, outcome: &Outcome) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-fn tried<T>(result: nix::Result<T>) -> Outcome {
+fn tried<T>(result: nix::Result<T>) -> EscapeOutcome {
     result.map(|_| "allowed".to_owned()).map_err(|error| error.to_string())
 }
 
-fn done<T>(result: io::Result<T>) -> Outcome {
+fn done<T>(result: io::Result<T>) -> EscapeOutcome {
     result.map(|_| "allowed".to_owned()).map_err(|error| error.to_string())
 }
 
@@ -92,7 +92,7 @@ fn main() {
     privileges();
 }
 
-fn files(targets: &Targets) {
+fn files(targets: &EscapeTargets) {
     for (name, path) in &targets.reads {
         let outcome = if Path::new(path).is_dir() {
             match fs::read_dir(path).map(|entries| entries.flatten().count()) {
@@ -103,19 +103,22 @@ fn files(targets: &Targets) {
         } else {
             fs::read(path).map(|bytes| format!("{} bytes", bytes.len())).map_err(|error| error.to_string())
         };
-        report(&format!("read {name}"), &outcome);
-        report(&format!("write {name}"), &done(fs::OpenOptions::new().append(true).open(path)));
+        print_outcome(&format!("read {name}"), &outcome);
+        print_outcome(&format!("write {name}"), &done(fs::OpenOptions::new().append(true).open(path)));
     }
-    report("read the machine's shadow file", &in_the_machine("etc/shadow", |path| done(fs::read(path))));
-    report("write to the machine's /etc", &in_the_machine("etc/windlass-ways-out", made));
-    report("write to the machine's programs", &in_the_machine("usr/bin/windlass-ways-out", made));
-    report("raw memory", &done(fs::File::open("/dev/mem")));
-    report("the kernel's messages", &done(fs::File::open("/dev/kmsg")));
-    report("the first disk", &first_disk());
+    print_outcome(
+        "read the machine's shadow file",
+        &try_on_machine_root("etc/shadow", |path| done(fs::read(path))),
+    );
+    print_outcome("write to the machine's /etc", &try_on_machine_root("etc/windlass-ways-out", made));
+    print_outcome("write to the machine's programs", &try_on_machine_root("usr/bin/windlass-ways-out", made));
+    print_outcome("raw memory", &done(fs::File::open("/dev/mem")));
+    print_outcome("the kernel's messages", &done(fs::File::open("/dev/kmsg")));
+    print_outcome("the first disk", &try_open_disk());
 }
 
 /// The same path may be a container's own, which is no way out: the machine's is behind its first process, if anywhere.
-fn in_the_machine(path: &str, way: impl Fn(&Path) -> Outcome) -> Outcome {
+fn try_on_machine_root(path: &str, way: impl Fn(&Path) -> EscapeOutcome) -> EscapeOutcome {
     // Images of tests hold a shell and this program, machines a package manager.
     let machine =
         ["/", "/proc/1/root"].into_iter().find(|root| Path::new(root).join("usr/bin/dpkg").exists());
@@ -125,13 +128,13 @@ fn in_the_machine(path: &str, way: impl Fn(&Path) -> Outcome) -> Outcome {
     }
 }
 
-fn made(path: &Path) -> Outcome {
+fn made(path: &Path) -> EscapeOutcome {
     let outcome = done(fs::File::create(path));
     let _ = fs::remove_file(path);
     outcome
 }
 
-fn first_disk() -> Outcome {
+fn try_open_disk() -> EscapeOutcome {
     let entries = fs::read_dir("/sys/block").map_err(|error| error.to_string())?;
     let mut last = "there is none".to_owned();
     for entry in entries.flatten() {
@@ -159,22 +162,22 @@ fn first_disk() -> Outcome {
     Err(last)
 }
 
-fn processes(targets: &Targets) {
-    report("the environment of another job", &another_environment(&targets.canary));
+fn processes(targets: &EscapeTargets) {
+    print_outcome("the environment of another job", &try_other_environment(&targets.canary));
     for (name, pid) in &targets.pids {
         if *pid <= 0 {
             continue;
         }
         let process = Pid::from_raw(*pid);
-        report(&format!("signal {name}"), &tried(kill(process, None)));
+        print_outcome(&format!("signal {name}"), &tried(kill(process, None)));
         let attached = ptrace::seize(process, ptrace::Options::empty());
         let _ = ptrace::detach(process, None);
-        report(&format!("trace {name}"), &tried(attached));
-        report(&format!("read the memory of {name}"), &tried(memory(process)));
+        print_outcome(&format!("trace {name}"), &tried(attached));
+        print_outcome(&format!("read the memory of {name}"), &tried(memory(process)));
         for (what, file) in [("files", "root/etc"), ("environment", "environ"), ("descriptors", "fd")] {
             let path = format!("/proc/{pid}/{file}");
             let looked = if file == "environ" { done(fs::read(&path)) } else { done(fs::read_dir(&path)) };
-            report(&format!("the {what} of {name}"), &looked);
+            print_outcome(&format!("the {what} of {name}"), &looked);
         }
     }
 }
@@ -188,7 +191,7 @@ fn memory(process: Pid) -> nix::Result<usize> {
     })
 }
 
-fn another_environment(canary: &str) -> Outcome {
+fn try_other_environment(canary: &str) -> EscapeOutcome {
     let mut seen = 0;
     for entry in fs::read_dir("/proc").map_err(|error| error.to_string())?.flatten() {
         let Ok(environment) = fs::read(entry.path().join("environ")) else { continue };
@@ -200,38 +203,41 @@ fn another_environment(canary: &str) -> Outcome {
     Err(format!("not in the {seen} that can be read"))
 }
 
-fn sockets(targets: &Targets) {
+fn sockets(targets: &EscapeTargets) {
     for (name, path) in &targets.sockets {
-        report(&format!("connect to {name}"), &done(UnixStream::connect(path)));
+        print_outcome(&format!("connect to {name}"), &done(UnixStream::connect(path)));
     }
 }
 
 fn kernel() {
     let here = std::env::temp_dir();
     let none: Option<&str> = None;
-    report("mount", &tried(mount(Some("none"), &here, Some("tmpfs"), MsFlags::empty(), none)));
-    report("mount what is elsewhere", &tried(mount(Some("/"), &here, none, MsFlags::MS_BIND, none)));
+    print_outcome("mount", &tried(mount(Some("none"), &here, Some("tmpfs"), MsFlags::empty(), none)));
+    print_outcome("mount what is elsewhere", &tried(mount(Some("/"), &here, none, MsFlags::MS_BIND, none)));
     for cover in ["/proc", "/tmp", "/dev/shm"] {
-        report(&format!("take {cover} away"), &tried(umount2(cover, MntFlags::MNT_DETACH)));
+        print_outcome(&format!("take {cover} away"), &tried(umount2(cover, MntFlags::MNT_DETACH)));
     }
-    report("a namespace of users", &tried(unshare(CloneFlags::CLONE_NEWUSER)));
-    report("a namespace of mounts", &tried(unshare(CloneFlags::CLONE_NEWNS)));
+    print_outcome("a namespace of users", &tried(unshare(CloneFlags::CLONE_NEWUSER)));
+    print_outcome("a namespace of mounts", &tried(unshare(CloneFlags::CLONE_NEWNS)));
     let outside = fs::File::open("/proc/1/ns/mnt").map_err(|error| error.to_string());
-    report(
+    print_outcome(
         "enter the first process's mounts",
         &outside.and_then(|file| tried(setns(file, CloneFlags::CLONE_NEWNS))),
     );
-    report("set the name of the machine", &tried(gethostname().and_then(sethostname)));
+    print_outcome("set the name of the machine", &tried(gethostname().and_then(sethostname)));
     let now = || clock_gettime(ClockId::CLOCK_REALTIME);
-    report(
+    print_outcome(
         "set the clock",
         &tried(now().and_then(|now: TimeSpec| clock_settime(ClockId::CLOCK_REALTIME, now))),
     );
     for name in ["core_pattern", "modprobe"] {
         let path = format!("/proc/sys/kernel/{name}");
-        report(&format!("write the kernel's {name}"), &done(fs::OpenOptions::new().write(true).open(path)));
+        print_outcome(
+            &format!("write the kernel's {name}"),
+            &done(fs::OpenOptions::new().write(true).open(path)),
+        );
     }
-    report(
+    print_outcome(
         "write the kernel's trigger",
         &done(fs::OpenOptions::new().write(true).open("/proc/sysrq-trigger")),
     );
@@ -240,8 +246,8 @@ fn kernel() {
 fn control_groups() {
     let Ok(own) = fs::read_to_string("/proc/self/cgroup") else { return };
     let root = Path::new("/sys/fs/cgroup");
-    let mut left: Outcome = Err("there are none".to_owned());
-    let mut raised: Outcome = Err("there are none".to_owned());
+    let mut left: EscapeOutcome = Err("there are none".to_owned());
+    let mut raised: EscapeOutcome = Err("there are none".to_owned());
     for line in own.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
@@ -249,31 +255,31 @@ fn control_groups() {
         let inside = hierarchy.join(path.trim_start_matches('/'));
         let procs = fs::OpenOptions::new().write(true).open(hierarchy.join("cgroup.procs"));
         let leave = procs.and_then(|mut file| file.write_all(std::process::id().to_string().as_bytes()));
-        left = worst(left, done(leave));
+        left = first_success(left, done(leave));
         for limit in ["memory.max", "memory.limit_in_bytes", "pids.max", "cpu.max"] {
-            raised = worst(raised, done(fs::OpenOptions::new().write(true).open(inside.join(limit))));
+            raised = first_success(raised, done(fs::OpenOptions::new().write(true).open(inside.join(limit))));
         }
     }
-    report("leave its control group", &left);
-    report("raise its limits", &raised);
+    print_outcome("leave its control group", &left);
+    print_outcome("raise its limits", &raised);
 }
 
-fn worst(one: Outcome, other: Outcome) -> Outcome {
+fn first_success(one: EscapeOutcome, other: EscapeOutcome) -> EscapeOutcome {
     if one.is_ok() { one } else { other }
 }
 
 fn network() {
-    let metadata: Option<SocketAddr> = METADATA.parse().ok();
-    let connected = metadata.map(|address| TcpStream::connect_timeout(&address, CONNECT_WITHIN));
-    report("the cloud's metadata", &connected.map_or_else(|| Err("no address".to_owned()), done));
+    let metadata: Option<SocketAddr> = METADATA_ADDRESS.parse().ok();
+    let connected = metadata.map(|address| TcpStream::connect_timeout(&address, CONNECT_TIMEOUT));
+    print_outcome("the cloud's metadata", &connected.map_or_else(|| Err("no address".to_owned()), done));
     let sent = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
-        socket.set_read_timeout(Some(CONNECT_WITHIN))?;
-        socket.send_to(b"?", METADATA)?;
+        socket.set_read_timeout(Some(CONNECT_TIMEOUT))?;
+        socket.send_to(b"?", METADATA_ADDRESS)?;
         socket.recv(&mut [0; 16])
     });
-    report("the cloud's metadata by datagram", &done(sent));
+    print_outcome("the cloud's metadata by datagram", &done(sent));
     let packets = socket(AddressFamily::Packet, SockType::Raw, SockFlag::empty(), None);
-    report("the network's packets", &tried(packets));
+    print_outcome("the network's packets", &tried(packets));
 }
 
 /// Last, for what is gained here would open other ways.
@@ -284,16 +290,16 @@ fn privileges() {
         fs::set_permissions(&own, fs::Permissions::from_mode(0o4755))
     });
     let _ = fs::remove_file(&own);
-    report("a program that becomes root", &done(made));
-    report("become root by a program that may", &by_a_program());
-    report("join root's group beside its own", &tried(setgroups(&[Gid::from_raw(0)])));
-    report("become root's group", &tried(setgid(Gid::from_raw(0))));
-    report("become root", &tried(setuid(Uid::from_raw(0))));
-    report("another root directory", &tried(chroot("/proc")));
+    print_outcome("a program that becomes root", &done(made));
+    print_outcome("become root by a program that may", &try_setuid_program());
+    print_outcome("join root's group beside its own", &tried(setgroups(&[Gid::from_raw(0)])));
+    print_outcome("become root's group", &tried(setgid(Gid::from_raw(0))));
+    print_outcome("become root", &tried(setuid(Uid::from_raw(0))));
+    print_outcome("another root directory", &tried(chroot("/proc")));
 }
 
 /// `su` and `mount` are root's and become root by their mode; with no new privileges they do not.
-fn by_a_program() -> Outcome {
+fn try_setuid_program() -> EscapeOutcome {
     let found = ["/bin/su", "/usr/bin/su", "/bin/mount"].iter().find(|path| Path::new(path).exists());
     let Some(_) = found else { return Err("there is none".to_owned()) };
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

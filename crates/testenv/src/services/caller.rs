@@ -8,16 +8,16 @@ use std::{
 
 use crate::server::TOKEN;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An answer.
 #[derive(Clone, Debug)]
-pub struct Got {
+pub struct HttpResponse {
     pub status: u16,
     pub body: String,
 }
 
-impl Got {
+impl HttpResponse {
     fn read(bytes: &[u8]) -> io::Result<Self> {
         let text = String::from_utf8_lossy(bytes).into_owned();
         let cut = || io::Error::new(io::ErrorKind::UnexpectedEof, format!("no whole answer: {text:?}"));
@@ -57,7 +57,7 @@ impl Caller {
     /// Sends a request; the answer is read by whoever wants it.
     pub fn send(&self, method: &str, path: &str, fields: &str, body: &[u8]) -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect(&self.address)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
         let token = self.token.as_ref().map(|token| format!("Authorization: Bearer {token}\r\n"));
         let length =
             if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
@@ -71,20 +71,20 @@ impl Caller {
         Ok(stream)
     }
 
-    pub fn ask(&self, method: &str, path: &str, body: &[u8]) -> io::Result<Got> {
+    pub fn ask(&self, method: &str, path: &str, body: &[u8]) -> io::Result<HttpResponse> {
         read(self.send(method, path, "Connection: close\r\n", body)?)
     }
 
-    pub fn get(&self, path: &str) -> io::Result<Got> {
+    pub fn get(&self, path: &str) -> io::Result<HttpResponse> {
         self.ask("GET", path, b"")
     }
 }
 
 /// The whole answer, to the end of the connection.
-pub fn read(mut stream: TcpStream) -> io::Result<Got> {
+pub fn read(mut stream: TcpStream) -> io::Result<HttpResponse> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
-    Got::read(&bytes)
+    HttpResponse::read(&bytes)
 }
 
 /// What came so far, once it contains some words.

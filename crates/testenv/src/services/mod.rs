@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 pub use self::{
-    caller::{Caller, Got, read, read_until},
+    caller::{Caller, HttpResponse, read, read_until},
     node::Node,
     traffic::Traffic,
 };
@@ -28,11 +28,11 @@ pub use windlass_testkit::ports::free as free_port;
 pub fn service(name: &str, port: u16) -> Value {
     json!({"type": "service", "name": name, "image": "none", "user": "root", "port": port,
         "env": {"PAGE": PAGE, "VERSION": "1"},
-        "commands": [command(port)],
+        "commands": [replica_command(port)],
         "resources": {"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
-fn command(port: u16) -> String {
+fn replica_command(port: u16) -> String {
     format!("exec /usr/bin/python3 -c \"$PAGE\" {port}")
 }
 
@@ -40,7 +40,7 @@ fn command(port: u16) -> String {
 pub fn moved(service: &Value, port: u16) -> Value {
     let mut moved = service.clone();
     moved["port"] = json!(port);
-    moved["commands"] = json!([command(port)]);
+    moved["commands"] = json!([replica_command(port)]);
     moved
 }
 

@@ -74,10 +74,15 @@ impl Drop for Node {
 
 /// A gateway of so many processes, and the token that they show.
 pub async fn gateway(stage: &mut Stage, name: &str, replicas: u32) -> String {
-    gateway_with(stage, name, replicas, &Value::Null).await
+    create_gateway_with(stage, name, replicas, &Value::Null).await
 }
 
-pub async fn gateway_with(stage: &mut Stage, name: &str, replicas: u32, certificate: &Value) -> String {
+pub async fn create_gateway_with(
+    stage: &mut Stage,
+    name: &str,
+    replicas: u32,
+    certificate: &Value,
+) -> String {
     let configuration = json!({"type": "gateway", "name": name, "backend": "remote", "region": "here",
         "domain": "Services.test", "certificate": certificate, "replicas": replicas});
     let spec = json!({"configuration": configuration});

@@ -14,14 +14,14 @@ const DERIVED: &str = "canary-of-a-variable-55e0aa";
 const REPO: &str = "canary-of-a-repository-90f3bd";
 const CANARIES: [&str; 3] = [SECRET, DERIVED, REPO];
 
-fn holds(bytes: &[u8], needle: &str) -> bool {
+fn contains_text(bytes: &[u8], needle: &str) -> bool {
     bytes.windows(needle.len()).any(|window| window == needle.as_bytes())
 }
 
 #[track_caller]
-fn clean(what: &str, bytes: &[u8]) {
+fn assert_clean(what: &str, bytes: &[u8]) {
     for canary in CANARIES {
-        assert!(!holds(bytes, canary), "{what} holds {canary}");
+        assert!(!contains_text(bytes, canary), "{what} holds {canary}");
     }
 }
 
@@ -46,7 +46,7 @@ fn arguments() -> Vec<u8> {
     all
 }
 
-fn inspected() -> Vec<u8> {
+fn inspect_containers() -> Vec<u8> {
     let host = format!("unix://{}", engine().display());
     let docker = |args: &[&str]| {
         std::process::Command::new("docker").args(["--host", &host]).args(args).output().unwrap().stdout
@@ -75,20 +75,20 @@ async fn x3_docker_canaries_are_nowhere_but_in_the_job() {
     let expected = format!("{} {} up\n", SECRET.len(), DERIVED.len() + "before  after".len());
     stage.says(name, &expected).await;
 
-    clean("the arguments of a process", &arguments());
-    let seen = inspected();
-    assert!(holds(&seen, "windlass"), "no container was looked at");
-    clean("the inspection of a container", &seen);
+    assert_clean("the arguments of a process", &arguments());
+    let seen = inspect_containers();
+    assert!(contains_text(&seen, "windlass"), "no container was looked at");
+    assert_clean("the inspection of a container", &seen);
 
     stage.stop(name, false).await;
     let run = stage.reaches(name, &["terminated"]).await;
-    clean("the run", run.to_string().as_bytes());
-    clean("the log of the job", stage.log(&run).await.as_bytes());
+    assert_clean("the run", run.to_string().as_bytes());
+    assert_clean("the log of the job", stage.log(&run).await.as_bytes());
     let events = stage.post("/api/events/list", &json!({ "limit": 100 })).await;
-    clean("the events", events.to_string().as_bytes());
+    assert_clean("the events", events.to_string().as_bytes());
     for path in ["runs/get_plan", "repos/list", "secrets/list"] {
         let asked = json!({ "run_spec": { "configuration": job, "run_name": name } });
-        clean(path, stage.project(path, &asked).await.to_string().as_bytes());
+        assert_clean(path, stage.project(path, &asked).await.to_string().as_bytes());
     }
     stage.stop_server();
     let mut kept = Vec::new();
@@ -97,7 +97,7 @@ async fn x3_docker_canaries_are_nowhere_but_in_the_job() {
     for path in &kept {
         let content = std::fs::read(path).unwrap_or_default();
         bytes += content.len();
-        clean(&path.display().to_string(), &content);
+        assert_clean(&path.display().to_string(), &content);
     }
     assert!(kept.iter().any(|path| path.ends_with("windlass.db")) && bytes > 100_000, "{kept:?}");
 }

@@ -17,12 +17,12 @@ use crate::{
     stage::{Machines, Stage},
 };
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// What the tests ask of any machine: little.
-const LITTLE: &str = "resources: {cpu: 1.., memory: 0.., disk: null}\n";
+const SMALL_RESOURCES: &str = "resources: {cpu: 1.., memory: 0.., disk: null}\n";
 const RESOURCES: &str = "resources: {cpu: 1.., memory: 0.., disk: null}\nuser: root\n";
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
@@ -38,7 +38,7 @@ impl Git<'_> {
         command.arg("-C").arg(self.dir).args(["-c", "user.name=Ada", "-c", "user.email=ada@example.com"]);
         command.args(["-c", "init.defaultBranch=main"]).args(args).env("GIT_SSH_COMMAND", &self.ssh);
         let output = command.output().unwrap();
-        assert!(output.status.success(), "git {args:?}: {}", said(&output));
+        assert!(output.status.success(), "git {args:?}: {}", output_text(&output));
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 }
@@ -84,12 +84,12 @@ fn apply(stage: &Stage, dir: &Path, args: &[&str]) -> Output {
 }
 
 /// `git daemon` over one directory, on a port of its own.
-struct Daemon {
+struct GitDaemon {
     child: Child,
     port: u16,
 }
 
-impl Daemon {
+impl GitDaemon {
     fn start(root: &Path) -> Self {
         let port = windlass_testkit::ports::free();
         let programs = Command::new("git").arg("--exec-path").output().unwrap();
@@ -101,14 +101,14 @@ impl Daemon {
         let daemon = Self { child, port };
         let asked = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(asked.elapsed() < PATIENCE, "git's daemon does not answer");
+            assert!(asked.elapsed() < TIMEOUT, "git's daemon does not answer");
             std::thread::sleep(Duration::from_millis(10));
         }
         daemon
     }
 }
 
-impl Drop for Daemon {
+impl Drop for GitDaemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -122,20 +122,20 @@ async fn a_job_starts_from_the_commit_of_the_remote_with_the_changes_nobody_push
 
 #[tokio::test]
 async fn a_confined_job_starts_from_the_commit_of_the_remote_with_the_changes_nobody_pushed() {
-    starts_from_the_remote(&Stage::confined(Machines::Processes).await, LITTLE);
+    starts_from_the_remote(&Stage::confined(Machines::Processes).await, SMALL_RESOURCES);
 }
 
 fn starts_from_the_remote(stage: &Stage, resources: &str) {
     let (served, here) = (stage.home().join("served"), stage.home().join("here"));
     fs::create_dir(&served).unwrap();
     Git { dir: &served, ssh: String::new() }.run(&["init", "--quiet", "--bare", "app.git"]);
-    let daemon = Daemon::start(&served);
+    let daemon = GitDaemon::start(&served);
     let commit = work_tree(&here, &format!("git://127.0.0.1:{}/app.git", daemon.port), "");
     let file = format!("type: task\nname: look\nrepos: [.]\n{LOOK}{resources}");
     // The file itself is one of the changes.
     fs::write(here.join("look.yml"), file).unwrap();
     let output = apply(stage, &here, &["-f", "look.yml"]);
-    assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
+    assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), seen(&commit) + "look.yml\n");
 
     // Elsewhere and by its address alone: what was pushed, and nothing of the folder.
@@ -145,7 +145,7 @@ fn starts_from_the_remote(stage: &Stage, resources: &str) {
     );
     fs::write(here.join("pushed.yml"), file).unwrap();
     let output = apply(stage, &here, &["-f", "pushed.yml"]);
-    assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
+    assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), "old\nchanged\ngone\nkept\n");
 }
 
@@ -168,11 +168,11 @@ async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
     fs::write(stage.home().join("private.yml"), file.replace("[.]", "[here]")).unwrap();
 
     let refused = apply(&stage, stage.home(), &["-f", "private.yml", "-n", "keyless"]);
-    assert!(!refused.status.success(), "{}", said(&refused));
-    assert!(said(&refused).contains("clone the repository"), "{}", said(&refused));
+    assert!(!refused.status.success(), "{}", output_text(&refused));
+    assert!(output_text(&refused).contains("clone the repository"), "{}", output_text(&refused));
 
     let output = apply(&stage, stage.home(), &["-f", "private.yml", "--git-identity", key.to_str().unwrap()]);
-    assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
+    assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), seen(&commit));
     // The first lines of all such keys are alike.
     let secret = lab.key_pair().unwrap().0.lines().nth(4).unwrap().to_owned();
@@ -180,7 +180,7 @@ async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");
     let run = stage.run("private").await;
     let events = stage.post("/api/events/list", &json!({"limit": 100})).await;
-    for seen in [run.to_string(), events.to_string(), stage.server_log(), said(&output)] {
+    for seen in [run.to_string(), events.to_string(), stage.server_log(), output_text(&output)] {
         assert!(!seen.contains(&secret), "{seen}");
     }
 }
@@ -192,7 +192,7 @@ async fn a_folder_without_a_remote_is_sent_whole_and_files_go_where_they_are_wan
 
 #[tokio::test]
 async fn a_confined_job_gets_a_folder_without_a_remote_and_files() {
-    sends_a_folder(&Stage::confined(Machines::Processes).await, LITTLE);
+    sends_a_folder(&Stage::confined(Machines::Processes).await, SMALL_RESOURCES);
 }
 
 fn sends_a_folder(stage: &Stage, resources: &str) {
@@ -215,7 +215,7 @@ fn sends_a_folder(stage: &Stage, resources: &str) {
     );
     fs::write(here.join("whole.yml"), file).unwrap();
     let output = apply(stage, &here, &["-f", "whole.yml"]);
-    assert!(output.status.success(), "{}\n{}", said(&output), stage.server_log());
+    assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
     let want = "runs\ndeep\na = 1\na = 1\n.gitignore\nbelow\nrun.sh\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), want);
 }

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_testenv::{
-    server::{ask_as, submission},
+    server::{call_api_as, submission},
     services::{Caller, PATIENCE, free_port, probe, service},
 };
 
@@ -29,7 +29,7 @@ async fn member(stage: &mut Stage, name: &str) -> String {
 }
 
 async fn submit(stage: &Stage, token: &str, job: &Value) {
-    let asked = ask_as(stage.address(), token, "/api/project/main/runs/apply", &submission(job)).await;
+    let asked = call_api_as(stage.address(), token, "/api/project/main/runs/apply", &submission(job)).await;
     asked.unwrap().ok().unwrap();
 }
 
@@ -92,7 +92,7 @@ async fn x5_a_members_job_reads_nothing_of_the_server_nor_of_another_members_job
 async fn jobs_are_the_servers_own_user_until_there_is_a_second_one() {
     // The stage starts its servers with `own`.
     let mut stage = Stage::new(Machines::Processes).await;
-    stage.hosts_ready("local", 1).await;
+    stage.wait_for_hosts("local", 1).await;
     let key = stage.home().join("server/keys/master");
     let read = format!("if cat {} >/dev/null 2>&1; then echo reads; else echo refused; fi", key.display());
     let runs_in = |run: &Value| submission_of(run)["job_runtime_data"]["runs_in"].clone();
@@ -149,7 +149,7 @@ async fn a_server_started_with_another_mode_runs_the_next_job_so_and_keeps_those
 #[tokio::test]
 async fn a_confined_job_of_a_server_that_is_not_root_reads_nothing_of_it_or_is_refused() {
     let mut stage = Stage::unprivileged_with("confined").await;
-    stage.hosts_ready("local", 1).await;
+    stage.wait_for_hosts("local", 1).await;
     let told = stage.fleet("local").await["instances"][0]["instance_type"]["processes"].clone();
     let key = stage.home().join("server/keys/master");
     let read = format!("if cat {} >/dev/null 2>&1; then echo reads; else echo refused; fi", key.display());
@@ -221,19 +221,20 @@ async fn ssh_leads_into_a_confined_dev_environment() {
     let mut attach = stage.command(&dir, &["attach", "desk"]);
     let mut attached = attach.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     stage.eventually("the way in is written down", || {
-        fs::read_to_string(dir.join(".ssh/config")).is_ok() && shell(&stage, "true").is_some()
+        fs::read_to_string(dir.join(".ssh/config")).is_ok()
+            && run_in_dev_environment(&stage, "true").is_some()
     });
-    let uid = shell(&stage, "id -u").unwrap();
+    let uid = run_in_dev_environment(&stage, "id -u").unwrap();
     assert_ne!(uid.trim(), "0");
     let key = dir.join("server/keys/master");
     let read = format!("cat {} >/dev/null 2>&1 && echo reads || echo refused", key.display());
-    assert_eq!(shell(&stage, &read).unwrap(), "refused\n");
+    assert_eq!(run_in_dev_environment(&stage, &read).unwrap(), "refused\n");
     let _ = attached.kill();
     let _ = attached.wait();
 }
 
 /// What a command says in the dev environment; `None` when nobody lets us in.
-fn shell(stage: &Stage, command: &str) -> Option<String> {
+fn run_in_dev_environment(stage: &Stage, command: &str) -> Option<String> {
     let mut ssh = Command::new("ssh");
     ssh.arg("-F").arg(stage.home().join(".ssh/config")).args(["-o", "BatchMode=yes", "desk", command]);
     let done = ssh.stdin(Stdio::null()).output().unwrap();

@@ -3,11 +3,11 @@
 use serde_json::json;
 
 pub(crate) use crate::stage::IMAGE;
-use crate::stage::{Machines, Stage, busybox, engine, submission_of, task};
+use crate::stage::{Machines, Stage, engine, load_busybox_image, submission_of, task};
 use windlass_testenv::server::submission;
 
 pub(crate) fn image() {
-    busybox(&engine());
+    load_busybox_image(&engine());
 }
 
 /// What plain processes of these servers are said to be.

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::stage::{Machines, Stage, submission_of, task};
 
 /// A run waits for its first retry for so long; 15 s unless told otherwise.
-const HURRIED: [(&str, &str); 1] = [("WINDLASS_SERVER_RETRY_DELAY", "1s")];
+const SHORT_RETRY_SETTINGS: [(&str, &str); 1] = [("WINDLASS_SERVER_RETRY_DELAY", "1s")];
 
 #[tokio::test]
 async fn a_job_that_takes_longer_than_its_max_duration_is_ended() {
@@ -31,12 +31,12 @@ async fn a_missing_secret_ends_the_job_and_is_named() {
 
 #[tokio::test]
 async fn a_job_without_a_place_is_tried_again_until_the_duration_is_over() {
-    let mut stage = Stage::with_settings(Machines::Processes, &HURRIED).await;
+    let mut stage = Stage::with_settings(Machines::Processes, &SHORT_RETRY_SETTINGS).await;
     let mut job = task("stubborn", &["true"]);
     job["resources"] = json!({"cpu": {"count": {"min": 4096}}});
     job["retry"] = json!({"on_events": ["no-capacity"], "duration": 5});
     stage.apply(&job).await;
-    let run = stage.reaches_within("stubborn", &["failed"], Duration::from_secs(120)).await;
+    let run = stage.wait_for_status_within("stubborn", &["failed"], Duration::from_secs(120)).await;
     let tries = run["jobs"][0]["job_submissions"].as_array().unwrap().len();
     assert!(tries >= 2, "{run:#}");
     assert_eq!(run["termination_reason"], "retry_limit_exceeded", "{run:#}");
@@ -44,7 +44,7 @@ async fn a_job_without_a_place_is_tried_again_until_the_duration_is_over() {
 
 #[tokio::test]
 async fn a_job_that_fails_once_is_tried_again_and_done() {
-    let mut stage = Stage::with_settings(Machines::Processes, &HURRIED).await;
+    let mut stage = Stage::with_settings(Machines::Processes, &SHORT_RETRY_SETTINGS).await;
     let flag = stage.home().join("tried");
     let once = format!("[ -e {flag} ] || {{ touch {flag}; exit 1; }}", flag = flag.display());
     let mut job = task("second", &[&once]);

@@ -9,13 +9,13 @@ use crate::stage::{Machines, Stage, host_of, small, submission_of};
 
 /// How long an agent may be silent, and how long a run waits for its first retry. The defaults are two minutes, which
 /// row F4 of the fault matrix waits for with `--long`, and 15 s.
-const HURRIED: [(&str, &str); 2] =
+const SHORT_TIMEOUT_SETTINGS: [(&str, &str); 2] =
     [("WINDLASS_SERVER_LOST_AFTER", "10s"), ("WINDLASS_SERVER_RETRY_DELAY", "1s")];
 /// What comes after the silence comes within this time.
-const AFTER_SILENCE: Duration = Duration::from_secs(120);
+const LOSS_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) async fn fleet(stage: &mut Stage, lab: &Lab, hosts: &[Host], blocks: u32) {
-    stage.lab_fleet(lab, hosts, blocks).await;
+    stage.create_lab_fleet(lab, hosts, blocks).await;
 }
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn four_nodes_find_their_master_and_talk_to_it() {
     job["nodes"] = json!(4);
     let run = stage.ends(&job).await;
     assert_eq!(run["status"], "done", "{run:#}");
-    assert_eq!(stage.log_of(&run, 0, usize::MAX).await, "rank 1 of 4\nrank 2 of 4\nrank 3 of 4\n4\n");
+    assert_eq!(stage.log_of_job(&run, 0, usize::MAX).await, "rank 1 of 4\nrank 2 of 4\nrank 3 of 4\n4\n");
     let mut used: Vec<usize> = (0..4).map(|node| host_of(&lab, &run, node)).collect();
     used.sort_unstable();
     assert_eq!(used, [1, 2, 3, 4]);
@@ -87,13 +87,13 @@ async fn four_tasks_share_two_hosts_by_blocks() {
         stage.stop(name, true).await;
     }
     stage.reaches("fifth", &["done", "failed"]).await;
-    stage.hosts_ready("lab", 2).await;
+    stage.wait_for_hosts("lab", 2).await;
 }
 
 #[tokio::test]
 async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::with_settings(Machines::None, &HURRIED).await;
+    let mut stage = Stage::with_settings(Machines::None, &SHORT_TIMEOUT_SETTINGS).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let once = "if [ -e /var/tmp/tried ]; then exit 0; fi; echo up; touch /var/tmp/tried; sleep 600";
     let mut job = small("rebooted", &[once]);
@@ -102,14 +102,14 @@ async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
     stage.says("rebooted", "up").await;
     stage.eventually("the job has begun", || lab.host(1).path("/var/tmp/tried").exists());
     lab.host(1).reboot().unwrap();
-    let run = stage.reaches_within("rebooted", &["done"], AFTER_SILENCE).await;
+    let run = stage.wait_for_status_within("rebooted", &["done"], LOSS_TIMEOUT).await;
     assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 2, "{run:#}");
 }
 
 #[tokio::test]
 async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
     let lab = Lab::start(3).unwrap();
-    let mut stage = Stage::with_settings(Machines::None, &HURRIED).await;
+    let mut stage = Stage::with_settings(Machines::None, &SHORT_TIMEOUT_SETTINGS).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let wait = "echo up; until [ -e /var/tmp/go ]; do sleep 0.1; done";
     let mut job = small("lost", &[wait]);
@@ -117,7 +117,7 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
     job["retry"] = json!({"on_events": ["error", "interruption"], "duration": 3600});
     stage.apply(&job).await;
     // Its first node makes a run running; the other one may come later.
-    let run = stage.eventually_run("lost", AFTER_SILENCE, |run| {
+    let run = stage.eventually_run("lost", LOSS_TIMEOUT, |run| {
         let runs = |node: usize| run["jobs"][node]["job_submissions"][0]["status"] == "running";
         runs(0) && runs(1)
     });
@@ -125,13 +125,13 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
     stage.says("lost", "up").await;
     let lost = host_of(&lab, &run, 1);
     lab.host(lost).power_off().unwrap();
-    let dead = stage.eventually_run("lost", AFTER_SILENCE, |run| {
+    let dead = stage.eventually_run("lost", LOSS_TIMEOUT, |run| {
         run["jobs"][1]["job_submissions"][0]["termination_reason"] == "instance_unreachable"
     });
     dead.await;
     // It comes back without its job; until then nobody could say that the job is dead.
     lab.host(lost).power_on().unwrap();
-    let again = stage.eventually_run("lost", AFTER_SILENCE, |run| {
+    let again = stage.eventually_run("lost", LOSS_TIMEOUT, |run| {
         let twice = |node: usize| run["jobs"][node]["job_submissions"].as_array().unwrap().len() == 2;
         twice(0) && twice(1) && run["status"] == "running"
     });
@@ -147,17 +147,17 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
 #[tokio::test]
 async fn f7_a_host_that_was_cut_off_and_returns_is_rid_of_its_dead_job_and_usable() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::with_settings(Machines::None, &HURRIED).await;
+    let mut stage = Stage::with_settings(Machines::None, &SHORT_TIMEOUT_SETTINGS).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     stage.apply(&small("cut", &["echo up", "sleep 4711"])).await;
     stage.says("cut", "up").await;
     lab.host(1).partition().unwrap();
-    let run = stage.reaches_within("cut", &["terminating", "failed"], AFTER_SILENCE).await;
+    let run = stage.wait_for_status_within("cut", &["terminating", "failed"], LOSS_TIMEOUT).await;
     assert_eq!(submission_of(&run)["termination_reason"], "instance_unreachable", "{run:#}");
     let alive = |lab: &Lab| lab.host(1).processes().unwrap().iter().any(|p| p.command.contains("sleep 4711"));
     assert!(alive(&lab), "nobody could reach it");
     lab.host(1).heal().unwrap();
-    stage.reaches_within("cut", &["failed"], AFTER_SILENCE).await;
+    stage.wait_for_status_within("cut", &["failed"], LOSS_TIMEOUT).await;
     stage.eventually("the old job is dead", || !alive(&lab));
     let run = stage.ends(&small("next", &["echo usable"])).await;
     assert_eq!(run["status"], "done", "{run:#}");
@@ -195,7 +195,7 @@ async fn a_host_that_shows_another_key_is_left_alone_and_says_so() {
     let mut stage = Stage::new(Machines::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     lab.host(1).change_host_key().unwrap();
-    let deadline = std::time::Instant::now() + AFTER_SILENCE;
+    let deadline = std::time::Instant::now() + LOSS_TIMEOUT;
     loop {
         let fleet = stage.fleet("lab").await;
         let said = fleet["instances"][0].to_string();

@@ -22,9 +22,9 @@ use windlass_testkit::lab::Lab;
 use crate::stage::{Machines, Stage};
 
 /// Nothing here takes this long unless it is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(10);
-const FINAL: [&str; 7] = [
+const TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+const FINAL_STATUSES: [&str; 7] = [
     "SUCCEEDED",
     "CANCELLED",
     "FAILED",
@@ -45,7 +45,7 @@ async fn with_hosts(count: usize, blocks: i64) -> (Stage, Running) {
     let hosts = hosts.start(&url, &data.join("keys/master")).await.unwrap();
     stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
     stage.start().await;
-    stage.hosts_ready("hollow", count).await;
+    stage.wait_for_hosts("hollow", count).await;
     (stage, hosts)
 }
 
@@ -61,27 +61,27 @@ async fn job(stage: &mut Stage, id: i64) -> Value {
 }
 
 /// Waits until something is true of a job.
-async fn until(stage: &mut Stage, id: i64, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+async fn wait_until(stage: &mut Stage, id: i64, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
     let asked = Instant::now();
     loop {
         let seen = job(stage, id).await;
         if holds(&seen) {
             return seen;
         }
-        assert!(asked.elapsed() < PATIENCE, "not so: {what}\n{seen:#}\n{}", stage.server_log());
-        tokio::time::sleep(LOOK).await;
+        assert!(asked.elapsed() < TIMEOUT, "not so: {what}\n{seen:#}\n{}", stage.server_log());
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Waits until the job is done with, and its nodes are released.
-async fn ends(stage: &mut Stage, id: i64) -> Value {
-    until(stage, id, "it ends", |job| job["schedule_state"] == "DONE").await
+async fn wait_until_done(stage: &mut Stage, id: i64) -> Value {
+    wait_until(stage, id, "it ends", |job| job["schedule_state"] == "DONE").await
 }
 
 async fn runs(stage: &mut Stage, id: i64) -> Value {
-    until(stage, id, "it runs", |job| {
+    wait_until(stage, id, "it runs", |job| {
         let status = job["status"].as_str().unwrap_or_default();
-        assert!(!FINAL.contains(&status), "it ended: {job:#}");
+        assert!(!FINAL_STATUSES.contains(&status), "it ended: {job:#}");
         status == "RUNNING"
     })
     .await
@@ -95,7 +95,7 @@ async fn log(stage: &mut Stage, job: &Value, task: usize) -> String {
 }
 
 /// A line for each start of a program.
-fn starts(path: &Path) -> usize {
+fn count_starts(path: &Path) -> usize {
     std::fs::read_to_string(path).unwrap_or_default().lines().count()
 }
 
@@ -144,12 +144,12 @@ async fn a_failure_of_the_program_and_of_its_setup_are_told_apart() {
     let program = launch(&mut stage, "run: |\n  echo up\n  exit 3\n", json!({})).await;
     let setup = launch(&mut stage, "setup: exit 4\nrun: echo never\n", json!({})).await;
     let empty = launch(&mut stage, "setup: exit 4\n", json!({})).await;
-    let seen = ends(&mut stage, program).await;
+    let seen = wait_until_done(&mut stage, program).await;
     assert_eq!(seen["status"], "FAILED", "{seen:#}");
     let reason = seen["tasks"][0]["reason"].as_str().unwrap();
     assert!(reason.contains("exit code 3"), "{reason}");
-    assert_eq!(ends(&mut stage, setup).await["status"], "FAILED_SETUP");
-    let nothing = ends(&mut stage, empty).await;
+    assert_eq!(wait_until_done(&mut stage, setup).await["status"], "FAILED_SETUP");
+    let nothing = wait_until_done(&mut stage, empty).await;
     assert_eq!((&nothing["status"], &nothing["tasks"][0]["attempt"]), (&json!("SUCCEEDED"), &json!(0)));
 }
 
@@ -166,13 +166,13 @@ async fn m7_a_pipeline_goes_on_only_after_success() {
     let good = "name: two\n---\nname: a\nrun: echo one\n---\nname: b\nrun: echo two $SKYPILOT_TASK_ID\n";
     let bad = "name: two\n---\nname: a\nrun: exit 1\n---\nname: b\nrun: echo never\n";
     let (good, bad) = (launch(&mut stage, good, json!({})).await, launch(&mut stage, bad, json!({})).await);
-    let seen = ends(&mut stage, good).await;
+    let seen = wait_until_done(&mut stage, good).await;
     assert_eq!((&seen["status"], statuses(&seen)), (&json!("SUCCEEDED"), vec!["SUCCEEDED"; 2]), "{seen:#}");
     assert!(log(&mut stage, &seen, 1).await.contains(&format!("_{good}-1\n")), "{seen:#}");
     // Its submission and the end of the one before may be written in one step.
     let time = |task: usize, field: &str| comparable(seen["tasks"][task][field].as_str().unwrap());
     assert!(time(1, "start_at") > time(0, "end_at"), "{seen:#}");
-    let seen = ends(&mut stage, bad).await;
+    let seen = wait_until_done(&mut stage, bad).await;
     assert_eq!(
         (&seen["status"], statuses(&seen)),
         (&json!("FAILED"), vec!["FAILED", "CANCELLED"]),
@@ -192,7 +192,7 @@ async fn a_group_runs_at_once_and_ends_with_its_primaries_and_a_dag_waits_for_al
          until [ -e {dir}/side ]; do sleep 0.05; done\n---\nname: side\nrun: |\n  touch {dir}/side\n  sleep 600\n"
     );
     let id = launch(&mut stage, &group, json!({})).await;
-    let seen = ends(&mut stage, id).await;
+    let seen = wait_until_done(&mut stage, id).await;
     assert_eq!(statuses(&seen), ["SUCCEEDED", "CANCELLED"], "{seen:#}");
     assert_eq!(seen["status"], "SUCCEEDED");
     let dag = format!(
@@ -200,7 +200,7 @@ async fn a_group_runs_at_once_and_ends_with_its_primaries_and_a_dag_waits_for_al
          name: y\nrun: echo y >> {dir}/order\n"
     );
     let id = launch(&mut stage, &dag, json!({"name": "diamond"})).await;
-    let seen = ends(&mut stage, id).await;
+    let seen = wait_until_done(&mut stage, id).await;
     assert_eq!(seen["status"], "SUCCEEDED", "{seen:#}");
     let order = std::fs::read_to_string(meet.join("order")).unwrap();
     assert_eq!((order.lines().count(), order.lines().last()), (3, Some("last")), "{order}");
@@ -217,7 +217,7 @@ async fn m2_a_cancel_ends_a_running_job_and_one_that_was_never_claimed() {
     runs(&mut stage, first).await;
     let second = launch(&mut stage, text, json!({"num_jobs": 2})).await;
     assert_eq!(second, first + 1);
-    let waits = until(&mut stage, first + 1, "it waits", |job| job["schedule_state"] == "WAITING").await;
+    let waits = wait_until(&mut stage, first + 1, "it waits", |job| job["schedule_state"] == "WAITING").await;
     assert_eq!(
         (&waits["status"], &waits["schedule_state"]),
         (&json!("PENDING"), &json!("WAITING")),
@@ -227,16 +227,16 @@ async fn m2_a_cancel_ends_a_running_job_and_one_that_was_never_claimed() {
     // One that waits is cancelled without ever being launched.
     let done = stage.project("jobs/cancel", &json!({"job_ids": [first + 1]})).await;
     assert_eq!(done["job_ids"], json!([first + 1]));
-    let seen = ends(&mut stage, first + 1).await;
+    let seen = wait_until_done(&mut stage, first + 1).await;
     assert_eq!((&seen["status"], &seen["tasks"][0]["attempt"]), (&json!("CANCELLED"), &json!(0)), "{seen:#}");
     assert!(seen["end_at"].is_string(), "{seen:#}");
     // The end of one is the turn of the next.
     stage.project("jobs/cancel", &json!({"job_ids": [first]})).await;
-    assert_eq!(ends(&mut stage, first).await["status"], "CANCELLED");
+    assert_eq!(wait_until_done(&mut stage, first).await["status"], "CANCELLED");
     runs(&mut stage, first + 2).await;
     let done = stage.project("jobs/cancel", &json!({"all": true})).await;
     assert_eq!(done["job_ids"], json!([first + 2]));
-    assert_eq!(ends(&mut stage, first + 2).await["status"], "CANCELLED");
+    assert_eq!(wait_until_done(&mut stage, first + 2).await["status"], "CANCELLED");
     let again = stage.project("jobs/cancel", &json!({"name": "long"})).await;
     assert_eq!(again["job_ids"], json!([]));
 }
@@ -252,7 +252,7 @@ async fn errors_of_the_program_are_restarted_as_often_as_it_says_and_its_logs_ar
         count = count.display()
     );
     let id = launch(&mut stage, &text, json!({})).await;
-    let seen = ends(&mut stage, id).await;
+    let seen = wait_until_done(&mut stage, id).await;
     let task = &seen["tasks"][0];
     assert_eq!((&seen["status"], &task["attempt"]), (&json!("SUCCEEDED"), &json!(4)), "{seen:#}");
     assert_eq!((&task["recovery_count"], &task["restarts_on_errors"]), (&json!(3), &json!(1)), "{seen:#}");
@@ -280,9 +280,9 @@ async fn m4_a_server_that_was_killed_finds_its_running_job_again_and_starts_noth
     let seen = job(&mut stage, id).await;
     assert_eq!(seen["status"], "RUNNING", "{seen:#}");
     std::fs::write(&go, "").unwrap();
-    let seen = ends(&mut stage, id).await;
+    let seen = wait_until_done(&mut stage, id).await;
     assert_eq!((&seen["status"], &seen["recovery_count"]), (&json!("SUCCEEDED"), &json!(0)), "{seen:#}");
-    assert_eq!((&seen["tasks"][0]["attempt"], starts(&count)), (&json!(1), 1), "{seen:#}");
+    assert_eq!((&seen["tasks"][0]["attempt"], count_starts(&count)), (&json!(1), 1), "{seen:#}");
     assert_eq!(log(&mut stage, &seen, 0).await, "after\n");
 }
 
@@ -296,8 +296,8 @@ async fn m4_a_server_that_dies_at_any_moment_of_a_launch_launches_it_once() {
         tokio::time::sleep(Duration::from_millis(pause)).await;
         stage.kill();
         stage.start().await;
-        let seen = ends(&mut stage, id).await;
-        assert_eq!((&seen["status"], starts(&count)), (&json!("SUCCEEDED"), 1), "{pause}: {seen:#}");
+        let seen = wait_until_done(&mut stage, id).await;
+        assert_eq!((&seen["status"], count_starts(&count)), (&json!("SUCCEEDED"), 1), "{pause}: {seen:#}");
         assert_eq!(seen["recovery_count"], 0, "{pause}: {seen:#}");
     }
 }
@@ -309,7 +309,7 @@ async fn m6_the_loss_of_a_host_is_recovered_on_another_and_a_stopped_run_is_a_ca
     stage.stop_server();
     stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
     stage.start().await;
-    stage.lab_fleet(&lab, lab.hosts(), 1).await;
+    stage.create_lab_fleet(&lab, lab.hosts(), 1).await;
     let text = "name: nomad\nrun: |\n  echo up\n  [ -e /tmp/go ] || sleep 600\n";
     let id = launch(&mut stage, text, json!({})).await;
     let first = runs(&mut stage, id).await;
@@ -319,12 +319,12 @@ async fn m6_the_loss_of_a_host_is_recovered_on_another_and_a_stopped_run_is_a_ca
         Some(lab.host(number))
     });
     host.unwrap().power_off().unwrap();
-    let seen = until(&mut stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
+    let seen = wait_until(&mut stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
     let task = &seen["tasks"][0];
     assert_eq!((&task["status"], &task["attempt"]), (&json!("RUNNING"), &json!(2)), "{seen:#}");
     assert_ne!(task["placement"], lost, "{seen:#}");
     let run = task["runs"][1].as_str().unwrap().to_owned();
     stage.stop(&run, false).await;
-    let seen = ends(&mut stage, id).await;
+    let seen = wait_until_done(&mut stage, id).await;
     assert_eq!(seen["status"], "CANCELLED", "{seen:#}");
 }

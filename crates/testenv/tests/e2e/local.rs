@@ -135,14 +135,14 @@ async fn a_long_log_is_kept_whole() {
 #[tokio::test]
 async fn the_fleet_of_this_machine_is_ready_at_once_and_says_how_jobs_run() {
     let mut stage = Stage::new(Machines::Processes).await;
-    let fleet = stage.hosts_ready("local", 1).await;
+    let fleet = stage.wait_for_hosts("local", 1).await;
     let instance = &fleet["instances"][0];
     assert_eq!((&instance["backend"], &instance["price"]), (&json!("remote"), &json!(0.0)), "{instance:#}");
     assert!(instance["instance_type"]["resources"]["cpus"].as_u64().unwrap() > 0);
     // It is the same machine after a restart, not a second one.
     stage.stop_server();
     stage.start().await;
-    let again = stage.hosts_ready("local", 1).await;
+    let again = stage.wait_for_hosts("local", 1).await;
     assert_eq!(again["instances"].as_array().unwrap().len(), 1);
     assert_eq!(again["instances"][0]["id"], instance["id"]);
 }
@@ -181,8 +181,8 @@ mod nightly {
             done >= 2
         });
         let run = twice.await;
-        let first: i64 = stage.log_of(&run, 0, 0).await.trim().parse().unwrap();
-        let second: i64 = stage.log_of(&run, 0, 1).await.trim().parse().unwrap();
+        let first: i64 = stage.log_of_job(&run, 0, 0).await.trim().parse().unwrap();
+        let second: i64 = stage.log_of_job(&run, 0, 1).await.trim().parse().unwrap();
         assert_eq!(first / 60 + 1, second / 60, "{first} {second}");
         stage.stop("minutely", false).await;
         stage.reaches("minutely", &["terminated"]).await;

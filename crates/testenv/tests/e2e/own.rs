@@ -11,11 +11,11 @@ use std::{
 use windlass_testenv::server::{TOKEN, binary};
 use windlass_testkit::lab::{Host, Lab};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const PORT: u16 = 3000;
 
 /// Brings both programs to a host and starts the server there; it ends with the host.
-fn serve(host: &Host) {
+fn start_server_on(host: &Host) {
     let dir = host.path("/var/windlass");
     fs::create_dir_all(&dir).unwrap();
     for name in ["windlass", "windlass-agent"] {
@@ -28,12 +28,12 @@ fn serve(host: &Host) {
     assert!(host.run(&start).unwrap().status.success());
     let asked = Instant::now();
     while TcpStream::connect((host.addr(), PORT)).is_err() {
-        assert!(asked.elapsed() < PATIENCE, "no server: {}", log(host));
+        assert!(asked.elapsed() < TIMEOUT, "no server: {}", server_log(host));
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-fn log(host: &Host) -> String {
+fn server_log(host: &Host) -> String {
     fs::read_to_string(host.path("/var/windlass/log")).unwrap_or_default()
 }
 
@@ -44,7 +44,7 @@ fn windlass(host: &Host, dir: &Path, args: &[&str]) -> String {
     command.env("WINDLASS_URL", format!("http://{}:{PORT}", host.addr())).env("WINDLASS_TOKEN", TOKEN);
     let Output { status, stdout, stderr } = command.output().unwrap();
     let said = String::from_utf8_lossy(&stderr);
-    assert!(status.success(), "windlass {args:?}: {said}\n{}", log(host));
+    assert!(status.success(), "windlass {args:?}: {said}\n{}", server_log(host));
     String::from_utf8(stdout).unwrap()
 }
 
@@ -52,7 +52,7 @@ fn windlass(host: &Host, dir: &Path, args: &[&str]) -> String {
 fn the_servers_own_machine_can_be_a_host_over_ssh_and_is_left_as_it_was() {
     let lab = Lab::start(1).unwrap();
     let host = lab.host(1);
-    serve(host);
+    start_server_on(host);
     let dir = lab.key_file().with_file_name("person");
     fs::create_dir(&dir).unwrap();
     let fleet = format!(
@@ -66,7 +66,7 @@ fn the_servers_own_machine_can_be_a_host_over_ssh_and_is_left_as_it_was() {
     windlass(host, &dir, &["apply", "-y", "-f", "own.yml"]);
     assert_eq!(windlass(host, &dir, &["apply", "-y", "-f", "here.yml"]), "here\n");
     windlass(host, &dir, &["fleet", "delete", "-y", "--wait", "own"]);
-    assert!(!host.path("/var/lib/windlass").exists(), "{}", log(host));
+    assert!(!host.path("/var/lib/windlass").exists(), "{}", server_log(host));
     // The machine's own fleet is another matter.
     fs::write(dir.join("here.yml"), task.replace("own", "local").replace("name: here", "name: there"))
         .unwrap();

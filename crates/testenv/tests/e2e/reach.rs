@@ -21,9 +21,9 @@ const PAGE: &str = "busybox mkdir -p /tmp/page && echo pong > /tmp/page/index.ht
                     exec busybox httpd -f -p 127.0.0.1:7007 -h /tmp/page";
 
 /// Whoever is attached, until the end of the test.
-struct Attached(Child);
+struct AttachGuard(Child);
 
-impl Drop for Attached {
+impl Drop for AttachGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -31,7 +31,7 @@ impl Drop for Attached {
 }
 
 /// Starts the job, attaches to it, and goes in by both ways.
-fn a_shell_and_a_port_lead_into(stage: &Stage, image: &str) {
+fn assert_shell_and_port_work(stage: &Stage, image: &str) {
     let dir = stage.home().to_owned();
     let job = format!("type: task\nname: open\n{image}commands:\n  - {PAGE}\n{RESOURCES}");
     fs::write(dir.join("open.yml"), job).unwrap();
@@ -39,7 +39,7 @@ fn a_shell_and_a_port_lead_into(stage: &Stage, image: &str) {
     assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
 
     let mut attach = stage.command(&dir, &["attach", "open", "-p", "*:7007"]);
-    let mut attached = Attached(attach.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut attached = AttachGuard(attach.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
     let mut address = None;
     let mut seen = Vec::new();
     for line in BufReader::new(attached.0.stderr.take().unwrap()).lines() {
@@ -51,7 +51,7 @@ fn a_shell_and_a_port_lead_into(stage: &Stage, image: &str) {
         seen.push(line);
     }
     let address = address.unwrap_or_else(|| panic!("no port is told of: {seen:#?}"));
-    assert!(page(&address).ends_with("pong\n"), "{}", page(&address));
+    assert!(fetch_page(&address).ends_with("pong\n"), "{}", fetch_page(&address));
 
     let mut ssh = Command::new("ssh");
     ssh.arg("-F").arg(dir.join(".ssh/config")).args(["-o", "BatchMode=yes", "open"]);
@@ -65,7 +65,7 @@ fn a_shell_and_a_port_lead_into(stage: &Stage, image: &str) {
 }
 
 /// A job that has just begun may not listen yet.
-fn page(address: &str) -> String {
+fn fetch_page(address: &str) -> String {
     for _ in 0..200 {
         let mut stream = TcpStream::connect(address).unwrap();
         let mut answer = String::new();
@@ -84,14 +84,14 @@ async fn a_shell_and_a_port_lead_into_a_job_on_a_host_over_ssh() {
     let lab = Lab::start(1).unwrap();
     let mut stage = Stage::new(Machines::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
-    a_shell_and_a_port_lead_into(&stage, "");
+    assert_shell_and_port_work(&stage, "");
 }
 
 #[tokio::test]
 async fn a_shell_and_a_port_lead_into_a_docker_job() {
     image();
     let stage = Stage::new(Machines::Containers).await;
-    a_shell_and_a_port_lead_into(&stage, &format!("image: {IMAGE}\n"));
+    assert_shell_and_port_work(&stage, &format!("image: {IMAGE}\n"));
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::stage::{Machines, Stage, small};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The cheapest region has no machines, the next one has a single one, and the dearest has enough.
 const CLOUD: &str = "offers:\n\
@@ -37,7 +37,7 @@ async fn several_nodes_leave_a_region_that_has_no_machines_for_the_next() {
     let mut job = small("pair", &["sleep 600"]);
     job["nodes"] = json!(2);
     stage.apply(&job).await;
-    let run = stage.eventually_run("pair", PATIENCE, |run| regions(run) == ["west", "west"]).await;
+    let run = stage.eventually_run("pair", TIMEOUT, |run| regions(run) == ["west", "west"]).await;
     let tries = run["jobs"][0]["job_submissions"].as_array().unwrap().len();
     assert_eq!(tries, 3, "{run:#}");
     stage.stop("pair", true).await;

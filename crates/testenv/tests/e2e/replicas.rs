@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use windlass_testenv::{
     hollow::{Runtime, empty_job},
     replicas::{Plan, Replicas},
-    server::{ask_once, submission},
+    server::{call_api_idempotent, submission},
 };
 
 /// What all servers together may have open.
@@ -21,14 +21,15 @@ const CONNECTIONS_MAX: i64 = 60;
 /// The default is three times as long, which row F2 of the fault matrix waits for with `--long`.
 const LOCK_TIMEOUT: &str = "10s";
 /// Lock timeout and longest pause between two looks.
-const TAKEN_OVER: Duration = Duration::from_secs(15);
-const PATIENCE: Duration = Duration::from_secs(120);
+const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-const OPEN: &str = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'windlass'";
-const STARTED_TWICE: &str = "SELECT count(*) FROM (SELECT entity_id FROM events WHERE entity = 'job' \
+const OPEN_CONNECTIONS_SQL: &str =
+    "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'windlass'";
+const STARTED_TWICE_SQL: &str = "SELECT count(*) FROM (SELECT entity_id FROM events WHERE entity = 'job' \
     AND kind = 'status' AND to_status = 'running' GROUP BY entity_id HAVING count(*) > 1) twice";
 
-fn lasting(name: &str, millis: u64) -> Value {
+fn job_lasting(name: &str, millis: u64) -> Value {
     let mut job = empty_job(name);
     job["env"]["HOLLOW_RUN_MS"] = millis.to_string().into();
     job
@@ -47,25 +48,25 @@ async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_what_anothe
     let mut most = 0;
     for number in 0..120 {
         let name = format!("run-{number}");
-        replicas.apply(number % 3, &lasting(&name, 200)).await.unwrap();
+        replicas.apply(number % 3, &job_lasting(&name, 200)).await.unwrap();
         // Whoever is asked next knows of it.
         let run = replicas.run((number + 1) % 3, &name).await.unwrap();
         assert_eq!(run["run_spec"]["run_name"], json!(name));
         if number % 10 == 0 {
-            most = most.max(replicas.postgres.count(OPEN).await.unwrap());
+            most = most.max(replicas.postgres.count(OPEN_CONNECTIONS_SQL).await.unwrap());
         }
     }
     // Told to one, and the next knows.
-    replicas.apply(0, &lasting("stopped", 600_000)).await.unwrap();
+    replicas.apply(0, &job_lasting("stopped", 600_000)).await.unwrap();
     replicas
         .post(0, "/api/project/main/runs/stop", &json!({"runs_names": ["stopped"], "abort": false}))
         .await
         .unwrap();
     replicas.reaches(1, "stopped", &["terminating", "terminated"]).await.unwrap();
-    replicas.is_quiet(PATIENCE).await.unwrap();
+    replicas.wait_until_no_active_runs(TIMEOUT).await.unwrap();
     assert_eq!(done(&replicas).await.len(), 120);
     assert!((3..=CONNECTIONS_MAX).contains(&most), "{most} connections");
-    assert_eq!(replicas.postgres.count(STARTED_TWICE).await.unwrap(), 0);
+    assert_eq!(replicas.postgres.count(STARTED_TWICE_SQL).await.unwrap(), 0);
     for number in 0..3 {
         let claimed = replicas.total(number, "claimed").await.unwrap();
         assert!(claimed >= 60, "server {number} took {claimed} rows only");
@@ -77,17 +78,17 @@ async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_what_anothe
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock_timeout() {
     let plan = Plan { name: "kill", servers: 3, hosts: 4, blocks: 8, runtime: Runtime::Hollow };
-    let mut replicas = Replicas::start_with_locks_of(plan, LOCK_TIMEOUT).await.unwrap();
+    let mut replicas = Replicas::start_with_lock_timeout(plan, LOCK_TIMEOUT).await.unwrap();
     // It ends long after the kill: who hears of that?
-    replicas.apply(0, &lasting("long", 25_000)).await.unwrap();
+    replicas.apply(0, &job_lasting("long", 25_000)).await.unwrap();
     replicas.reaches(1, "long", &["running"]).await.unwrap();
     replicas.freeze_hosts().unwrap();
     for number in 0..30 {
-        replicas.apply(number % 3, &lasting(&format!("run-{number}"), 100)).await.unwrap();
+        replicas.apply(number % 3, &job_lasting(&format!("run-{number}"), 100)).await.unwrap();
     }
     let asked = Instant::now();
     while replicas.total(0, "in_work").await.unwrap() == 0 {
-        assert!(asked.elapsed() < PATIENCE, "the first server takes no work");
+        assert!(asked.elapsed() < TIMEOUT, "the first server takes no work");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     replicas.kill(0);
@@ -103,12 +104,12 @@ async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock
         if left == 0 {
             break;
         }
-        assert!(killed.elapsed() < TAKEN_OVER, "{left} rows are still the dead server's");
+        assert!(killed.elapsed() < TAKEOVER_TIMEOUT, "{left} rows are still the dead server's");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    replicas.is_quiet(PATIENCE).await.unwrap();
+    replicas.wait_until_no_active_runs(TIMEOUT).await.unwrap();
     assert_eq!(done(&replicas).await.len(), 31);
-    assert_eq!(replicas.postgres.count(STARTED_TWICE).await.unwrap(), 0);
+    assert_eq!(replicas.postgres.count(STARTED_TWICE_SQL).await.unwrap(), 0);
     // Its host told a server that lives, at once: looks alone come every ten seconds.
     let late = "SELECT (max(e.recorded_at) FILTER (WHERE e.to_status = 'terminating') \
                 - max(e.recorded_at) FILTER (WHERE e.to_status = 'running')) / 1000 \
@@ -145,13 +146,13 @@ async fn a_rolling_restart_of_postgres_replicas_loses_and_delays_nothing() {
     for client in clients {
         acknowledged.extend(client.await.unwrap());
     }
-    replicas.is_quiet(PATIENCE).await.unwrap();
+    replicas.wait_until_no_active_runs(TIMEOUT).await.unwrap();
     ended.store(true, Ordering::Relaxed);
     let done = done(&replicas).await;
     assert!(acknowledged.len() >= 100, "only {} were submitted", acknowledged.len());
     let lost: Vec<_> = acknowledged.difference(&done).collect();
     assert!(lost.is_empty(), "{lost:?} were acknowledged and are not done");
-    assert_eq!(replicas.postgres.count(STARTED_TWICE).await.unwrap(), 0);
+    assert_eq!(replicas.postgres.count(STARTED_TWICE_SQL).await.unwrap(), 0);
     // Nobody waited for a lock of a server that had gone.
     assert_eq!(expired.await.unwrap(), 0, "locks were left behind and ran out");
 }
@@ -175,7 +176,7 @@ fn watch_locks(session: tokio_postgres::Client, over: Arc<AtomicBool>) -> tokio:
 async fn wait_for(submitted: &AtomicUsize, more: usize) {
     let (enough, asked) = (submitted.load(Ordering::Relaxed) + more, Instant::now());
     while submitted.load(Ordering::Relaxed) < enough {
-        assert!(asked.elapsed() < PATIENCE, "nothing is submitted any more");
+        assert!(asked.elapsed() < TIMEOUT, "nothing is submitted any more");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -199,7 +200,7 @@ async fn submit_until(
                 let all = addresses.lock();
                 all[attempt % all.len()].clone()
             };
-            match ask_once(&address, "/api/project/main/runs/apply", &body, Some(&name)).await {
+            match call_api_idempotent(&address, "/api/project/main/runs/apply", &body, Some(&name)).await {
                 Ok(answer) if answer.status == 200 => break,
                 Ok(answer) => assert!(matches!(answer.status, 429 | 503), "{answer:?}"),
                 // Refused, or cut off in the middle: to submit the same again is harmless.
@@ -220,24 +221,24 @@ async fn l7_what_one_postgres_replica_is_told_wakes_the_others() {
     let plan = Plan { name: "hints", servers: 2, hosts: 1, blocks: 1, runtime: Runtime::Hollow };
     let replicas = Replicas::start(plan).await.unwrap();
     let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let listener = listen(&replicas, told).await;
-    replicas.apply(0, &lasting("first", 600_000)).await.unwrap();
-    hears(&mut heard, "jobs_submitted").await;
+    let listener = listen_for_hints(&replicas, told).await;
+    replicas.apply(0, &job_lasting("first", 600_000)).await.unwrap();
+    wait_for_hint(&mut heard, "jobs_submitted").await;
     replicas.reaches(1, "first", &["running"]).await.unwrap();
     let body = json!({"runs_names": ["first"], "abort": false});
     replicas.post(0, "/api/project/main/runs/stop", &body).await.unwrap();
-    hears(&mut heard, "runs").await;
+    wait_for_hint(&mut heard, "runs").await;
     replicas.reaches(1, "first", &["terminated"]).await.unwrap();
     drop(listener);
 
     // Told so, they look, though they have looked a moment ago.
-    let quiet = looks_during(&replicas, 0).await;
-    let told = looks_during(&replicas, 40).await;
+    let quiet = count_polls_during(&replicas, 0).await;
+    let told = count_polls_during(&replicas, 40).await;
     assert!(told > 2 * quiet + 20, "{told} looks when told 40 times, {quiet} by itself");
 }
 
 /// Every hint that goes through the database.
-async fn listen(
+async fn listen_for_hints(
     replicas: &Replicas,
     told: tokio::sync::mpsc::UnboundedSender<String>,
 ) -> (tokio_postgres::Client, tokio::task::JoinHandle<()>) {
@@ -254,13 +255,13 @@ async fn listen(
     (client, task)
 }
 
-async fn hears(heard: &mut tokio::sync::mpsc::UnboundedReceiver<String>, name: &str) {
+async fn wait_for_hint(heard: &mut tokio::sync::mpsc::UnboundedReceiver<String>, name: &str) {
     let wanted = async { while heard.recv().await.unwrap() != name {} };
-    tokio::time::timeout(PATIENCE, wanted).await.unwrap_or_else(|_| panic!("nobody was told of {name}"));
+    tokio::time::timeout(TIMEOUT, wanted).await.unwrap_or_else(|_| panic!("nobody was told of {name}"));
 }
 
 /// How often tables of volumes are looked at in some seconds, by a pipeline that has nothing to do.
-async fn looks_during(replicas: &Replicas, hints: usize) -> i64 {
+async fn count_polls_during(replicas: &Replicas, hints: usize) -> i64 {
     let looks = "SELECT seq_scan + coalesce(idx_scan, 0) FROM pg_stat_user_tables WHERE relname = 'volumes'";
     let before = replicas.postgres.count(looks).await.unwrap();
     for number in 0..40 {

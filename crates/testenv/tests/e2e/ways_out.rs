@@ -35,7 +35,7 @@ const TABLE: &str = "../../docs/reference/ways-out.md";
 /// How each way ended, by its name.
 type Outcomes = BTreeMap<String, String>;
 
-fn outcomes(output: &str) -> Outcomes {
+fn parse_outcomes(output: &str) -> Outcomes {
     let lines = output.lines().filter_map(|line| {
         let mut parts = line.trim_end().splitn(3, '\t');
         Some((parts.next()?.to_owned(), (parts.next()?.to_owned(), parts.next()?.to_owned())))
@@ -45,7 +45,7 @@ fn outcomes(output: &str) -> Outcomes {
 
 /// No way is open but those that end inside.
 #[track_caller]
-fn closed(found: &Outcomes, inside: &[&str]) {
+fn assert_no_escape(found: &Outcomes, inside: &[&str]) {
     assert!(found.len() >= 30, "{} ways were tried: {found:#?}", found.len());
     let open: Vec<_> = found
         .iter()
@@ -152,7 +152,7 @@ async fn as_a_process() -> Outcomes {
     let run = stage.ends(&job).await;
     let log = stage.log(&run).await;
     assert_eq!(run["status"], "done", "{log}\n{run:#}");
-    outcomes(&log)
+    parse_outcomes(&log)
 }
 
 async fn in_a_container() -> Outcomes {
@@ -167,7 +167,7 @@ async fn in_a_container() -> Outcomes {
     let run = stage.ends(&job).await;
     let log = stage.log(&run).await;
     assert_eq!(run["status"], "done", "{log}\n{run:#}");
-    outcomes(&log)
+    parse_outcomes(&log)
 }
 
 async fn in_a_queue_container() -> Outcomes {
@@ -199,19 +199,19 @@ async fn in_a_queue_container() -> Outcomes {
     let ended = ground.ended(&asked).await;
     let output = String::from_utf8(ground.output(&asked, "stdout").await).unwrap();
     assert_eq!(ended["exit_code"], 0, "{ended:#}\n{output}\n{}", ground.dispatcher_log());
-    outcomes(&output)
+    parse_outcomes(&output)
 }
 
 #[tokio::test]
 async fn a_docker_job_and_a_confined_process_find_no_way_out() {
     image_with_program();
     let process = as_a_process().await;
-    closed(&process, &[]);
+    assert_no_escape(&process, &[]);
     let container = in_a_container().await;
-    closed(&container, &INSIDE_A_CONTAINER);
+    assert_no_escape(&container, &INSIDE_A_CONTAINER);
     let queue = in_a_queue_container().await;
-    closed(&queue, &INSIDE_A_CONTAINER);
-    table(&[
+    assert_no_escape(&queue, &INSIDE_A_CONTAINER);
+    check_table(&[
         ("plain process, confined", &process),
         ("Docker", &container),
         ("container of the queue", &queue),
@@ -219,7 +219,7 @@ async fn a_docker_job_and_a_confined_process_find_no_way_out() {
 }
 
 /// The table of the reference, compared with what was just seen; `UPDATE=1` writes it.
-fn table(columns: &[(&str, &Outcomes)]) {
+fn check_table(columns: &[(&str, &Outcomes)]) {
     let mut names: Vec<&String> = columns.iter().flat_map(|(_, found)| found.keys()).collect();
     names.sort();
     names.dedup();

@@ -12,7 +12,7 @@ use windlass_tunnel::{Connection, TunnelError};
 
 const CAP: usize = 1 << 20;
 
-fn out(output: &std::process::Output) -> String {
+fn stdout_text(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
@@ -22,15 +22,15 @@ async fn lab_hosts_have_networks_files_and_processes_of_their_own() {
     let (one, two) = (lab.host(1), lab.host(2));
     let (first, _) = Connection::open(&one.target(), CAP).await.unwrap();
     let (second, _) = Connection::open(&two.target(), CAP).await.unwrap();
-    assert_eq!(first.read("hostname", b"").await.unwrap().trim(), "h1");
-    assert_eq!(second.read("hostname", b"").await.unwrap().trim(), "h2");
-    first.read("mkdir /var/lib/windlass && echo 1 > /var/lib/windlass/x", b"").await.unwrap();
+    assert_eq!(first.run_checked("hostname", b"").await.unwrap().trim(), "h1");
+    assert_eq!(second.run_checked("hostname", b"").await.unwrap().trim(), "h2");
+    first.run_checked("mkdir /var/lib/windlass && echo 1 > /var/lib/windlass/x", b"").await.unwrap();
     assert!(one.path("/var/lib/windlass/x").exists());
-    assert!(second.read("test -e /var/lib/windlass", b"").await.is_err());
+    assert!(second.run_checked("test -e /var/lib/windlass", b"").await.is_err());
     assert!(!std::path::Path::new("/var/lib/windlass/x").exists(), "this machine is left alone");
-    let elsewhere = first.read("touch /usr/local/here", b"").await;
+    let elsewhere = first.run_checked("touch /usr/local/here", b"").await;
     assert!(elsewhere.is_err(), "what is shared can only be read");
-    first.read("setsid sleep 4711 < /dev/null > /dev/null 2>&1 &", b"").await.unwrap();
+    first.run_checked("setsid sleep 4711 < /dev/null > /dev/null 2>&1 &", b"").await.unwrap();
     let sleeps = |host: &windlass_testkit::lab::Host| {
         host.processes().unwrap().iter().filter(|process| process.command == "sleep 4711").count()
     };
@@ -42,12 +42,12 @@ async fn lab_hosts_have_networks_files_and_processes_of_their_own() {
     }
     assert_eq!((sleeps(one), sleeps(two)), (1, 0));
     // Hosts reach each other by name.
-    let there = out(&one.run("timeout 5 bash -c 'head -c 4 < /dev/tcp/h2/22'").unwrap());
+    let there = stdout_text(&one.run("timeout 5 bash -c 'head -c 4 < /dev/tcp/h2/22'").unwrap());
     assert_eq!(there, "SSH-");
     let (worker, _) = Connection::open(&two.target_as(WORKER), CAP).await.unwrap();
-    assert_eq!(worker.read("id -u; sudo -n id -u", b"").await.unwrap(), "2000\n0\n");
+    assert_eq!(worker.run_checked("id -u; sudo -n id -u", b"").await.unwrap(), "2000\n0\n");
     let (guest, _) = Connection::open(&two.target_as(GUEST), CAP).await.unwrap();
-    assert!(guest.read("sudo -n true", b"").await.is_err());
+    assert!(guest.run_checked("sudo -n true", b"").await.is_err());
 }
 
 #[tokio::test]
@@ -61,14 +61,14 @@ async fn lab_hosts_can_be_cut_off_hidden_and_rebooted() {
     before.ping(Duration::from_secs(20)).await.unwrap();
 
     before
-        .read("touch /var/lib/kept /run/lost /tmp/lost; setsid sleep 4711 > /dev/null 2>&1 &", b"")
+        .run_checked("touch /var/lib/kept /run/lost /tmp/lost; setsid sleep 4711 > /dev/null 2>&1 &", b"")
         .await
         .unwrap();
     host.reboot().unwrap();
     assert!(host.processes().unwrap().iter().all(|process| process.command.contains("sshd")));
     let (after, _) = Connection::open(&host.target(), CAP).await.unwrap();
     assert_eq!(
-        after.read("ls /var/lib/kept; ls /run/lost /tmp/lost 2>/dev/null || true", b"").await.unwrap(),
+        after.run_checked("ls /var/lib/kept; ls /run/lost /tmp/lost 2>/dev/null || true", b"").await.unwrap(),
         "/var/lib/kept\n"
     );
 
@@ -80,7 +80,7 @@ async fn lab_hosts_can_be_cut_off_hidden_and_rebooted() {
     let (gate, inner) = (lab.host(2), host);
     inner.hide().unwrap();
     let (through, _) = Connection::open(&inner.target_via(gate), CAP).await.unwrap();
-    assert_eq!(through.read("hostname", b"").await.unwrap().trim(), "h1");
+    assert_eq!(through.run_checked("hostname", b"").await.unwrap().trim(), "h1");
 }
 
 #[test]
@@ -94,12 +94,12 @@ fn lab_leaves_nothing_behind() {
         assert!(!std::path::Path::new(&format!("/proc/{}", process.pid)).exists(), "{process:?}");
     }
     let left = Command::new("ip").args(["netns", "list"]).output().unwrap();
-    assert!(!out(&left).contains(&format!("wlab{number}-")));
+    assert!(!stdout_text(&left).contains(&format!("wlab{number}-")));
     let left = Command::new("ip").args(["-o", "link"]).output().unwrap();
-    assert!(!out(&left).contains(&format!("wlab{number}@")));
+    assert!(!stdout_text(&left).contains(&format!("wlab{number}@")));
     let groups = format!("wlab{number}-*");
     let groups = Command::new("find").args(["/sys/fs/cgroup", "-maxdepth", "2", "-name", &groups]).output();
-    assert_eq!(out(&groups.unwrap()), "");
+    assert_eq!(stdout_text(&groups.unwrap()), "");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn lab_of_a_killed_process_is_cleared_by_the_next() {
     let _lab = Lab::start(0).unwrap();
     assert!(!dir.exists());
     let spaces = Command::new("ip").args(["netns", "list"]).output().unwrap();
-    assert!(!out(&spaces).contains(&format!("wlab{number}-")));
+    assert!(!stdout_text(&spaces).contains(&format!("wlab{number}-")));
     let left = Command::new("pgrep").args(["-f", &format!("netns/wlab{number}-")]).output().unwrap();
-    assert_eq!(out(&left), "");
+    assert_eq!(stdout_text(&left), "");
 }

@@ -6,26 +6,26 @@ use std::{
     time::Duration,
 };
 
-use super::program::eventually;
+use super::program::wait_until;
 
 /// Groups are busy for a moment after their last process went.
-const EMPTY_WITHIN: Duration = Duration::from_secs(5);
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Where a host's first process is: the groups above may pass controllers down only when nobody is in them.
-const FIRST: &str = "init";
+const FIRST_GROUP: &str = "init";
 
 /// One hierarchy, and the host's part of it.
-pub(super) struct Part {
+pub(super) struct HostCgroup {
     pub(super) mount: PathBuf,
     pub(super) part: PathBuf,
     pub(super) first: PathBuf,
 }
 
 /// Makes the groups of a host where that is permitted.
-pub(super) fn make(name: &str) -> Vec<Part> {
+pub(super) fn create(name: &str) -> Vec<HostCgroup> {
     let mut parts = Vec::new();
     for (mount, is_v2) in mounts() {
         let part = mount.join(name);
-        let first = if is_v2 { part.join(FIRST) } else { part.clone() };
+        let first = if is_v2 { part.join(FIRST_GROUP) } else { part.clone() };
         if fs::create_dir_all(&first).is_err() {
             continue;
         }
@@ -40,7 +40,7 @@ pub(super) fn make(name: &str) -> Vec<Part> {
                 let _ = fs::write(part.join(file), value);
             }
         }
-        parts.push(Part { mount, part, first });
+        parts.push(HostCgroup { mount, part, first });
     }
     parts
 }
@@ -52,7 +52,7 @@ pub(super) fn remove(prefix: &str) {
         let ours =
             groups.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)));
         for group in ours {
-            eventually(EMPTY_WITHIN, || remove_all(&group.path()).is_ok());
+            wait_until(EMPTY_TIMEOUT, || remove_all(&group.path()).is_ok());
         }
     }
 }

@@ -15,12 +15,12 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{TempDir, wait::listens};
 
-use super::program::{eventually, run, try_run};
+use super::program::{run, try_run, wait_until};
 
-const COMES_UP: Duration = Duration::from_secs(60);
-const GOES_DOWN: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// What fills the disk of a small one.
-const FILLER: &str = "filler";
+const FILLER_FILE: &str = "filler";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -55,12 +55,12 @@ impl Engine {
             dir.display()
         );
         fs::write(dir.join("containerd.toml"), settings)?;
-        let mut command = tied("containerd");
+        let mut command = ends_with_parent("containerd");
         command.arg("--config").arg(dir.join("containerd.toml"));
         let containerd = spawn(&mut command, &dir.join("containerd.log"))?;
         let mut engine = Self { containerd, dockerd: None, kind, dir: temp };
         let socket = engine.dir.path().join("containerd.sock");
-        ensure!(eventually(COMES_UP, || listens(&socket)), "containerd does not come up");
+        ensure!(wait_until(START_TIMEOUT, || listens(&socket)), "containerd does not come up");
         engine.start_dockerd()?;
         Ok(engine)
     }
@@ -72,7 +72,7 @@ impl Engine {
     /// Starts the engine, also after it was killed, and waits until it answers.
     pub fn start_dockerd(&mut self) -> Result<()> {
         let dir = self.dir.path();
-        let mut command = tied("dockerd");
+        let mut command = ends_with_parent("dockerd");
         command.arg("--containerd").arg(dir.join("containerd.sock"));
         command.arg("--data-root").arg(dir.join("data")).arg("--exec-root").arg(dir.join("exec"));
         command.arg("--pidfile").arg(dir.join("docker.pid"));
@@ -86,14 +86,14 @@ impl Engine {
         self.dockerd = Some(spawn(&mut command, &log)?);
         let up = || self.docker(&["version"]).is_ok();
         let said = || fs::read_to_string(&log).unwrap_or_default();
-        ensure!(eventually(COMES_UP, up), "dockerd does not come up: {}", said());
+        ensure!(wait_until(START_TIMEOUT, up), "dockerd does not come up: {}", said());
         Ok(())
     }
 
     /// What `docker` says to these words.
     pub fn docker(&self, args: &[&str]) -> Result<String> {
         let host = format!("unix://{}", self.socket().display());
-        super::program::read("docker", &[&["--host", &host], args].concat())
+        super::program::run_for_stdout("docker", &[&["--host", &host], args].concat())
     }
 
     /// As a power cut would end it: containers live on.
@@ -108,13 +108,13 @@ impl Engine {
     pub fn stop_dockerd(&mut self) -> Result<()> {
         let mut child = self.dockerd.take().context("dockerd is down")?;
         run("kill", &["-TERM", &child.id().to_string()])?;
-        ensure!(eventually(GOES_DOWN, || !matches!(child.try_wait(), Ok(None))), "dockerd does not end");
+        ensure!(wait_until(STOP_TIMEOUT, || !matches!(child.try_wait(), Ok(None))), "dockerd does not end");
         Ok(())
     }
 
-    /// Takes what is left of its disk, until [`Engine::make_room`].
+    /// Takes what is left of its disk, until [`Engine::free_disk`].
     pub fn fill(&self) -> Result<()> {
-        let mut file = File::create(self.dir.path().join("data").join(FILLER))?;
+        let mut file = File::create(self.dir.path().join("data").join(FILLER_FILE))?;
         let chunk = [0; 4096];
         loop {
             match file.write_all(&chunk) {
@@ -125,8 +125,8 @@ impl Engine {
         }
     }
 
-    pub fn make_room(&self) -> Result<()> {
-        Ok(fs::remove_file(self.dir.path().join("data").join(FILLER))?)
+    pub fn free_disk(&self) -> Result<()> {
+        Ok(fs::remove_file(self.dir.path().join("data").join(FILLER_FILE))?)
     }
 
     pub fn freeze(&self) -> Result<()> {
@@ -158,13 +158,13 @@ impl Drop for Engine {
             let _ = child.wait();
         }
         // Containers that outlived the engine hang on helpers that have our directory in their arguments.
-        for pid in naming(self.dir.path()) {
+        for pid in processes_naming(self.dir.path()) {
             if pid != self.containerd.id() {
                 let _ = try_run("kill", &["-9", &pid.to_string()]);
             }
         }
         let _ = try_run("kill", &["-TERM", &self.containerd.id().to_string()]);
-        if !eventually(GOES_DOWN, || !matches!(self.containerd.try_wait(), Ok(None))) {
+        if !wait_until(STOP_TIMEOUT, || !matches!(self.containerd.try_wait(), Ok(None))) {
             let _ = self.containerd.kill();
             let _ = self.containerd.wait();
         }
@@ -180,7 +180,7 @@ impl Drop for Engine {
 }
 
 /// Ends when we do, however that happens.
-fn tied(program: &str) -> Command {
+fn ends_with_parent(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "TERM", "--"]).arg(program).current_dir("/");
     command
@@ -193,7 +193,7 @@ fn spawn(command: &mut Command, log: &Path) -> Result<Child> {
 }
 
 /// Processes with the directory in their arguments. Its name is drawn, so they are ours.
-fn naming(dir: &Path) -> Vec<u32> {
+fn processes_naming(dir: &Path) -> Vec<u32> {
     let own = std::process::id();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -14,16 +14,16 @@ use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
 
 use super::{
-    GUEST, HOSTS_MAX, Init, Place, WITHIN, WORKER, cgroups,
-    program::{eventually, read, run},
+    GUEST, HOSTS_MAX, HostInit, LabId, STEP_TIMEOUT, WORKER, cgroups,
+    program::{run, run_for_stdout, wait_until},
     systemd,
 };
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// What of a host survives its reboot, by the names it has for them.
-const KEPT: [&str; 4] = ["etc", "var", "root", "home"];
+const PERSISTENT_DIRS: [&str; 4] = ["etc", "var", "root", "home"];
 /// What of this machine's `/etc` a host needs: accounts, rights, libraries.
-const ETC: [&str; 24] = [
+const ETC_FILES: [&str; 24] = [
     "alternatives",
     "bash.bashrc",
     "debian_version",
@@ -55,9 +55,9 @@ const GUEST_ID: u32 = 2001;
 /// A host. Its processes end with it.
 #[derive(Debug)]
 pub struct Host {
-    place: Place,
+    place: LabId,
     number: usize,
-    init: Init,
+    init: HostInit,
     /// What keeps the host's processes, while it is up.
     keeper: Mutex<Option<Child>>,
 }
@@ -73,14 +73,15 @@ pub struct Process {
 
 impl Host {
     /// Writes the host's files.
-    pub(super) fn install(place: &Place, number: usize, all: usize, init: Init) -> Result<Self> {
+    pub(super) fn install(place: &LabId, number: usize, all: usize, init: HostInit) -> Result<Self> {
         let host = Self { place: place.clone(), number, init, keeper: Mutex::new(None) };
         let dir = host.dir();
-        for name in KEPT {
+        for name in PERSISTENT_DIRS {
             fs::create_dir_all(dir.join(name))?;
         }
         let etc = dir.join("etc").display().to_string();
-        let needed = ETC.iter().map(|name| format!("/etc/{name}")).filter(|path| Path::new(path).exists());
+        let needed =
+            ETC_FILES.iter().map(|name| format!("/etc/{name}")).filter(|path| Path::new(path).exists());
         let needed: Vec<String> = needed.collect();
         let needed = needed.iter().map(String::as_str);
         run("cp", &["-a"].into_iter().chain(needed).chain([etc.as_str()]).collect::<Vec<_>>())?;
@@ -92,7 +93,7 @@ impl Host {
         let listed = (1..=all.min(HOSTS_MAX)).map(|n| format!("{} h{n}\n", place.host_address(n)));
         let hosts = format!("127.0.0.1 localhost\n{}", listed.collect::<String>());
         fs::write(dir.join("etc/hosts"), hosts)?;
-        if init == Init::Systemd {
+        if init == HostInit::Systemd {
             systemd::install(&dir)?;
         }
         // Jobs of most tests leave signs in files of their host.
@@ -137,7 +138,7 @@ impl Host {
 
     /// Starts the host's first process, which becomes its SSH server.
     pub(super) fn boot(&self) -> Result<()> {
-        let parts = cgroups::make(&self.place.namespace(self.number));
+        let parts = cgroups::create(&self.place.namespace(self.number));
         let mut script = String::from("set -e\n");
         let aside = self.dir().join("aside");
         fs::create_dir_all(&aside)?;
@@ -150,11 +151,11 @@ impl Host {
                 &format!("mount --bind {at} {aside}\numount -l {mount}\nmount --move {aside} {mount}\n");
         }
         let (hide, exec) = match self.init {
-            Init::Sshd => (String::new(), "exec /usr/sbin/sshd -D -e\n".to_owned()),
-            Init::Systemd => systemd::boot(&self.dir()),
+            HostInit::Sshd => (String::new(), "exec /usr/sbin/sshd -D -e\n".to_owned()),
+            HostInit::Systemd => systemd::boot(&self.dir()),
         };
         script += &hide;
-        for name in KEPT {
+        for name in PERSISTENT_DIRS {
             script += &format!("mount --bind {}/{name} /{name}\n", self.dir().display());
         }
         // Where administrators, and the agents of others, put programs of their own.
@@ -162,7 +163,7 @@ impl Host {
         fs::create_dir_all(&own)?;
         script += &format!("mount --bind {} /usr/local/bin\n", own.display());
         // Each boot of a machine has a number of its own.
-        fs::write(self.dir().join("boot_id"), format!("{}\n", drawn_uuid()?))?;
+        fs::write(self.dir().join("boot_id"), format!("{}\n", random_uuid()?))?;
         script += &format!("mount --bind {}/boot_id /proc/sys/kernel/random/boot_id\n", self.dir().display());
         script += &format!(
             "hostname {}\nmount -t tmpfs tmpfs /run\nmkdir /run/sshd /run/lock\nmount -t tmpfs -o mode=1777 tmpfs /tmp\n\
@@ -191,9 +192,9 @@ impl Host {
     }
 
     pub(super) fn wait_for_sshd(&self) -> Result<()> {
-        let up = || TcpStream::connect_timeout(&SocketAddr::new(self.addr(), 22), CONNECT_WITHIN).is_ok();
+        let up = || TcpStream::connect_timeout(&SocketAddr::new(self.addr(), 22), CONNECT_TIMEOUT).is_ok();
         let inside = || self.run("ss -Hlnt sport = :22").is_ok_and(|out| !out.stdout.is_empty());
-        let is_up = eventually(WITHIN, || up() || inside());
+        let is_up = wait_until(STEP_TIMEOUT, || up() || inside());
         ensure!(is_up, "{} does not come up: {}", self.name(), self.log());
         Ok(())
     }
@@ -249,14 +250,14 @@ impl Host {
 
     /// Nothing passes between the host and anybody else.
     pub fn partition(&self) -> Result<()> {
-        self.switch_port("down")
+        self.set_switch_port("down")
     }
 
     pub fn heal(&self) -> Result<()> {
-        self.switch_port("up")
+        self.set_switch_port("up")
     }
 
-    fn switch_port(&self, to: &str) -> Result<()> {
+    fn set_switch_port(&self, to: &str) -> Result<()> {
         let port = self.name();
         run("ip", &["-n", &self.place.switch(), "link", "set", &port, to])
     }
@@ -314,7 +315,7 @@ impl Host {
             bail!("{} is down", self.name())
         };
         let children = format!("/proc/{keeper}/task/{keeper}/children");
-        let first = read("cat", &[&children])?;
+        let first = run_for_stdout("cat", &[&children])?;
         first.parse().with_context(|| format!("{} has no first process: {}", self.name(), self.log()))
     }
 }
@@ -325,7 +326,7 @@ impl Drop for Host {
     }
 }
 
-fn drawn_uuid() -> Result<uuid::Uuid> {
+fn random_uuid() -> Result<uuid::Uuid> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).context("draw a number")?;
     Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())

@@ -35,7 +35,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 pub use self::host::{Host, Process};
-use self::program::{read, run, try_run};
+use self::program::{run, run_for_stdout, try_run};
 
 /// May use sudo without a password.
 pub const WORKER: &str = "worker";
@@ -45,38 +45,38 @@ pub const GUEST: &str = "guest";
 /// As many labs fit on one machine.
 const LABS_MAX: u16 = 4096;
 /// The networks of labs are `10.213.0.0/24` and those above.
-const NETWORK: [u8; 2] = [10, 213];
+const NETWORK_PREFIX: [u8; 2] = [10, 213];
 const HOSTS_MAX: usize = 200;
 /// The address of the first host is the one after.
-const HOSTS_FROM: u8 = 10;
+const FIRST_HOST_OFFSET: u8 = 10;
 /// Nothing in a lab takes longer, on a busy machine.
-const WITHIN: Duration = Duration::from_secs(30);
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A network of hosts.
 #[derive(Debug)]
 pub struct Lab {
     hosts: Vec<Host>,
-    site: Site,
+    site: LabNetwork,
 }
 
 /// What keeps a host's other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Init {
+enum HostInit {
     Sshd,
     Systemd,
 }
 
 /// What makes one lab another than the next.
 #[derive(Clone, Debug)]
-struct Place {
+struct LabId {
     number: u16,
     dir: PathBuf,
 }
 
 /// The network and the files below the hosts; goes after them.
 #[derive(Debug)]
-struct Site {
-    place: Place,
+struct LabNetwork {
+    place: LabId,
     /// Whoever can take it knows that nobody lives here any more.
     _lock: fs::File,
 }
@@ -84,22 +84,22 @@ struct Site {
 impl Lab {
     /// So many hosts, all up.
     pub fn start(hosts: usize) -> Result<Self> {
-        Self::of(hosts, Init::Sshd)
+        Self::start_with_init(hosts, HostInit::Sshd)
     }
 
     /// The same with systemd on each.
     pub fn with_systemd(hosts: usize) -> Result<Self> {
         ensure!(Path::new(systemd::PROGRAM).exists(), "{} is missing", systemd::PROGRAM);
-        Self::of(hosts, Init::Systemd)
+        Self::start_with_init(hosts, HostInit::Systemd)
     }
 
-    fn of(hosts: usize, init: Init) -> Result<Self> {
+    fn start_with_init(hosts: usize, init: HostInit) -> Result<Self> {
         ensure!(hosts <= HOSTS_MAX, "a lab has at most {HOSTS_MAX} hosts");
-        ensure!(read("id", &["-u"])? == "0", "a lab needs root: it makes network namespaces");
+        ensure!(run_for_stdout("id", &["-u"])? == "0", "a lab needs root: it makes network namespaces");
         for program in ["/usr/sbin/sshd", "/usr/bin/unshare", "/usr/bin/nsenter"] {
             ensure!(Path::new(program).exists(), "{program} is missing");
         }
-        let mut lab = Self { hosts: Vec::new(), site: Site::claim(hosts)? };
+        let mut lab = Self { hosts: Vec::new(), site: LabNetwork::claim(hosts)? };
         for number in 1..=hosts {
             lab.hosts.push(Host::install(&lab.site.place, number, hosts, init)?);
         }
@@ -147,7 +147,7 @@ impl Lab {
     }
 }
 
-impl Place {
+impl LabId {
     fn new(number: u16) -> Self {
         Self { number, dir: std::env::temp_dir().join(format!("{DIR}{number}")) }
     }
@@ -167,11 +167,11 @@ impl Place {
 
     fn address(&self, last: u8) -> Ipv4Addr {
         let [high, low] = self.number.to_be_bytes();
-        Ipv4Addr::new(NETWORK[0], NETWORK[1] + high, low, last)
+        Ipv4Addr::new(NETWORK_PREFIX[0], NETWORK_PREFIX[1] + high, low, last)
     }
 
     fn host_address(&self, host: usize) -> Ipv4Addr {
-        self.address(HOSTS_FROM + u8::try_from(host).unwrap_or(u8::MAX - HOSTS_FROM))
+        self.address(FIRST_HOST_OFFSET + u8::try_from(host).unwrap_or(u8::MAX - FIRST_HOST_OFFSET))
     }
 
     fn key_file(&self) -> PathBuf {
@@ -181,20 +181,20 @@ impl Place {
 
 const DIR: &str = "windlass-lab-";
 
-impl Site {
+impl LabNetwork {
     /// Takes a free number and makes the network of a lab.
     fn claim(hosts: usize) -> Result<Self> {
         // One at a time: who sweeps must not meet a lab that is half made.
         let all = fs::File::create(std::env::temp_dir().join("windlass-lab.lock"))?;
         all.lock()?;
-        sweep()?;
+        remove_stale_labs()?;
         let mut random = [0u8; 2];
         getrandom::fill(&mut random).context("draw a number")?;
         let first = u16::from_be_bytes(random) % LABS_MAX;
         let mut numbers = (0..LABS_MAX).map(|step| (first + step) % LABS_MAX);
-        let free = numbers.find(|number| fs::create_dir(&Place::new(*number).dir).is_ok());
+        let free = numbers.find(|number| fs::create_dir(&LabId::new(*number).dir).is_ok());
         let Some(number) = free else { bail!("{LABS_MAX} labs are in use") };
-        let place = Place::new(number);
+        let place = LabId::new(number);
         let lock = fs::File::create(place.dir.join("lock"))?;
         lock.lock()?;
         let site = Self { place, _lock: lock };
@@ -230,38 +230,38 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for LabNetwork {
     fn drop(&mut self) {
-        clear(&self.place);
+        remove_lab(&self.place);
     }
 }
 
 /// Takes away what labs of ended processes left.
-fn sweep() -> Result<()> {
+fn remove_stale_labs() -> Result<()> {
     for entry in fs::read_dir(std::env::temp_dir())?.flatten() {
         let name = entry.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix(DIR)?.parse().ok());
         let Some(number) = number else { continue };
-        let place = Place::new(number);
+        let place = LabId::new(number);
         let is_free = match fs::File::open(place.dir.join("lock")) {
             Ok(lock) => lock.try_lock().is_ok(),
             Err(_) => true,
         };
         if is_free {
-            clear(&place);
+            remove_lab(&place);
         }
     }
     Ok(())
 }
 
 /// Everything of a lab, however much of it there is.
-fn clear(place: &Place) {
+fn remove_lab(place: &LabId) {
     let prefix = format!("{}-", place.name());
     let spaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
     let spaces = spaces.filter_map(|entry| entry.file_name().into_string().ok());
     for space in spaces.filter(|space| space.starts_with(&prefix)) {
-        program::eventually(WITHIN, || {
-            let inside = read("ip", &["netns", "pids", &space]).unwrap_or_default();
+        program::wait_until(STEP_TIMEOUT, || {
+            let inside = run_for_stdout("ip", &["netns", "pids", &space]).unwrap_or_default();
             let inside: Vec<&str> = inside.split_whitespace().collect();
             if !inside.is_empty() {
                 let _ = try_run("kill", &[&["-9"], inside.as_slice()].concat());

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Runs a program to its end, whatever that is.
 pub(super) fn try_run(program: &str, args: &[&str]) -> Result<Output> {
@@ -18,11 +18,11 @@ pub(super) fn try_run(program: &str, args: &[&str]) -> Result<Output> {
 
 /// Runs a program that must succeed.
 pub(super) fn run(program: &str, args: &[&str]) -> Result<()> {
-    read(program, args).map(drop)
+    run_for_stdout(program, args).map(drop)
 }
 
 /// The same, and gives back what it said.
-pub(super) fn read(program: &str, args: &[&str]) -> Result<String> {
+pub(super) fn run_for_stdout(program: &str, args: &[&str]) -> Result<String> {
     let output = try_run(program, args)?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
@@ -32,7 +32,7 @@ pub(super) fn read(program: &str, args: &[&str]) -> Result<String> {
 }
 
 /// Looks until it is so, and says whether it became so in time.
-pub(super) fn eventually(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+pub(super) fn wait_until(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let mut waited = Duration::ZERO;
     loop {
         if is_so() {
@@ -41,7 +41,7 @@ pub(super) fn eventually(within: Duration, mut is_so: impl FnMut() -> bool) -> b
         if waited >= within {
             return false;
         }
-        std::thread::sleep(LOOK_AGAIN);
-        waited += LOOK_AGAIN;
+        std::thread::sleep(POLL_INTERVAL);
+        waited += POLL_INTERVAL;
     }
 }

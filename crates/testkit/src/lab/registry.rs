@@ -28,7 +28,7 @@ const CHUNK: usize = 16 * 1024;
 
 /// How the layers come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layers {
+pub enum LayerDelivery {
     Fast,
     /// One chunk each so often.
     Slow(Duration),
@@ -39,15 +39,15 @@ pub enum Layers {
 }
 
 pub struct Registry {
-    shared: Arc<Shared>,
+    shared: Arc<RegistryState>,
     address: String,
     server: tokio::task::JoinHandle<()>,
 }
 
-struct Shared {
+struct RegistryState {
     /// By `REPOSITORY/manifests/TAG-OR-DIGEST` and `REPOSITORY/blobs/DIGEST`.
-    things: Mutex<HashMap<String, Thing>>,
-    layers: Mutex<Layers>,
+    things: Mutex<HashMap<String, StoredBlob>>,
+    layers: Mutex<LayerDelivery>,
     /// `USERNAME:PASSWORD` that opens everything; without, everything is open.
     password: Mutex<Option<String>>,
     /// Answers that are being sent.
@@ -56,7 +56,7 @@ struct Shared {
 }
 
 #[derive(Clone)]
-struct Thing {
+struct StoredBlob {
     bytes: Bytes,
     kind: &'static str,
     digest: String,
@@ -65,9 +65,9 @@ struct Thing {
 
 impl Registry {
     pub async fn start() -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RegistryState {
             things: Mutex::default(),
-            layers: Mutex::new(Layers::Fast),
+            layers: Mutex::new(LayerDelivery::Fast),
             password: Mutex::default(),
             open: AtomicUsize::new(0),
             manifests_asked: AtomicUsize::new(0),
@@ -79,7 +79,7 @@ impl Registry {
         Self { shared, address, server }
     }
 
-    pub fn set_layers(&self, layers: Layers) {
+    pub fn set_layers(&self, layers: LayerDelivery) {
         *self.shared.layers.lock() = layers;
     }
 
@@ -117,7 +117,7 @@ impl Registry {
         let manifest_digest = digest(&manifest);
         let mut things = self.shared.things.lock();
         let mut keep = |path: String, bytes: Vec<u8>, kind, is_layer| {
-            let thing = Thing { digest: digest(&bytes), bytes: Bytes::from(bytes), kind, is_layer };
+            let thing = StoredBlob { digest: digest(&bytes), bytes: Bytes::from(bytes), kind, is_layer };
             things.insert(path, thing);
         };
         keep(format!("{repository}/blobs/{}", digest(&config)), config, "application/octet-stream", false);
@@ -145,10 +145,10 @@ fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex::encode(digest))
 }
 
-async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
-    if !admitted(&shared, request.headers()) {
+async fn answer(State(shared): State<Arc<RegistryState>>, request: Request) -> Response {
+    if !is_authorized(&shared, request.headers()) {
         let challenge = [(header::WWW_AUTHENTICATE, "Basic realm=\"test\"")];
-        return (StatusCode::UNAUTHORIZED, challenge, problem("UNAUTHORIZED", "authentication required"))
+        return (StatusCode::UNAUTHORIZED, challenge, error_body("UNAUTHORIZED", "authentication required"))
             .into_response();
     }
     let path = request.uri().path();
@@ -160,9 +160,9 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     }
     let thing = path.strip_prefix("/v2/").and_then(|path| shared.things.lock().get(path).cloned());
     let Some(thing) = thing else {
-        return (StatusCode::NOT_FOUND, problem("MANIFEST_UNKNOWN", "manifest unknown")).into_response();
+        return (StatusCode::NOT_FOUND, error_body("MANIFEST_UNKNOWN", "manifest unknown")).into_response();
     };
-    let body = if request.method() == Method::HEAD { Body::empty() } else { sent(&shared, &thing) };
+    let body = if request.method() == Method::HEAD { Body::empty() } else { blob_body(&shared, &thing) };
     Response::builder()
         .header(header::CONTENT_TYPE, thing.kind)
         .header(header::CONTENT_LENGTH, thing.bytes.len())
@@ -171,40 +171,40 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         .unwrap()
 }
 
-fn problem(code: &str, message: &str) -> String {
+fn error_body(code: &str, message: &str) -> String {
     serde_json::json!({"errors": [{"code": code, "message": message}]}).to_string()
 }
 
-fn admitted(shared: &Shared, headers: &HeaderMap) -> bool {
+fn is_authorized(shared: &RegistryState, headers: &HeaderMap) -> bool {
     let Some(expected) = shared.password.lock().clone() else { return true };
     let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     given == Some(&format!("Basic {}", STANDARD.encode(expected)))
 }
 
 /// Counts an answer for as long as it is being sent.
-struct Open(Arc<Shared>);
+struct TransferGuard(Arc<RegistryState>);
 
-impl Drop for Open {
+impl Drop for TransferGuard {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-fn sent(shared: &Arc<Shared>, thing: &Thing) -> Body {
-    let layers = if thing.is_layer { *shared.layers.lock() } else { Layers::Fast };
+fn blob_body(shared: &Arc<RegistryState>, thing: &StoredBlob) -> Body {
+    let layers = if thing.is_layer { *shared.layers.lock() } else { LayerDelivery::Fast };
     let mut bytes = thing.bytes.to_vec();
     let (pause, stop) = match layers {
-        Layers::Fast => (Duration::ZERO, bytes.len()),
-        Layers::Slow(pause) => (pause, bytes.len()),
-        Layers::Stall => (Duration::ZERO, bytes.len() / 2),
-        Layers::Corrupt => {
+        LayerDelivery::Fast => (Duration::ZERO, bytes.len()),
+        LayerDelivery::Slow(pause) => (pause, bytes.len()),
+        LayerDelivery::Stall => (Duration::ZERO, bytes.len() / 2),
+        LayerDelivery::Corrupt => {
             let middle = bytes.len() / 2;
             bytes[middle] ^= 1;
             (Duration::ZERO, bytes.len())
         }
     };
     shared.open.fetch_add(1, Ordering::SeqCst);
-    let open = Open(Arc::clone(shared));
+    let open = TransferGuard(Arc::clone(shared));
     let bytes = Bytes::from(bytes);
     Body::from_stream(stream::unfold((0, open), move |(at, open)| {
         let bytes = bytes.clone();

@@ -16,7 +16,7 @@ use windlass_testkit::chaos::{Proxy, Weather};
 use windlass_testkit::wait::eventually_async;
 
 /// Says back whatever is said, and counts what it heard.
-async fn echo() -> (String, Arc<AtomicUsize>) {
+async fn start_echo_server() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, heard) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&heard);
@@ -41,7 +41,7 @@ fn count(counter: &AtomicU64) -> u64 {
 
 #[tokio::test]
 async fn a_proxy_in_fair_weather_carries_every_byte() {
-    let (address, _) = echo().await;
+    let (address, _) = start_echo_server().await;
     let proxy = Proxy::tcp(address, 1).await.unwrap();
     let sent: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
     let (mut from, mut to) = TcpStream::connect(proxy.address()).await.unwrap().into_split();
@@ -55,7 +55,7 @@ async fn a_proxy_in_fair_weather_carries_every_byte() {
 
 #[tokio::test]
 async fn a_proxy_delays_drips_and_holds() {
-    let (address, _) = echo().await;
+    let (address, _) = start_echo_server().await;
     let proxy = Proxy::tcp(address, 2).await.unwrap();
     proxy.set(Weather { latency: Duration::from_millis(60), drip: 200, ..Weather::default() });
     let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
@@ -78,7 +78,7 @@ async fn a_proxy_delays_drips_and_holds() {
 
 #[tokio::test]
 async fn a_proxy_cuts_at_once_after_some_bytes_and_turns_away() {
-    let (address, _) = echo().await;
+    let (address, _) = start_echo_server().await;
     let proxy = Proxy::tcp(address, 3).await.unwrap();
     let mut open = TcpStream::connect(proxy.address()).await.unwrap();
     open.write_all(b"x").await.unwrap();
@@ -107,7 +107,7 @@ async fn a_proxy_cuts_at_once_after_some_bytes_and_turns_away() {
 
 #[tokio::test]
 async fn a_proxy_says_everything_once_more_when_told() {
-    let (address, heard) = echo().await;
+    let (address, heard) = start_echo_server().await;
     let proxy = Proxy::tcp(address, 4).await.unwrap();
     proxy.set(Weather { replay_after: Some(Duration::from_millis(10)), ..Weather::default() });
     let mut stream = TcpStream::connect(proxy.address()).await.unwrap();

@@ -4,7 +4,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, UnixListener},
 };
-use windlass_tunnel::{Connection, Pin, TunnelError};
+use windlass_tunnel::{Connection, HostKeyPin, TunnelError};
 
 use crate::sshd::Sshd;
 
@@ -20,7 +20,7 @@ async fn a_command_gets_its_input_and_gives_its_output_and_status() {
     assert_eq!(output.status, Some(7));
     assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), input.len().to_string());
     assert_eq!(output.stderr, b"oops\n");
-    let error = connection.read("echo no luck >&2; exit 3", b"").await.unwrap_err();
+    let error = connection.run_checked("echo no luck >&2; exit 3", b"").await.unwrap_err();
     assert!(error.to_string().contains("no luck"), "{error}");
 }
 
@@ -28,11 +28,11 @@ async fn a_command_gets_its_input_and_gives_its_output_and_status() {
 async fn a_first_host_key_is_learned_and_a_changed_one_stops_everything() {
     let mut sshd = Sshd::start();
     let mut target = sshd.target();
-    target.pin = Pin::FirstUse;
+    target.pin = HostKeyPin::FirstUse;
     let (_, learned) = Connection::open(&target, CAP).await.unwrap();
     assert_eq!(learned[0].key, sshd.host_key());
 
-    target.pin = Pin::Known(learned[0].key.clone());
+    target.pin = HostKeyPin::Known(learned[0].key.clone());
     Connection::open(&target, CAP).await.unwrap();
     sshd.change_host_key();
     let error = Connection::open(&target, CAP).await.unwrap_err();
@@ -59,7 +59,7 @@ async fn streams_reach_ports_and_unix_sockets_of_the_host() {
     let path = sshd.home().join("echo.sock");
     let unix = UnixListener::bind(&path).unwrap();
 
-    let mut stream = connection.tcp("127.0.0.1", tcp.local_addr().unwrap().port()).await.unwrap();
+    let mut stream = connection.open_tcp("127.0.0.1", tcp.local_addr().unwrap().port()).await.unwrap();
     let (mut there, _) = tcp.accept().await.unwrap();
     stream.write_all(b"over tcp").await.unwrap();
     let mut got = [0; 8];
@@ -68,14 +68,14 @@ async fn streams_reach_ports_and_unix_sockets_of_the_host() {
     drop(there);
     assert_eq!(stream.read(&mut got).await.unwrap(), 0);
 
-    let mut stream = connection.unix(path.to_str().unwrap()).await.unwrap();
+    let mut stream = connection.open_unix(path.to_str().unwrap()).await.unwrap();
     let (mut there, _) = unix.accept().await.unwrap();
     there.write_all(b"unixwise").await.unwrap();
     stream.read_exact(&mut got).await.unwrap();
     assert_eq!(&got, b"unixwise");
     drop(stream);
     assert_eq!(there.read(&mut got).await.unwrap(), 0, "a dropped stream closes its channel");
-    let absent = connection.unix("/nonexistent/socket").await;
+    let absent = connection.open_unix("/nonexistent/socket").await;
     assert!(absent.is_err());
 }
 
@@ -85,7 +85,7 @@ async fn one_stalled_reader_delays_nobody_and_loses_its_channel() {
     let (connection, _) = Connection::open(&sshd.target(), CAP).await.unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let mut stalled = connection.tcp("127.0.0.1", port).await.unwrap();
+    let mut stalled = connection.open_tcp("127.0.0.1", port).await.unwrap();
     let (mut there, _) = listener.accept().await.unwrap();
     let flood = tokio::spawn(async move {
         let block = vec![0u8; 1 << 20];
@@ -93,7 +93,7 @@ async fn one_stalled_reader_delays_nobody_and_loses_its_channel() {
     });
     // The flood has come further than the cap: the stalled channel is given up by now or soon.
     for _ in 0..20 {
-        assert_eq!(connection.read("echo alive", b"").await.unwrap(), "alive\n");
+        assert_eq!(connection.run_checked("echo alive", b"").await.unwrap(), "alive\n");
     }
     let mut sink = Vec::new();
     let error = stalled.read_to_end(&mut sink).await.unwrap_err();
@@ -110,9 +110,9 @@ async fn a_host_behind_another_is_reached_through_it() {
     target.via = Some(Box::new(gate.target()));
     let (connection, _) = Connection::open(&target, CAP).await.unwrap();
     // The inner server sees the connection come from its own machine, through the gate's session.
-    assert_eq!(connection.read("echo here", b"").await.unwrap(), "here\n");
+    assert_eq!(connection.run_checked("echo here", b"").await.unwrap(), "here\n");
     drop(gate);
-    assert!(connection.read("echo here", b"").await.is_err());
+    assert!(connection.run_checked("echo here", b"").await.is_err());
 }
 
 #[tokio::test]
@@ -122,7 +122,8 @@ async fn a_broken_upload_goes_on_where_it_stopped() {
     let bytes: Vec<u8> = (0..600_000u32).map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
     let path = sshd.home().join("agent").display().to_string();
     std::fs::write(sshd.home().join("source"), &bytes).unwrap();
-    let sum = connection.read(&format!("sha256sum < {}/source", sshd.home().display()), b"").await.unwrap();
+    let sum =
+        connection.run_checked(&format!("sha256sum < {}/source", sshd.home().display()), b"").await.unwrap();
     let sum = sum.split_whitespace().next().unwrap().to_owned();
     // No process has the number 0; this one lives.
     let left = format!("{path}.{}.0.part", &sum[..16]);
@@ -137,7 +138,7 @@ async fn a_broken_upload_goes_on_where_it_stopped() {
 
     std::fs::write(&left, b"garbage").unwrap();
     let error = connection.upload(&path, &bytes, &sum).await.unwrap_err();
-    assert!(matches!(error, TunnelError::Damaged { .. }), "{error}");
+    assert!(matches!(error, TunnelError::ChecksumMismatch { .. }), "{error}");
     let (one, other) = (connection.upload(&path, &bytes, &sum), connection.upload(&path, &bytes, &sum));
     let (one, other) = tokio::join!(one, other);
     for uploaded in [one.unwrap(), other.unwrap()] {

@@ -3,5 +3,5 @@
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 mod connection;
-mod hosts;
+mod pool;
 mod sshd;

@@ -9,7 +9,7 @@ use std::{
 
 use windlass_testkit::wait::{eventually, eventually_ok};
 use windlass_testkit::{TempDir, temp_dir};
-use windlass_tunnel::{HostKey, Key, Pin, Target};
+use windlass_tunnel::{HostKey, HostKeyPin, LoginKey, SshDestination};
 
 pub(crate) struct Sshd {
     home: TempDir,
@@ -72,7 +72,7 @@ impl Sshd {
         let Some(mut child) = self.child.take() else { return };
         // Frozen, it begins no more sessions: each holds the port from its first moment.
         let _ = Command::new("kill").args(["-STOP", &child.id().to_string()]).status();
-        let sessions = sessions(child.id());
+        let sessions = descendants(child.id());
         // All at once: there may be a thousand.
         let words = sessions.iter().map(u32::to_string);
         let _ = Command::new("kill").arg("-9").args(words).stderr(Stdio::null()).status();
@@ -81,7 +81,7 @@ impl Sshd {
         eventually("sshd's sessions end", || !sessions.iter().any(|pid| is_alive(*pid)));
     }
 
-    pub(crate) fn start_again(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.stop();
         self.serve();
     }
@@ -89,13 +89,13 @@ impl Sshd {
     /// As if the machine had been replaced by another with the same address.
     pub(crate) fn change_host_key(&mut self) {
         self.make_key("host");
-        self.start_again();
+        self.restart();
     }
 
     /// `STOP` and `CONT` freeze and thaw the server with its sessions: the host is there and silent.
     pub(crate) fn signal(&self, signal: &str) {
         let pid = self.child.as_ref().unwrap().id();
-        for pid in sessions(pid).into_iter().chain([pid]) {
+        for pid in descendants(pid).into_iter().chain([pid]) {
             let _ = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
         }
     }
@@ -112,14 +112,14 @@ impl Sshd {
         HostKey::parse(line.trim()).unwrap()
     }
 
-    pub(crate) fn target(&self) -> Target {
+    pub(crate) fn target(&self) -> SshDestination {
         let key = std::fs::read_to_string(self.home().join("user")).unwrap();
-        Target {
+        SshDestination {
             host: "127.0.0.1".into(),
             port: self.port,
             user: "root".into(),
-            keys: vec![Key::parse(&key).unwrap()],
-            pin: Pin::Known(self.host_key()),
+            keys: vec![LoginKey::parse(&key).unwrap()],
+            pin: HostKeyPin::Known(self.host_key()),
             via: None,
         }
     }
@@ -141,9 +141,9 @@ fn is_alive(pid: u32) -> bool {
 }
 
 /// All descendants of a process.
-fn sessions(pid: u32) -> Vec<u32> {
+fn descendants(pid: u32) -> Vec<u32> {
     let children = format!("/proc/{pid}/task/{pid}/children");
     let children = std::fs::read_to_string(children).unwrap_or_default();
     let direct = children.split_whitespace().filter_map(|word| word.parse().ok());
-    direct.flat_map(|child| sessions(child).into_iter().chain([child])).collect()
+    direct.flat_map(|child| descendants(child).into_iter().chain([child])).collect()
 }

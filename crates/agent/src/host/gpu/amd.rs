@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Gpu, Inventory, Use, Vendor, read, told};
+use super::{Gpu, Inventory, Use, Vendor, read, tool_problems};
 use crate::host::tool;
 
 const TOOL: &str = "amd-smi";
@@ -35,8 +35,8 @@ pub(super) async fn discover(root: &Path) -> Inventory {
     let known = match tool::output(TOOL, &["static", "--asic", "--bus", "--driver", "--json"]).await {
         Ok(text) => parse_static(&text),
         Err(error) => {
-            problems.extend(told(&error));
-            Known::default()
+            problems.extend(tool_problems(&error));
+            ToolInfo::default()
         }
     };
     let driver_version =
@@ -67,7 +67,7 @@ struct Card {
 }
 
 impl Card {
-    fn gpu(self, index: u32, known: &Known) -> Gpu {
+    fn gpu(self, index: u32, known: &ToolInfo) -> Gpu {
         let name = known.names.get(&self.bus).cloned().unwrap_or(self.name);
         let devices = [PathBuf::from("/dev/kfd")].into_iter().chain(self.nodes).collect();
         let (id, memory_mib) = (self.id, self.memory_mib);
@@ -115,15 +115,15 @@ fn card(render: u32, dir: PathBuf) -> Option<Card> {
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Known {
+struct ToolInfo {
     /// By place on the bus.
     names: BTreeMap<String, String>,
     driver_version: Option<String>,
 }
 
 /// The tool's answer has been a list, and later an object with one; the fields stayed.
-fn parse_static(text: &str) -> Known {
-    let mut known = Known::default();
+fn parse_static(text: &str) -> ToolInfo {
+    let mut known = ToolInfo::default();
     let answer: Value = serde_json::from_str(text).unwrap_or_default();
     let list = answer.get("gpu_data").unwrap_or(&answer);
     for gpu in list.as_array().into_iter().flatten() {
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn the_kernels_files_tell_enough() {
         let fixture = two_cards();
-        let known = Known::default();
+        let known = ToolInfo::default();
         let gpus: Vec<Gpu> =
             (0..).zip(cards(fixture.path())).map(|(index, card)| card.gpu(index, &known)).collect();
         let lines: Vec<String> = gpus
@@ -195,7 +195,7 @@ mod tests {
         for nothing in
             ["", "not JSON", "[]", r#"[{"asic":{"market_name":"N/A"},"bus":{"bdf":"0000:05:00.0"}}]"#]
         {
-            assert_eq!(parse_static(nothing), Known::default(), "{nothing}");
+            assert_eq!(parse_static(nothing), ToolInfo::default(), "{nothing}");
         }
     }
 }

@@ -69,22 +69,22 @@ pub struct Use {
 
 /// Looks for GPUs of every vendor. Never fails: what goes wrong is in `problems`.
 pub async fn discover() -> Inventory {
-    discover_below(Path::new("/")).await
+    discover_in(Path::new("/")).await
 }
 
 /// The same with the kernel's files below `root`.
-pub async fn discover_below(root: &Path) -> Inventory {
+pub async fn discover_in(root: &Path) -> Inventory {
     let found = [
         nvidia::discover(root).await,
         amd::discover(root).await,
         other::gaudi(root).await,
         other::tenstorrent(root),
     ];
-    one_vendor(found)
+    select_vendor(found)
 }
 
 /// A host is told to have GPUs of one vendor. Of several the first counts, and the others are named.
-fn one_vendor(found: impl IntoIterator<Item = Inventory>) -> Inventory {
+fn select_vendor(found: impl IntoIterator<Item = Inventory>) -> Inventory {
     let mut chosen = Inventory::default();
     for mut inventory in found {
         chosen.problems.append(&mut inventory.problems);
@@ -112,7 +112,7 @@ pub async fn in_use(root: &Path) -> Vec<Use> {
 }
 
 /// A missing tool is no problem: most machines have no GPU of that vendor.
-fn told(error: &ToolError) -> Vec<String> {
+fn tool_problems(error: &ToolError) -> Vec<String> {
     match error {
         ToolError::Absent { .. } => Vec::new(),
         ToolError::Deadline { .. }
@@ -151,7 +151,7 @@ mod tests {
             problems: vec![],
         };
         let empty = Inventory { problems: vec!["nvidia-smi is broken".into()], ..Inventory::default() };
-        let both = one_vendor([empty, one(Vendor::Amd, "a"), one(Vendor::Intel, "b")]);
+        let both = select_vendor([empty, one(Vendor::Amd, "a"), one(Vendor::Intel, "b")]);
         assert_eq!(both.gpus, [gpu(Vendor::Amd, "a")]);
         assert_eq!(
             both.problems,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use windlass_model::gpu::compute_capability;
 
-use super::{Gpu, Inventory, Use, Vendor, read, told};
+use super::{Gpu, Inventory, Use, Vendor, read, tool_problems};
 use crate::host::tool::{self, ToolError};
 
 const TOOL: &str = "nvidia-smi";
@@ -33,7 +33,7 @@ pub(super) async fn discover(root: &Path) -> Inventory {
         Err(ToolError::Failed { said, .. }) if said.contains("No devices were found") => {
             return Inventory::default();
         }
-        Err(error) => return Inventory { problems: told(&error), ..Inventory::default() },
+        Err(error) => return Inventory { problems: tool_problems(&error), ..Inventory::default() },
     };
     let mut parsed = parse(&listed, system_memory_mib(root));
     let split: Vec<String> = parsed.rows.iter().filter(|row| row.mig).map(|row| row.uuid.clone()).collect();
@@ -43,23 +43,23 @@ pub(super) async fn discover(root: &Path) -> Inventory {
         match tool::output(TOOL, &["-L"]).await {
             Ok(text) => parse_mig(&text),
             Err(error) => {
-                parsed.problems.extend(told(&error));
+                parsed.problems.extend(tool_problems(&error));
                 Vec::new()
             }
         }
     };
-    inventory(parsed, &instances, |bus| device(root, bus))
+    build_inventory(parsed, &instances, |bus| device(root, bus))
 }
 
 pub(super) async fn in_use() -> Vec<Use> {
     match tool::output(TOOL, &[USE_QUERY, FORMAT]).await {
-        Ok(text) => parse_use(&text),
+        Ok(text) => parse_usage(&text),
         Err(_) => Vec::new(),
     }
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Parsed {
+struct QueryResult {
     rows: Vec<Row>,
     driver_version: Option<String>,
     problems: Vec<String>,
@@ -82,8 +82,8 @@ fn with_columns(text: &str, values: &str) -> String {
 
 /// One GPU a line. A name may contain commas, so the columns are counted from both ends. What is no such line
 /// (a GPU that has fallen off the bus is told in prose) is a problem.
-fn parse(text: &str, system_mib: u64) -> Parsed {
-    let mut parsed = Parsed::default();
+fn parse(text: &str, system_mib: u64) -> QueryResult {
+    let mut parsed = QueryResult::default();
     for line in
         text.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "No devices were found")
     {
@@ -122,7 +122,7 @@ fn is_told(value: &str) -> bool {
 
 /// A part of a GPU, as its owner divided it.
 #[derive(Debug, PartialEq, Eq)]
-struct Instance {
+struct MigInstance {
     /// Of the whole GPU.
     parent: String,
     uuid: String,
@@ -131,7 +131,7 @@ struct Instance {
 }
 
 /// The lines of `nvidia-smi -L`: GPUs, and indented below them their MIG devices.
-fn parse_mig(text: &str) -> Vec<Instance> {
+fn parse_mig(text: &str) -> Vec<MigInstance> {
     let uuid = |line: &str| Some(line.split_once("(UUID: ")?.1.trim_end().trim_end_matches(')').to_owned());
     let mut parent = None;
     let mut instances = Vec::new();
@@ -141,21 +141,25 @@ fn parse_mig(text: &str) -> Vec<Instance> {
             parent = Some(uuid);
         } else if let (Some(rest), Some(parent)) = (line.trim_start().strip_prefix("MIG "), &parent) {
             let profile = rest.split_whitespace().next().unwrap_or_default().to_owned();
-            instances.push(Instance { parent: parent.clone(), uuid, profile });
+            instances.push(MigInstance { parent: parent.clone(), uuid, profile });
         }
     }
     instances
 }
 
 /// The memory in a profile's name.
-fn profile_mib(profile: &str) -> Option<u64> {
+fn profile_memory_mib(profile: &str) -> Option<u64> {
     let size = profile.split('.').find_map(|part| part.split('+').next()?.strip_suffix("gb"))?;
     Some(size.parse::<u64>().ok()? * 1024)
 }
 
 /// A GPU that is divided is offered in its parts; one that is meant to be and is not cannot be used.
-fn inventory(parsed: Parsed, instances: &[Instance], device: impl Fn(&str) -> Option<PathBuf>) -> Inventory {
-    let Parsed { rows, driver_version, mut problems } = parsed;
+fn build_inventory(
+    parsed: QueryResult,
+    instances: &[MigInstance],
+    device: impl Fn(&str) -> Option<PathBuf>,
+) -> Inventory {
+    let QueryResult { rows, driver_version, mut problems } = parsed;
     let mut gpus = Vec::new();
     for row in rows {
         let devices: Vec<PathBuf> = device(&row.bus).into_iter().collect();
@@ -174,7 +178,7 @@ fn inventory(parsed: Parsed, instances: &[Instance], device: impl Fn(&str) -> Op
         }
         let before = gpus.len();
         for part in instances.iter().filter(|part| part.parent == row.uuid) {
-            match profile_mib(&part.profile) {
+            match profile_memory_mib(&part.profile) {
                 Some(memory) => {
                     gpus.push(gpu(&part.uuid, format!("{} MIG {}", row.name, part.profile), memory))
                 }
@@ -206,7 +210,7 @@ fn system_memory_mib(root: &Path) -> u64 {
     total.unwrap_or(0) / 1024
 }
 
-fn parse_use(text: &str) -> Vec<Use> {
+fn parse_usage(text: &str) -> Vec<Use> {
     let row = |line: &str| {
         let mut columns = line.split(',').map(str::trim);
         let id = columns.next().filter(|id| is_told(id))?.to_owned();
@@ -223,7 +227,7 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str, instances: &str, expected: &[&str], problems: &[&str]) {
-        let found = inventory(parse(text, 122_570), &parse_mig(instances), |_| None);
+        let found = build_inventory(parse(text, 122_570), &parse_mig(instances), |_| None);
         let gpus: Vec<String> = found
             .gpus
             .iter()
@@ -306,7 +310,7 @@ mod tests {
 
     #[test]
     fn use_is_read_and_what_is_not_told_is_nothing() {
-        let used = parse_use("GPU-1, 1024, 97\nGPU-2, [N/A], [N/A]\nNo devices were found\n");
+        let used = parse_usage("GPU-1, 1024, 97\nGPU-2, [N/A], [N/A]\nNo devices were found\n");
         let expected = |id: &str, memory_mib, percent| Use { id: id.into(), memory_mib, percent };
         assert_eq!(used, [expected("GPU-1", 1024, 97), expected("GPU-2", 0, 0)]);
     }

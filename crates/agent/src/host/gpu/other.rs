@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Gpu, Inventory, Vendor, read, told};
+use super::{Gpu, Inventory, Vendor, read, tool_problems};
 use crate::host::tool;
 
 const GAUDI_TOOL: &str = "hl-smi";
@@ -15,7 +15,7 @@ pub(super) async fn gaudi(root: &Path) -> Inventory {
     let arguments = ["-Q", GAUDI_QUERY, "-f", "csv,noheader,nounits"];
     match tool::output(GAUDI_TOOL, &arguments).await {
         Ok(text) => parse_gaudi(&text, &root.join("dev/accel")),
-        Err(error) => Inventory { problems: told(&error), ..Inventory::default() },
+        Err(error) => Inventory { problems: tool_problems(&error), ..Inventory::default() },
     }
 }
 

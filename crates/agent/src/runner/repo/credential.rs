@@ -19,10 +19,10 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::{Deserialize, Serialize};
 
 /// Names the handle for the child: a number.
-pub(super) const VARIABLE: &str = "WINDLASS_CREDENTIAL_FD";
+pub(super) const FD_VARIABLE: &str = "WINDLASS_CREDENTIAL_FD";
 const MAX_BYTES: u64 = 1 << 20;
 /// Bytes of a question of git's.
-const MAX_QUESTION: u64 = 64 << 10;
+const REQUEST_BYTES_MAX: u64 = 64 << 10;
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct Credential {
@@ -40,7 +40,7 @@ pub(super) enum Secret {
 
 impl Credential {
     /// Puts it where only processes that inherit the handle can read it.
-    pub(super) fn hide(&self) -> io::Result<OwnedFd> {
+    pub(super) fn to_memfd(&self) -> io::Result<OwnedFd> {
         let fd = memfd_create("credential", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let file = File::from(fd);
         file.write_all_at(&serde_json::to_vec(self)?, 0)?;
@@ -49,8 +49,8 @@ impl Credential {
     }
 
     /// The child's side: reads the handle it inherited.
-    pub(super) fn inherited() -> io::Result<Self> {
-        let number: RawFd = std::env::var(VARIABLE)
+    pub(super) fn from_inherited_fd() -> io::Result<Self> {
+        let number: RawFd = std::env::var(FD_VARIABLE)
             .ok()
             .and_then(|text| text.parse().ok())
             .filter(|number| *number > 2)
@@ -75,7 +75,7 @@ impl Credential {
 }
 
 /// Lets the next program keep the handle. For use between fork and exec.
-pub(super) fn pass_on(fd: RawFd) -> io::Result<()> {
+pub(super) fn keep_across_exec(fd: RawFd) -> io::Result<()> {
     #[expect(unsafe_code, reason = "the handle is borrowed across fork by its number")]
     // SAFETY: the runner keeps the handle open until the child was started.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
@@ -94,15 +94,15 @@ pub fn main(args: &Args) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut question = String::new();
-    let asked = io::stdin().lock().take(MAX_QUESTION).read_to_string(&mut question);
-    let answered = asked.and_then(|_| Credential::inherited()).and_then(|credential| {
-        let said = answer(&credential, &question).unwrap_or_default();
+    let asked = io::stdin().lock().take(REQUEST_BYTES_MAX).read_to_string(&mut question);
+    let answered = asked.and_then(|_| Credential::from_inherited_fd()).and_then(|credential| {
+        let said = credential_reply(&credential, &question).unwrap_or_default();
         io::stdout().lock().write_all(said.as_bytes())
     });
     if answered.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn answer(credential: &Credential, question: &str) -> Option<String> {
+fn credential_reply(credential: &Credential, question: &str) -> Option<String> {
     let asked = |key: &str| question.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     let Secret::Login { scheme, username, password } = &credential.secret else { return None };
     let fits = asked("protocol") == Some(scheme) && asked("host") == Some(&credential.host);
@@ -120,14 +120,17 @@ mod tests {
             Secret::Login { scheme: login("https"), username: login("oauth2"), password: login("t0ken") };
         let credential = Credential { host: login("h:8443"), secret };
         let ask = |protocol: &str, host: &str| {
-            answer(&credential, &format!("capability[]=authtype\nprotocol={protocol}\nhost={host}\n\n"))
+            credential_reply(
+                &credential,
+                &format!("capability[]=authtype\nprotocol={protocol}\nhost={host}\n\n"),
+            )
         };
         assert_eq!(ask("https", "h:8443").unwrap(), "username=oauth2\npassword=t0ken\n");
         assert_eq!(ask("https", "h"), None);
         assert_eq!(ask("https", "evil.example"), None);
         assert_eq!(ask("http", "h:8443"), None);
-        assert_eq!(answer(&credential, ""), None);
+        assert_eq!(credential_reply(&credential, ""), None);
         let key = Credential { host: login("h"), secret: Secret::PrivateKey(login("k")) };
-        assert_eq!(answer(&key, "protocol=ssh\nhost=h\n"), None);
+        assert_eq!(credential_reply(&key, "protocol=ssh\nhost=h\n"), None);
     }
 }

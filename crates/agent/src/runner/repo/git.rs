@@ -14,23 +14,23 @@ use tokio::{
     time::Instant,
 };
 
-use super::{RepoError, Say, credential};
+use super::{LogFn, RepoError, credential};
 use crate::runner::{child, site::Site};
 
 /// All of git's work for one job. A stalled transfer ends much earlier.
-const DEADLINE: Duration = Duration::from_secs(2 * 3600);
+const TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 /// Slower than this for so long is a transfer that stands still.
-const STALL: [&str; 2] = ["http.lowSpeedLimit=1000", "http.lowSpeedTime=120"];
+const STALL_SETTINGS: [&str; 2] = ["http.lowSpeedLimit=1000", "http.lowSpeedTime=120"];
 /// Progress is told this often.
-const PROGRESS: Duration = Duration::from_secs(5);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// After git's end its output should end as well.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Lines of git's kept for an error, and passed on to the log.
-const KEPT_LINES: usize = 12;
-const SAID_LINES: usize = 200;
+const ERROR_LINES_MAX: usize = 12;
+const LOGGED_LINES_MAX: usize = 200;
 const MAX_LINE: usize = 500;
 /// Variables of the image that decide whether a network is reached and how certificates are checked.
-const INHERITED: &[&str] = &[
+const INHERITED_VARIABLES: &[&str] = &[
     "LANG",
     "TMPDIR",
     "http_proxy",
@@ -51,7 +51,7 @@ const INHERITED: &[&str] = &[
 pub(super) struct Git<'a> {
     program: PathBuf,
     site: &'a Site,
-    say: Say<'a>,
+    say: LogFn<'a>,
     /// The handle of the credential.
     secret: Option<OwnedFd>,
     /// Our own client speaks SSH, with the key of the credential.
@@ -63,13 +63,13 @@ pub(super) struct Git<'a> {
 impl<'a> Git<'a> {
     pub(super) fn find(
         site: &'a Site,
-        say: Say<'a>,
+        say: LogFn<'a>,
         secret: Option<OwnedFd>,
         own_ssh: bool,
         any_url: bool,
     ) -> Result<Self, RepoError> {
         let program = site.program("git").ok_or(RepoError::NoGit)?;
-        Ok(Self { program, site, say, secret, own_ssh, any_url, until: Instant::now() + DEADLINE })
+        Ok(Self { program, site, say, secret, own_ssh, any_url, until: Instant::now() + TIMEOUT })
     }
 
     /// Runs git in `dir` to its end. `step` names it in an error; `input` is its standard input.
@@ -88,18 +88,18 @@ impl<'a> Git<'a> {
         }
         if let Some(secret) = &self.secret {
             let number = secret.as_raw_fd();
-            command.env(credential::VARIABLE, number.to_string());
+            command.env(credential::FD_VARIABLE, number.to_string());
             #[expect(unsafe_code, reason = "git is to inherit the handle of the credential")]
             // SAFETY: one system call; no allocation, no lock.
             unsafe {
-                command.pre_exec(move || credential::pass_on(number));
+                command.pre_exec(move || credential::keep_across_exec(number));
             }
         }
         let mut group =
             child::Group::spawn(&mut command).map_err(|source| RepoError::Start { step, source })?;
         let stderr = group.child().stderr.take();
         let left = self.until.saturating_duration_since(Instant::now());
-        let mut lines = Lines { say: self.say, kept: Vec::new(), said: 0, progress_at: None };
+        let mut lines = LineLogger { say: self.say, kept: Vec::new(), said: 0, progress_at: None };
         let (over, is_over) = tokio::sync::oneshot::channel::<()>();
         let wait = async {
             let ended = group.wait(left).await;
@@ -109,11 +109,11 @@ impl<'a> Git<'a> {
         // Something that left git's process group may hold the pipe open for ever.
         let late = async {
             let _ = is_over.await;
-            tokio::time::sleep(LAST_WORDS).await;
+            tokio::time::sleep(OUTPUT_DRAIN_TIMEOUT).await;
         };
         let listen = async {
             tokio::select! {
-                () = relay(stderr, &mut lines) => {}
+                () = forward_lines(stderr, &mut lines) => {}
                 () = late => {}
             }
         };
@@ -123,7 +123,7 @@ impl<'a> Git<'a> {
             Some(status) => {
                 Err(RepoError::Git { step, status: status.to_string(), said: lines.kept.join("\n") })
             }
-            None => Err(RepoError::Deadline { step, secs: DEADLINE.as_secs() }),
+            None => Err(RepoError::Deadline { step, secs: TIMEOUT.as_secs() }),
         }
     }
 
@@ -143,7 +143,7 @@ impl<'a> Git<'a> {
             "gc.auto=0",
             "maintenance.auto=false",
         ];
-        settings.extend(STALL);
+        settings.extend(STALL_SETTINGS);
         if self.any_url {
             settings.extend(["protocol.http.allow=always", "protocol.file.allow=always"]);
         }
@@ -151,14 +151,14 @@ impl<'a> Git<'a> {
             settings.iter().flat_map(|setting| ["-c".into(), setting.into()]).collect();
         if self.secret.is_some() && !self.own_ssh {
             let mut helper = OsString::from("credential.helper=!");
-            helper.push(self.own_command("git-credential"));
+            helper.push(self.agent_command("git-credential"));
             arguments.extend(["-c".into(), helper]);
         }
         arguments
     }
 
     fn environment(&self) -> Vec<(OsString, OsString)> {
-        let mut env: Vec<(OsString, OsString)> = INHERITED
+        let mut env: Vec<(OsString, OsString)> = INHERITED_VARIABLES
             .iter()
             .filter_map(|name| std::env::var_os(name).map(|value| (OsString::from(name), value)))
             .collect();
@@ -169,7 +169,7 @@ impl<'a> Git<'a> {
         env.push(("LC_ALL".into(), "C".into()));
         env.push(("GIT_TERMINAL_PROMPT".into(), "0".into()));
         let ssh = if self.own_ssh {
-            self.own_command("git-ssh")
+            self.agent_command("git-ssh")
         } else {
             "ssh -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=30".into()
         };
@@ -179,69 +179,69 @@ impl<'a> Git<'a> {
     }
 
     /// The agent's binary as git's shell is to start it. The path is ours; quotes keep odd ones whole.
-    fn own_command(&self, part: &str) -> OsString {
+    fn agent_command(&self, part: &str) -> OsString {
         let path = self.site.agent.to_string_lossy().replace('\'', r"'\''");
         format!("'{path}' child {part}").into()
     }
 }
 
 /// Passes on what git says, progress now and then, and keeps the last lines.
-async fn relay(from: Option<impl AsyncRead + Unpin>, lines: &mut Lines<'_>) {
+async fn forward_lines(from: Option<impl AsyncRead + Unpin>, lines: &mut LineLogger<'_>) {
     let Some(mut from) = from else { return };
     let mut buffer = vec![0; 4096];
     let mut line = Vec::new();
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         for byte in &buffer[..count] {
             match byte {
-                b'\n' => lines.whole(&std::mem::take(&mut line)),
-                b'\r' => lines.progress(&std::mem::take(&mut line)),
+                b'\n' => lines.log_line(&std::mem::take(&mut line)),
+                b'\r' => lines.log_progress(&std::mem::take(&mut line)),
                 byte if line.len() < MAX_LINE => line.push(*byte),
                 _ => {}
             }
         }
     }
-    lines.whole(&line);
+    lines.log_line(&line);
 }
 
-struct Lines<'a> {
-    say: Say<'a>,
+struct LineLogger<'a> {
+    say: LogFn<'a>,
     kept: Vec<String>,
     said: usize,
     progress_at: Option<Instant>,
 }
 
-impl Lines<'_> {
-    fn whole(&mut self, line: &[u8]) {
-        let text = readable(line);
+impl LineLogger<'_> {
+    fn log_line(&mut self, line: &[u8]) {
+        let text = strip_control(line);
         if text.is_empty() {
             return;
         }
-        if self.said < SAID_LINES {
+        if self.said < LOGGED_LINES_MAX {
             (self.say)(&format!("git: {text}"));
         }
         self.said += 1;
-        if self.kept.len() == KEPT_LINES {
+        if self.kept.len() == ERROR_LINES_MAX {
             self.kept.remove(0);
         }
         self.kept.push(text);
     }
 
-    fn progress(&mut self, line: &[u8]) {
+    fn log_progress(&mut self, line: &[u8]) {
         let now = Instant::now();
-        if self.progress_at.is_none_or(|last| now - last >= PROGRESS) {
+        if self.progress_at.is_none_or(|last| now - last >= PROGRESS_INTERVAL) {
             self.progress_at = Some(now);
-            (self.say)(&format!("git: {}", readable(line)));
+            (self.say)(&format!("git: {}", strip_control(line)));
         }
     }
 }
 
 /// Without control characters: a remote may send any.
-fn readable(line: &[u8]) -> String {
+fn strip_control(line: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(line).chars().filter(|c| !c.is_control()).collect();
     text.trim().to_owned()
 }
 
 /// Opens what was uploaded; the runner may read it, the job's user need not.
-pub(super) fn open(path: &Path) -> io::Result<std::fs::File> {
+pub(super) fn open_upload(path: &Path) -> io::Result<std::fs::File> {
     std::fs::File::open(path)
 }

@@ -20,10 +20,10 @@ use windlass_api::agent::runner::{RepoCredentials, RepoData};
 use self::{
     credential::{Credential, Secret},
     git::Git,
-    url::{Remote, Scheme},
+    url::{RemoteUrl, Scheme},
 };
 use super::{
-    site::{self, Site, Stage},
+    site::{self, Site, StagingDir},
     unpack::{
         CONTENT, Top,
         child::{self, ChildError},
@@ -95,7 +95,7 @@ impl RepoError {
             }
             Self::Url(_) => Some("hint: use an `https:`, `ssh:` or `git:` URL"),
             Self::Exists { .. } => Some("hint: choose another directory, or `if_exists: skip`"),
-            Self::Git { said, .. } => hint_from(said),
+            Self::Git { said, .. } => hint_for_output(said),
             Self::UnknownAction { .. }
             | Self::NoUrl
             | Self::BadName { .. }
@@ -126,7 +126,7 @@ impl RepoError {
     }
 }
 
-fn hint_from(said: &str) -> Option<&'static str> {
+fn hint_for_output(said: &str) -> Option<&'static str> {
     const REFUSED: [&str; 4] = [
         "Authentication failed",
         "could not read Username",
@@ -143,10 +143,10 @@ fn hint_from(said: &str) -> Option<&'static str> {
 }
 
 /// Lines for the runner's log.
-pub type Say<'a> = &'a (dyn Fn(&str) + Send + Sync);
+pub type LogFn<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
 /// Brings the repository. Dropping the future stops git and leaves nothing half.
-pub async fn prepare(site: &Site, wanted: &Wanted<'_>, say: Say<'_>) -> Result<(), RepoError> {
+pub async fn prepare(site: &Site, wanted: &Wanted<'_>, say: LogFn<'_>) -> Result<(), RepoError> {
     let Some(data) = wanted.data else { return Ok(()) };
     let code = wanted.code.filter(|path| fs::metadata(path).is_ok_and(|meta| meta.len() > 0));
     let remote = match data {
@@ -160,10 +160,10 @@ pub async fn prepare(site: &Site, wanted: &Wanted<'_>, say: Say<'_>) -> Result<(
     let dir = site.resolve(wanted.dir);
     let place = |what| move |source| RepoError::Place { what, source };
     if !is_empty(&dir).map_err(place("look into the directory"))? {
-        return found(wanted, &dir, say);
+        return handle_existing(wanted, &dir, say);
     }
-    let target = Target { made: site.make_dirs(&dir).map_err(place("make the directory"))?, dir: &dir };
-    let stage = Stage::new(site, &dir).map_err(place("make a directory"))?;
+    let target = Target { made: site.create_dirs(&dir).map_err(place("make the directory"))?, dir: &dir };
+    let stage = StagingDir::new(site, &dir).map_err(place("make a directory"))?;
     match (remote, code) {
         (Some(remote), code) => clone(site, wanted, data, &remote, &stage, code, say).await?,
         (None, Some(code)) => {
@@ -176,10 +176,12 @@ pub async fn prepare(site: &Site, wanted: &Wanted<'_>, say: Say<'_>) -> Result<(
         }
         (None, None) => {}
     }
-    match move_up(&stage, &dir) {
+    match move_into_place(&stage, &dir) {
         Ok(()) => {}
         // Somebody who shares the directory was faster.
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return found(wanted, &dir, say),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return handle_existing(wanted, &dir, say);
+        }
         Err(source) => return Err(RepoError::Place { what: "move it into place", source }),
     }
     drop(stage);
@@ -207,7 +209,7 @@ impl Drop for Target<'_> {
     }
 }
 
-fn found(wanted: &Wanted<'_>, dir: &Path, say: Say<'_>) -> Result<(), RepoError> {
+fn handle_existing(wanted: &Wanted<'_>, dir: &Path, say: LogFn<'_>) -> Result<(), RepoError> {
     match wanted.exists_action {
         None | Some("" | "skip") => {
             say(&format!("`{}` is not empty: left as it is", dir.display()));
@@ -227,7 +229,7 @@ fn is_empty(dir: &Path) -> io::Result<bool> {
     };
     for entry in entries {
         let entry = entry?;
-        if entry.file_name() != LOST_AND_FOUND && !site::is_stage(&entry) {
+        if entry.file_name() != LOST_AND_FOUND && !site::is_staging_dir(&entry) {
             return Ok(false);
         }
     }
@@ -235,7 +237,7 @@ fn is_empty(dir: &Path) -> io::Result<bool> {
 }
 
 /// What git keeps for itself comes last: a directory with it is complete.
-fn move_up(stage: &Stage, dir: &Path) -> io::Result<()> {
+fn move_into_place(stage: &StagingDir, dir: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     let content = stage.path().join(CONTENT);
     let mut names: Vec<_> = fs::read_dir(&content)?
@@ -259,10 +261,10 @@ async fn clone(
     site: &Site,
     wanted: &Wanted<'_>,
     data: &RepoData,
-    remote: &Remote,
-    stage: &Stage,
+    remote: &RemoteUrl,
+    stage: &StagingDir,
     diff: Option<&Path>,
-    say: Say<'_>,
+    say: LogFn<'_>,
 ) -> Result<(), RepoError> {
     let RepoData::Remote { repo_branch, repo_hash, repo_config_name, repo_config_email, .. } = data else {
         return Ok(());
@@ -274,7 +276,7 @@ async fn clone(
     if remote.scheme == Scheme::Ssh && !own_ssh && site.program("ssh").is_none() {
         return Err(RepoError::NoSsh);
     }
-    let hidden = credential.map(|credential| credential.hide()).transpose();
+    let hidden = credential.map(|credential| credential.to_memfd()).transpose();
     let hidden = hidden.map_err(|source| RepoError::Place { what: "hide the credential", source })?;
     let git = Git::find(site, say, hidden, own_ssh, wanted.any_url)?;
 
@@ -295,7 +297,7 @@ async fn clone(
     git.run("bring the submodules", &dir, &submodules, None).await?;
     if let Some(diff) = diff {
         let input =
-            git::open(diff).map_err(|source| RepoError::Place { what: "open the changes", source })?;
+            git::open_upload(diff).map_err(|source| RepoError::Place { what: "open the changes", source })?;
         git.run("apply the changes", &dir, &["apply", "--whitespace=nowarn", "-"], Some(input)).await?;
     }
     for (key, value) in [("user.name", repo_config_name), ("user.email", repo_config_email)] {
@@ -356,14 +358,14 @@ fn is_hash(name: &str) -> bool {
 }
 
 /// The token or key for this URL, where there is one.
-fn credential_for(remote: &Remote, given: &RepoCredentials) -> Option<Credential> {
+fn credential_for(remote: &RemoteUrl, given: &RepoCredentials) -> Option<Credential> {
     let some = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let secret = match remote.scheme {
         Scheme::Ssh => Secret::PrivateKey(some(&given.private_key)?),
         Scheme::Https | Scheme::Http => {
             let scheme = if remote.scheme == Scheme::Https { "https" } else { "http" }.to_owned();
             let (username, password) = match (some(&given.oauth_token), &remote.login) {
-                (Some(token), _) => (token_user(&remote.host).to_owned(), token),
+                (Some(token), _) => (token_username(&remote.host).to_owned(), token),
                 (None, Some((user, password))) => (user.clone(), password.clone()),
                 (None, None) => return None,
             };
@@ -375,7 +377,7 @@ fn credential_for(remote: &Remote, given: &RepoCredentials) -> Option<Credential
 }
 
 /// The name that goes with a token. Most hosts take any; one insists on its own.
-fn token_user(host: &str) -> &'static str {
+fn token_username(host: &str) -> &'static str {
     if host == "bitbucket.org" { "x-token-auth" } else { "oauth2" }
 }
 

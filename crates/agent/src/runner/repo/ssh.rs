@@ -25,7 +25,7 @@ use windlass_model::causes::chain;
 
 use super::credential::{Credential, Secret};
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CHUNK: usize = 32 << 10;
 /// Where hosts may be listed; one that is must show that key.
 const KNOWN_HOSTS: &str = "/etc/ssh/ssh_known_hosts";
@@ -53,13 +53,13 @@ enum SshError {
     #[error("read the credential")]
     Credential(#[source] std::io::Error),
     #[error("no key was given for {0}")]
-    OtherHost(String),
+    NoKeyForHost(String),
     #[error(transparent)]
     Lookup(#[from] windlass_dial::LookupError),
     #[error("connect to {0}")]
     Connect(String, #[source] std::io::Error),
-    #[error("connect to {0}: no answer within {secs} s", secs = CONNECT_WITHIN.as_secs())]
-    Silent(String),
+    #[error("connect to {0}: no answer within {secs} s", secs = CONNECT_TIMEOUT.as_secs())]
+    Timeout(String),
     #[error("the key of host {0} is not the one in {1}")]
     HostKey(String, String),
     #[error("Permission denied (publickey): {0} does not take the key")]
@@ -91,21 +91,21 @@ pub fn main(args: &Args) -> ExitCode {
 
 async fn run(args: &Args) -> Result<u8, SshError> {
     let (user, host) = args.destination.rsplit_once('@').unwrap_or(("git", &args.destination));
-    let credential = Credential::inherited().map_err(SshError::Credential)?;
+    let credential = Credential::from_inherited_fd().map_err(SshError::Credential)?;
     let key = match credential.secret {
         Secret::PrivateKey(key) if same_host(&credential.host, host, args.port) => key,
-        Secret::PrivateKey(_) | Secret::Login { .. } => return Err(SshError::OtherHost(host.to_owned())),
+        Secret::PrivateKey(_) | Secret::Login { .. } => return Err(SshError::NoKeyForHost(host.to_owned())),
     };
     let key = Arc::new(russh::keys::decode_secret_key(&with_newline(key), None)?);
     let stream = connect(args, host).await?;
-    let checker = Checker { host: host.to_owned(), port: args.port };
+    let checker = HostKeyChecker { host: host.to_owned(), port: args.port };
     let config = Arc::new(client::Config {
         keepalive_interval: Some(Duration::from_secs(30)),
         inactivity_timeout: None,
         ..client::Config::default()
     });
-    let handshake = tokio::time::timeout(CONNECT_WITHIN, client::connect_stream(config, stream, checker));
-    let mut session = handshake.await.map_err(|_| SshError::Silent(host.to_owned()))??;
+    let handshake = tokio::time::timeout(CONNECT_TIMEOUT, client::connect_stream(config, stream, checker));
+    let mut session = handshake.await.map_err(|_| SshError::Timeout(host.to_owned()))??;
     let hash = match key.algorithm().is_rsa() {
         true => session.best_supported_rsa_hash().await?.flatten().or(Some(HashAlg::Sha256)),
         false => None,
@@ -121,7 +121,7 @@ async fn run(args: &Args) -> Result<u8, SshError> {
         channel.set_env(false, "GIT_PROTOCOL", version).await?;
     }
     channel.exec(true, args.command.as_str()).await?;
-    relay(channel).await
+    forward_channel(channel).await
 }
 
 /// The credential's host may carry the port of its URL.
@@ -150,9 +150,9 @@ async fn connect(args: &Args, host: &str) -> Result<TcpStream, SshError> {
     let fits = |address: &&std::net::IpAddr| {
         !(args.only_v4 && address.is_ipv6() || args.only_v6 && address.is_ipv4())
     };
-    let mut last = SshError::Silent(host.to_owned());
+    let mut last = SshError::Timeout(host.to_owned());
     for address in addresses.iter().filter(fits) {
-        match tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(SocketAddr::new(*address, args.port)))
+        match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(SocketAddr::new(*address, args.port)))
             .await
         {
             Ok(Ok(stream)) => {
@@ -160,18 +160,18 @@ async fn connect(args: &Args, host: &str) -> Result<TcpStream, SshError> {
                 return Ok(stream);
             }
             Ok(Err(error)) => last = SshError::Connect(host.to_owned(), error),
-            Err(_) => last = SshError::Silent(host.to_owned()),
+            Err(_) => last = SshError::Timeout(host.to_owned()),
         }
     }
     Err(last)
 }
 
-struct Checker {
+struct HostKeyChecker {
     host: String,
     port: u16,
 }
 
-impl client::Handler for Checker {
+impl client::Handler for HostKeyChecker {
     type Error = SshError;
 
     /// A host that is listed must show the key that is listed; of others nothing is known here.
@@ -190,7 +190,7 @@ impl client::Handler for Checker {
     }
 }
 
-fn own(fd: BorrowedFd<'_>) -> std::io::Result<tokio::fs::File> {
+fn to_async_file(fd: BorrowedFd<'_>) -> std::io::Result<tokio::fs::File> {
     Ok(tokio::fs::File::from_std(std::fs::File::from(fd.try_clone_to_owned()?)))
 }
 
@@ -199,10 +199,10 @@ fn own(fd: BorrowedFd<'_>) -> std::io::Result<tokio::fs::File> {
     clippy::wildcard_enum_match_arm,
     reason = "a foreign enum that grows; only these say something here"
 )]
-async fn relay(channel: russh::Channel<client::Msg>) -> Result<u8, SshError> {
+async fn forward_channel(channel: russh::Channel<client::Msg>) -> Result<u8, SshError> {
     let (mut from, to) = channel.split();
     let send = async {
-        let mut stdin = own(std::io::stdin().as_fd())?;
+        let mut stdin = to_async_file(std::io::stdin().as_fd())?;
         let mut buffer = vec![0; CHUNK];
         loop {
             match stdin.read(&mut buffer).await? {
@@ -215,7 +215,7 @@ async fn relay(channel: russh::Channel<client::Msg>) -> Result<u8, SshError> {
         std::future::pending::<Result<u8, SshError>>().await
     };
     let receive = async {
-        let mut stdout = own(std::io::stdout().as_fd())?;
+        let mut stdout = to_async_file(std::io::stdout().as_fd())?;
         let mut status = None;
         while let Some(message) = from.wait().await {
             match message {

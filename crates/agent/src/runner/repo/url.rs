@@ -2,7 +2,7 @@
 
 /// A URL that is fit for git's command line and its configuration: it holds no secret and is no option.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Remote {
+pub(super) struct RemoteUrl {
     pub(super) url: String,
     pub(super) scheme: Scheme,
     /// With the port, where one is given.
@@ -33,13 +33,13 @@ pub enum UrlError {
 }
 
 /// `any` also takes what only tests should: `http:`, `file:` and paths.
-pub(super) fn parse(url: &str, any: bool) -> Result<Remote, UrlError> {
+pub(super) fn parse(url: &str, any: bool) -> Result<RemoteUrl, UrlError> {
     let odd = |c: char| c.is_control() || c.is_whitespace();
     if url.is_empty() || url.starts_with('-') || url.contains(odd) {
         return Err(UrlError::Malformed);
     }
     if let Some((scheme, rest)) = url.split_once("://") {
-        return with_scheme(&scheme.to_ascii_lowercase(), rest, any);
+        return parse_with_scheme(&scheme.to_ascii_lowercase(), rest, any);
     }
     if let Some((helper, _)) = url.split_once("::") {
         return Err(UrlError::Scheme { scheme: helper.to_owned() });
@@ -47,25 +47,25 @@ pub(super) fn parse(url: &str, any: bool) -> Result<Remote, UrlError> {
     match url.split_once(':') {
         Some((login, _)) if !login.contains('/') => {
             let host = login.rsplit_once('@').map_or(login, |(_, host)| host);
-            Ok(Remote { url: url.to_owned(), scheme: Scheme::Ssh, host: named(host)?, login: None })
+            Ok(RemoteUrl { url: url.to_owned(), scheme: Scheme::Ssh, host: check_host(host)?, login: None })
         }
-        _ => local(url, any),
+        _ => local_url(url, any),
     }
 }
 
-fn with_scheme(scheme: &str, rest: &str, any: bool) -> Result<Remote, UrlError> {
+fn parse_with_scheme(scheme: &str, rest: &str, any: bool) -> Result<RemoteUrl, UrlError> {
     let kind = match scheme {
         "https" => Scheme::Https,
         "ssh" => Scheme::Ssh,
         "git" => Scheme::Git,
         "http" if any => Scheme::Http,
-        "file" => return local(&format!("file://{rest}"), any),
+        "file" => return local_url(&format!("file://{rest}"), any),
         other => return Err(UrlError::Scheme { scheme: other.to_owned() }),
     };
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     let (login, host) = match authority.rsplit_once('@') {
-        Some((login, host)) => (Some(login), named(host)?),
-        None => (None, named(authority)?),
+        Some((login, host)) => (Some(login), check_host(host)?),
+        None => (None, check_host(authority)?),
     };
     let (user, password) = match login {
         Some(login) => login.split_once(':').unwrap_or((login, "")),
@@ -74,23 +74,23 @@ fn with_scheme(scheme: &str, rest: &str, any: bool) -> Result<Remote, UrlError> 
     let keep_user = kind == Scheme::Ssh && !user.is_empty();
     let before = if keep_user { format!("{user}@") } else { String::new() };
     let login = (matches!(kind, Scheme::Https | Scheme::Http) && !(user.is_empty() && password.is_empty()))
-        .then(|| (decoded(user), decoded(password)));
-    Ok(Remote { url: format!("{scheme}://{before}{host}/{path}"), scheme: kind, host, login })
+        .then(|| (percent_decode(user), percent_decode(password)));
+    Ok(RemoteUrl { url: format!("{scheme}://{before}{host}/{path}"), scheme: kind, host, login })
 }
 
-fn local(url: &str, any: bool) -> Result<Remote, UrlError> {
+fn local_url(url: &str, any: bool) -> Result<RemoteUrl, UrlError> {
     if !any {
         return Err(UrlError::Scheme { scheme: "file".to_owned() });
     }
-    Ok(Remote { url: url.to_owned(), scheme: Scheme::Local, host: String::new(), login: None })
+    Ok(RemoteUrl { url: url.to_owned(), scheme: Scheme::Local, host: String::new(), login: None })
 }
 
-fn named(host: &str) -> Result<String, UrlError> {
+fn check_host(host: &str) -> Result<String, UrlError> {
     if host.is_empty() || host.starts_with([':', '-']) { Err(UrlError::NoHost) } else { Ok(host.to_owned()) }
 }
 
 /// Undoes `%XX`.
-fn decoded(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {

@@ -11,18 +11,18 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    inflow::{Inflow, Overflow, Total},
-    program::Control,
+    inflow::{ConnectionBacklog, Overflow, ReceiveBuffer},
+    program::ProgramControl,
 };
 
 /// A connection has at most so many channels at a time.
 const CHANNELS_MAX: usize = 512;
-const PIECE: usize = 32 * 1024;
+const CHUNK_BYTES: usize = 32 * 1024;
 
 /// What comes in on a channel.
 #[derive(Clone)]
-pub(super) struct Inlet {
-    pub(super) inflow: Arc<Inflow>,
+pub(super) struct ChannelInput {
+    pub(super) inflow: Arc<ReceiveBuffer>,
     /// The client closed the channel, or its connection is no more.
     pub(super) closed: CancellationToken,
     /// The connection is no more.
@@ -31,66 +31,70 @@ pub(super) struct Inlet {
 
 /// All channels of a connection.
 pub(super) struct Channels {
-    open: Mutex<HashMap<ChannelId, Entry>>,
-    total: Arc<Total>,
+    open: Mutex<HashMap<ChannelId, ChannelEntry>>,
+    total: Arc<ConnectionBacklog>,
     over: CancellationToken,
 }
 
-struct Entry {
-    inlet: Inlet,
-    session: Option<Asked>,
-    control: Option<mpsc::Sender<Control>>,
+struct ChannelEntry {
+    inlet: ChannelInput,
+    session: Option<SessionRequest>,
+    control: Option<mpsc::Sender<ProgramControl>>,
 }
 
 /// What was asked for a session before its program is started.
-pub(super) struct Asked {
+pub(super) struct SessionRequest {
     pub(super) write: ChannelWriteHalf<server::Msg>,
     pub(super) env: Vec<(String, String)>,
-    pub(super) terminal: Option<AskedTerminal>,
+    pub(super) terminal: Option<TerminalRequest>,
     pub(super) agent: bool,
 }
 
-pub(super) struct AskedTerminal {
+pub(super) struct TerminalRequest {
     pub(super) kind: String,
     pub(super) opened: io::Result<(super::terminal::Terminal, std::os::fd::OwnedFd)>,
 }
 
 impl Channels {
-    pub(super) fn new(over: CancellationToken, total: Arc<Total>) -> Self {
+    pub(super) fn new(over: CancellationToken, total: Arc<ConnectionBacklog>) -> Self {
         Self { open: Mutex::default(), total, over }
     }
 
-    pub(super) fn full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.open.lock().len() >= CHANNELS_MAX
     }
 
     /// The inlet of a channel. Whoever asks first makes it: the one who opens the channel or the loop that hears of it.
-    pub(super) fn enter(&self, id: ChannelId) -> Inlet {
+    pub(super) fn enter(&self, id: ChannelId) -> ChannelInput {
         self.open.lock().entry(id).or_insert_with(|| self.entry()).inlet.clone()
     }
 
-    fn entry(&self) -> Entry {
-        let inlet = Inlet {
-            inflow: Arc::new(Inflow::new(Arc::clone(&self.total))),
+    fn entry(&self) -> ChannelEntry {
+        let inlet = ChannelInput {
+            inflow: Arc::new(ReceiveBuffer::new(Arc::clone(&self.total))),
             closed: self.over.child_token(),
             over: self.over.clone(),
         };
-        Entry { inlet, session: None, control: None }
+        ChannelEntry { inlet, session: None, control: None }
     }
 
-    pub(super) fn enter_session(&self, id: ChannelId, asked: Asked) {
+    pub(super) fn add_session(&self, id: ChannelId, asked: SessionRequest) {
         let mut entry = self.entry();
         entry.session = Some(asked);
         self.open.lock().insert(id, entry);
     }
 
     /// Changes what is asked for a session; false when its program was started, or there is none.
-    pub(super) fn ask(&self, id: ChannelId, change: impl FnOnce(&mut Asked)) -> bool {
+    pub(super) fn update_request(&self, id: ChannelId, change: impl FnOnce(&mut SessionRequest)) -> bool {
         self.open.lock().get_mut(&id).and_then(|entry| entry.session.as_mut()).map(change).is_some()
     }
 
     /// What was asked, once; from now on the session is steered through `control`.
-    pub(super) fn start(&self, id: ChannelId, control: mpsc::Sender<Control>) -> Option<(Asked, Inlet)> {
+    pub(super) fn start(
+        &self,
+        id: ChannelId,
+        control: mpsc::Sender<ProgramControl>,
+    ) -> Option<(SessionRequest, ChannelInput)> {
         let mut open = self.open.lock();
         let entry = open.get_mut(&id)?;
         let asked = entry.session.take()?;
@@ -99,7 +103,7 @@ impl Channels {
     }
 
     /// False when the program cannot be told now.
-    pub(super) fn steer(&self, id: ChannelId, control: Control) -> bool {
+    pub(super) fn steer(&self, id: ChannelId, control: ProgramControl) -> bool {
         let open = self.open.lock();
         open.get(&id).and_then(|entry| entry.control.as_ref()).is_some_and(|to| to.try_send(control).is_ok())
     }
@@ -117,7 +121,7 @@ impl Channels {
     }
 
     /// Forgets a channel and tells whoever serves it.
-    pub(super) fn leave(&self, id: ChannelId) {
+    pub(super) fn remove(&self, id: ChannelId) {
         if let Some(entry) = self.open.lock().remove(&id) {
             entry.inlet.inflow.end();
             entry.inlet.closed.cancel();
@@ -132,9 +136,9 @@ impl Channels {
 
 /// Some bytes; none at the end. Holds no buffer while there is nothing to read: most channels are idle most of
 /// the time.
-pub(super) async fn read_piece(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+pub(super) async fn read_chunk(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     poll_fn(|context| {
-        let mut space = [0u8; PIECE];
+        let mut space = [0u8; CHUNK_BYTES];
         let mut buffer = ReadBuf::new(&mut space);
         Pin::new(&mut *from).poll_read(context, &mut buffer).map_ok(|()| buffer.filled().to_vec())
     })

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use tokio_util::sync::CancellationToken;
 use windlass_api::agent::runner::User;
 
-use super::{AuthorizedKeys, Config, Connections, HostKey};
+use super::{AuthorizedKeys, Config, ConnectionTracker, HostKey};
 use crate::runner::{
     session::Session,
     user::{Account, Users},
@@ -74,7 +74,7 @@ fn serve(args: &Args) -> Result<(), Error> {
         keys,
         host_key: HostKey::keep(&args.host_key)?,
         sessions: Some(std::sync::Arc::new(move || session.clone())),
-        connections: Connections::new(),
+        connections: ConnectionTracker::new(),
         runner: None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -12,7 +12,7 @@ pub(super) const CLIENT_VARIABLES_MAX: usize = 64;
 const CLIENT_VARIABLE_BYTES_MAX: usize = 8 * 1024;
 
 /// Whether a client may set this variable: how it shows things, and what Git asks for. The rest is the job's.
-pub(super) fn may_set(name: &str, value: &str) -> bool {
+pub(super) fn is_variable_allowed(name: &str, value: &str) -> bool {
     let known = matches!(name, "LANG" | "LANGUAGE" | "TERM" | "COLORTERM" | "NO_COLOR" | "TZ")
         || name.starts_with("LC_")
         || name.starts_with("GIT_");
@@ -29,7 +29,7 @@ pub(super) fn environment(
     let Account { name, home, shell, .. } = &session.account;
     let mut all = session.env.clone();
     if !all.iter().any(|(name, _)| name == "PATH") {
-        set(&mut all, "PATH", DEFAULT_PATH.as_ref());
+        set_variable(&mut all, "PATH", DEFAULT_PATH.as_ref());
     }
     for (variable, value) in [
         ("HOME", home.as_os_str()),
@@ -37,18 +37,18 @@ pub(super) fn environment(
         ("LOGNAME", name.as_ref()),
         ("SHELL", shell.as_os_str()),
     ] {
-        set(&mut all, variable, value);
+        set_variable(&mut all, variable, value);
     }
     for (variable, value) in client {
-        set(&mut all, variable, value.as_ref());
+        set_variable(&mut all, variable, value.as_ref());
     }
     for (variable, value) in own {
-        set(&mut all, variable, value);
+        set_variable(&mut all, variable, value);
     }
     all
 }
 
-fn set(all: &mut Vec<(OsString, OsString)>, name: &str, value: &OsStr) {
+fn set_variable(all: &mut Vec<(OsString, OsString)>, name: &str, value: &OsStr) {
     all.retain(|(known, _)| known != name);
     all.push((name.into(), value.into()));
 }
@@ -70,7 +70,7 @@ pub(super) fn split(command: &[u8]) -> Option<Vec<Vec<u8>>> {
                     inside => word.get_or_insert_default().push(inside),
                 }
             },
-            b'"' => quoted(&mut bytes, word.get_or_insert_default())?,
+            b'"' => read_quoted(&mut bytes, word.get_or_insert_default())?,
             b'\\' => word.get_or_insert_default().push(bytes.next()?),
             b'|' | b'&' | b';' | b'<' | b'>' | b'(' | b')' | b'$' | b'`' | b'*' | b'?' | b'[' | b']'
             | b'{' | b'}' | b'~' | b'#' | b'!' | b'\n' => return None,
@@ -83,7 +83,7 @@ pub(super) fn split(command: &[u8]) -> Option<Vec<Vec<u8>>> {
     (!words.is_empty()).then_some(words)
 }
 
-fn quoted(bytes: &mut impl Iterator<Item = u8>, word: &mut Vec<u8>) -> Option<()> {
+fn read_quoted(bytes: &mut impl Iterator<Item = u8>, word: &mut Vec<u8>) -> Option<()> {
     loop {
         match bytes.next()? {
             b'"' => return Some(()),
@@ -134,13 +134,13 @@ mod tests {
     #[test]
     fn clients_set_how_things_look_and_nothing_else() {
         for name in ["LANG", "LC_ALL", "TERM", "GIT_PROTOCOL", "COLORTERM"] {
-            assert!(may_set(name, "x"), "{name}");
+            assert!(is_variable_allowed(name, "x"), "{name}");
         }
         for name in ["PATH", "LD_PRELOAD", "HOME", "LC_ALL\0", "BASH_ENV", "DSTACK_RUN_NAME"] {
-            assert!(!may_set(name, "x"), "{name}");
+            assert!(!is_variable_allowed(name, "x"), "{name}");
         }
-        assert!(!may_set("LANG", &"x".repeat(CLIENT_VARIABLE_BYTES_MAX)));
-        assert!(!may_set("LANG", "a\0b"));
+        assert!(!is_variable_allowed("LANG", &"x".repeat(CLIENT_VARIABLE_BYTES_MAX)));
+        assert!(!is_variable_allowed("LANG", "a\0b"));
     }
 
     #[test]

@@ -17,13 +17,13 @@ use windlass_api::agent::runner::User;
 
 use super::{
     Config,
-    channel::{Asked, AskedTerminal, Channels},
+    channel::{Channels, SessionRequest, TerminalRequest},
     command,
-    connections::Entered,
-    forward::{self, Backward, Far, Opening},
+    connections::TrackedConnection,
+    forward::{self, ClientEnd, OpenRequest, ReverseForward},
     keys,
-    program::{self, Control, Link, Start, What},
-    terminal::{Size, Terminal},
+    program::{self, ProgramChannel, ProgramControl, ProgramKind, ProgramStart},
+    terminal::{Terminal, TerminalSize},
 };
 use crate::{
     isolation::restrict::Restrictions,
@@ -49,15 +49,15 @@ pub(super) struct Connection {
     /// Told once a key was proven.
     admitted: CancellationToken,
     login: String,
-    entered: Option<Entered>,
+    entered: Option<TrackedConnection>,
     channels: Arc<Channels>,
-    listeners: HashMap<Listener, CancellationToken>,
+    listeners: HashMap<ListenerKey, CancellationToken>,
     agent: Option<PathBuf>,
     over: CancellationToken,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-enum Listener {
+enum ListenerKey {
     Port(String, u32),
     Socket(String),
 }
@@ -93,53 +93,60 @@ impl Connection {
 
     /// As whom the client works here; nothing where nobody works.
     fn session(&self) -> Option<Session> {
-        session_of(&self.config, &self.login)
+        session_for(&self.config, &self.login)
     }
 
     fn account(&self) -> Option<Account> {
         self.session().map(|session| session.account)
     }
 
-    async fn may_enter(&self, user: &str, key: &PublicKey) -> bool {
-        if self.config.keys.hold(key) {
+    async fn is_key_authorized(&self, user: &str, key: &PublicKey) -> bool {
+        if self.config.keys.contains(key) {
             return true;
         }
-        let Some(Session { account, .. }) = session_of(&self.config, user) else { return false };
+        let Some(Session { account, .. }) = session_for(&self.config, user) else { return false };
         let key = key.clone();
         let holds = tokio::task::spawn_blocking(move || {
-            keys::file_holds(&account.home.join(".ssh/authorized_keys"), account.uid, &key)
+            keys::file_contains(&account.home.join(".ssh/authorized_keys"), account.uid, &key)
         });
         holds.await.unwrap_or(false)
     }
 
-    fn opening(&self, channel: Channel<Msg>, reply: ChannelOpenHandle) -> Option<Opening> {
-        if self.channels.full() {
+    fn opening(&self, channel: Channel<Msg>, reply: ChannelOpenHandle) -> Option<OpenRequest> {
+        if self.channels.is_full() {
             // Dropping the reply refuses the channel.
             return None;
         }
         let inlet = self.channels.enter(channel.id());
-        Some(Opening { channel, reply, inlet, channels: Arc::clone(&self.channels) })
+        Some(OpenRequest { channel, reply, inlet, channels: Arc::clone(&self.channels) })
     }
 
-    fn backward(&self, session: &server::Session, until: CancellationToken) -> Backward {
-        Backward { handle: session.handle(), channels: Arc::clone(&self.channels), until }
+    fn backward(&self, session: &server::Session, until: CancellationToken) -> ReverseForward {
+        ReverseForward { handle: session.handle(), channels: Arc::clone(&self.channels), until }
     }
 
-    fn begin(&mut self, id: ChannelId, what: What, session: &mut server::Session) -> Result<(), Error> {
+    fn begin(
+        &mut self,
+        id: ChannelId,
+        what: ProgramKind,
+        session: &mut server::Session,
+    ) -> Result<(), Error> {
         let (steer, control) = mpsc::channel(CONTROL_MAX);
         let Some(as_whom) = self.session() else { return Ok(session.channel_failure(id)?) };
         let Some((asked, inlet)) = self.channels.start(id, steer) else {
             return Ok(session.channel_failure(id)?);
         };
         session.channel_success(id)?;
-        let Asked { write, env, terminal, agent } = asked;
+        let SessionRequest { write, env, terminal, agent } = asked;
         let (mut notice, mut kind, mut opened) = (None, None, None);
         match terminal {
-            Some(AskedTerminal { kind: asked, opened: Ok(pair) }) => {
+            Some(TerminalRequest { kind: asked, opened: Ok(pair) }) => {
                 kind = Some(asked);
                 opened = Some(pair);
             }
-            Some(AskedTerminal { opened: Err(error), .. }) => notice = Some(format!("no terminal: {error}")),
+            Some(TerminalRequest { opened: Err(error), .. }) => {
+                notice = Some(format!("no terminal: {error}"))
+            }
             None => {}
         }
         let from = format!("{} {} {}", self.peer.ip(), self.peer.port(), self.local.port());
@@ -150,12 +157,12 @@ impl Connection {
         own.extend(opened.as_ref().map(|(terminal, _)| ("SSH_TTY", terminal.name.as_os_str())));
         own.extend(self.agent.as_ref().filter(|_| agent).map(|path| ("SSH_AUTH_SOCK", path.as_os_str())));
         let env = command::environment(&as_whom, &own, &env);
-        let start = Start { what, session: as_whom, env, terminal: opened, notice };
-        let link = Link { id, inlet, write, handle: session.handle(), control };
+        let start = ProgramStart { what, session: as_whom, env, terminal: opened, notice };
+        let link = ProgramChannel { id, inlet, write, handle: session.handle(), control };
         let channels = Arc::clone(&self.channels);
         tokio::spawn(async move {
             program::run(start, link).await;
-            channels.leave(id);
+            channels.remove(id);
         });
         Ok(())
     }
@@ -163,10 +170,10 @@ impl Connection {
 
 /// As whom somebody who logs in under this name works: root as root, everybody else as the job's user. In a task that is
 /// confined nobody is root.
-fn session_of(config: &Config, login: &str) -> Option<Session> {
+fn session_for(config: &Config, login: &str) -> Option<Session> {
     let sessions = config.sessions.as_ref()?;
     let mut session = sessions();
-    let may_be_root = rustix::process::geteuid().is_root() && !Restrictions::of_children().are_active();
+    let may_be_root = rustix::process::geteuid().is_root() && !Restrictions::for_children().are_active();
     if login == "root" && session.account.uid != 0 && may_be_root {
         let root = User { uid: Some(0), ..User::default() };
         session.account = Users::read("/".as_ref())
@@ -180,7 +187,7 @@ impl server::Handler for Connection {
     type Error = Error;
 
     async fn auth_publickey_offered(&mut self, user: &str, offer: PublicKeyOffer<'_>) -> Result<Auth, Error> {
-        if keys::acceptable(offer.algorithm) && self.may_enter(user, offer.public_key).await {
+        if keys::is_acceptable(offer.algorithm) && self.is_key_authorized(user, offer.public_key).await {
             return Ok(Auth::Accept);
         }
         Ok(Auth::reject())
@@ -188,7 +195,7 @@ impl server::Handler for Connection {
 
     /// Decided anew on the key whose signature was verified: an offered key proves nothing.
     async fn auth_publickey(&mut self, user: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, Error> {
-        if !keys::acceptable(key.algorithm) || !self.may_enter(user, key.public_key).await {
+        if !keys::is_acceptable(key.algorithm) || !self.is_key_authorized(user, key.public_key).await {
             return Ok(Auth::reject());
         }
         user.clone_into(&mut self.login);
@@ -212,14 +219,15 @@ impl server::Handler for Connection {
             reply.reject(ChannelOpenFailure::AdministrativelyProhibited).await;
             return Ok(());
         }
-        if self.channels.full() {
+        if self.channels.is_full() {
             reply.reject(ChannelOpenFailure::ResourceShortage).await;
             return Ok(());
         }
         let id = channel.id();
         // What comes in is taken from `data` below; see `inflow`.
         let (_, write) = channel.split();
-        self.channels.enter_session(id, Asked { write, env: Vec::new(), terminal: None, agent: false });
+        self.channels
+            .add_session(id, SessionRequest { write, env: Vec::new(), terminal: None, agent: false });
         reply.accept().await;
         Ok(())
     }
@@ -242,10 +250,10 @@ impl server::Handler for Connection {
         let Some(opening) = self.opening(channel, reply) else { return Ok(()) };
         match &self.config.runner {
             Some(router) if is_runner => {
-                tokio::spawn(forward::to_runner(opening, router.clone()));
+                tokio::spawn(forward::forward_to_runner(opening, router.clone()));
             }
             Some(_) | None => {
-                tokio::spawn(forward::to_port(opening, host.to_owned(), port));
+                tokio::spawn(forward::forward_to_port(opening, host.to_owned(), port));
             }
         }
         Ok(())
@@ -263,7 +271,7 @@ impl server::Handler for Connection {
             return Ok(());
         };
         if let Some(opening) = self.opening(channel, reply) {
-            tokio::spawn(forward::to_socket(opening, path.to_owned(), account));
+            tokio::spawn(forward::forward_to_socket(opening, path.to_owned(), account));
         }
         Ok(())
     }
@@ -284,7 +292,7 @@ impl server::Handler for Connection {
         if self.channels.put(id, data).is_err() {
             tracing::warn!(peer = %self.peer, "close a channel that nobody reads");
             session.close(id)?;
-            self.channels.leave(id);
+            self.channels.remove(id);
         }
         Ok(())
     }
@@ -299,7 +307,7 @@ impl server::Handler for Connection {
     }
 
     async fn channel_close(&mut self, id: ChannelId, _session: &mut server::Session) -> Result<(), Error> {
-        self.channels.leave(id);
+        self.channels.remove(id);
         Ok(())
     }
 
@@ -314,16 +322,16 @@ impl server::Handler for Connection {
         modes: &[(Pty, u32)],
         session: &mut server::Session,
     ) -> Result<(), Error> {
-        let size = Size { columns, rows, width, height };
-        let Some(account) = self.account() else { return answer(session, id, false) };
+        let size = TerminalSize { columns, rows, width, height };
+        let Some(account) = self.account() else { return reply_to(session, id, false) };
         let kind = if kind.contains('\0') { String::new() } else { kind.to_owned() };
         // A client that is refused closes the channel without a word to its user. So the failure is told by the
         // program that is started on it.
-        let asked = self.channels.ask(id, |asked| {
+        let asked = self.channels.update_request(id, |asked| {
             let opened = Terminal::open(size, modes, &account);
-            asked.terminal = Some(AskedTerminal { kind, opened });
+            asked.terminal = Some(TerminalRequest { kind, opened });
         });
-        answer(session, id, asked)
+        reply_to(session, id, asked)
     }
 
     async fn x11_request(
@@ -346,19 +354,19 @@ impl server::Handler for Connection {
         session: &mut server::Session,
     ) -> Result<(), Error> {
         let mut taken = false;
-        if command::may_set(name, value) {
-            self.channels.ask(id, |asked| {
+        if command::is_variable_allowed(name, value) {
+            self.channels.update_request(id, |asked| {
                 taken = asked.env.len() < command::CLIENT_VARIABLES_MAX;
                 if taken {
                     asked.env.push((name.to_owned(), value.to_owned()));
                 }
             });
         }
-        answer(session, id, taken)
+        reply_to(session, id, taken)
     }
 
     async fn shell_request(&mut self, id: ChannelId, session: &mut server::Session) -> Result<(), Error> {
-        self.begin(id, What::Shell, session)
+        self.begin(id, ProgramKind::Shell, session)
     }
 
     async fn exec_request(
@@ -367,7 +375,7 @@ impl server::Handler for Connection {
         line: &[u8],
         session: &mut server::Session,
     ) -> Result<(), Error> {
-        self.begin(id, What::Command(line.to_vec()), session)
+        self.begin(id, ProgramKind::Command(line.to_vec()), session)
     }
 
     async fn subsystem_request(
@@ -379,7 +387,7 @@ impl server::Handler for Connection {
         if name != "sftp" {
             return Ok(session.channel_failure(id)?);
         }
-        self.begin(id, What::Sftp, session)
+        self.begin(id, ProgramKind::Sftp, session)
     }
 
     async fn window_change_request(
@@ -391,8 +399,9 @@ impl server::Handler for Connection {
         height: u32,
         session: &mut server::Session,
     ) -> Result<(), Error> {
-        let told = self.channels.steer(id, Control::Resize(Size { columns, rows, width, height }));
-        answer(session, id, told)
+        let told =
+            self.channels.steer(id, ProgramControl::Resize(TerminalSize { columns, rows, width, height }));
+        reply_to(session, id, told)
     }
 
     async fn signal(
@@ -401,8 +410,9 @@ impl server::Handler for Connection {
         signal: Sig,
         session: &mut server::Session,
     ) -> Result<(), Error> {
-        let told = signal_of(&signal).is_some_and(|signal| self.channels.steer(id, Control::Signal(signal)));
-        answer(session, id, told)
+        let told =
+            to_signal(&signal).is_some_and(|signal| self.channels.steer(id, ProgramControl::Signal(signal)));
+        reply_to(session, id, told)
     }
 
     async fn agent_request(&mut self, id: ChannelId, session: &mut server::Session) -> Result<bool, Error> {
@@ -413,10 +423,10 @@ impl server::Handler for Connection {
                 return Ok(false);
             };
             let backward = self.backward(session, self.over.child_token());
-            tokio::spawn(forward::from_socket(named, Far::Agent, backward));
+            tokio::spawn(forward::serve_socket(named, ClientEnd::Agent, backward));
             self.agent = Some(path);
         }
-        Ok(self.channels.ask(id, |asked| asked.agent = true))
+        Ok(self.channels.update_request(id, |asked| asked.agent = true))
     }
 
     async fn tcpip_forward(
@@ -434,9 +444,9 @@ impl server::Handler for Connection {
         let until = self.over.child_token();
         for listener in listeners {
             let backward = self.backward(session, until.clone());
-            tokio::spawn(forward::from_port(listener, address.to_owned(), *port, backward));
+            tokio::spawn(forward::serve_port(listener, address.to_owned(), *port, backward));
         }
-        self.listeners.insert(Listener::Port(address.to_owned(), *port), until);
+        self.listeners.insert(ListenerKey::Port(address.to_owned(), *port), until);
         Ok(true)
     }
 
@@ -446,7 +456,7 @@ impl server::Handler for Connection {
         port: u32,
         _session: &mut server::Session,
     ) -> Result<bool, Error> {
-        let known = self.listeners.remove(&Listener::Port(address.to_owned(), port));
+        let known = self.listeners.remove(&ListenerKey::Port(address.to_owned(), port));
         Ok(known.map(|until| until.cancel()).is_some())
     }
 
@@ -461,8 +471,8 @@ impl server::Handler for Connection {
         let Ok(named) = forward::listen_socket(PathBuf::from(path), &account).await else { return Ok(false) };
         let until = self.over.child_token();
         let backward = self.backward(session, until.clone());
-        tokio::spawn(forward::from_socket(named, Far::Socket(path.to_owned()), backward));
-        self.listeners.insert(Listener::Socket(path.to_owned()), until);
+        tokio::spawn(forward::serve_socket(named, ClientEnd::Socket(path.to_owned()), backward));
+        self.listeners.insert(ListenerKey::Socket(path.to_owned()), until);
         Ok(true)
     }
 
@@ -471,12 +481,12 @@ impl server::Handler for Connection {
         path: &str,
         _session: &mut server::Session,
     ) -> Result<bool, Error> {
-        let known = self.listeners.remove(&Listener::Socket(path.to_owned()));
+        let known = self.listeners.remove(&ListenerKey::Socket(path.to_owned()));
         Ok(known.map(|until| until.cancel()).is_some())
     }
 }
 
-fn answer(session: &mut server::Session, id: ChannelId, done: bool) -> Result<(), Error> {
+fn reply_to(session: &mut server::Session, id: ChannelId, done: bool) -> Result<(), Error> {
     if done {
         session.channel_success(id)?;
     } else {
@@ -485,7 +495,7 @@ fn answer(session: &mut server::Session, id: ChannelId, done: bool) -> Result<()
     Ok(())
 }
 
-fn signal_of(signal: &Sig) -> Option<Signal> {
+fn to_signal(signal: &Sig) -> Option<Signal> {
     Some(match signal {
         Sig::ABRT => Signal::SIGABRT,
         Sig::ALRM => Signal::SIGALRM,

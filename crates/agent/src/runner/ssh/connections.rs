@@ -12,21 +12,21 @@ use std::{
 use parking_lot::Mutex;
 
 /// A shorter connection counts for nothing.
-const COUNTS_AFTER: Duration = Duration::from_secs(10);
+const CONNECTION_TIME_MIN: Duration = Duration::from_secs(10);
 
 /// The connections that have authenticated. Clones share one count.
 #[derive(Clone, Debug)]
-pub struct Connections(Arc<Mutex<Open>>);
+pub struct ConnectionTracker(Arc<Mutex<OpenConnections>>);
 
-impl Default for Connections {
+impl Default for ConnectionTracker {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Connections {
+impl ConnectionTracker {
     pub fn new() -> Self {
-        Self(Arc::new(Mutex::new(Open::new(Instant::now()))))
+        Self(Arc::new(Mutex::new(OpenConnections::new(Instant::now()))))
     }
 
     /// Seconds without a connection of at least ten seconds; 0 while there is one.
@@ -40,32 +40,32 @@ impl Connections {
     }
 
     /// Counts a connection until the guard is dropped.
-    pub(in crate::runner) fn enter(&self) -> Entered {
+    pub(in crate::runner) fn enter(&self) -> TrackedConnection {
         let id = self.0.lock().enter(Instant::now());
-        Entered { open: Arc::clone(&self.0), id }
+        TrackedConnection { open: Arc::clone(&self.0), id }
     }
 }
 
-pub(in crate::runner) struct Entered {
-    open: Arc<Mutex<Open>>,
+pub(in crate::runner) struct TrackedConnection {
+    open: Arc<Mutex<OpenConnections>>,
     id: u64,
 }
 
-impl Drop for Entered {
+impl Drop for TrackedConnection {
     fn drop(&mut self) {
-        self.open.lock().leave(self.id, Instant::now());
+        self.open.lock().remove(self.id, Instant::now());
     }
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenConnections {
     since: BTreeMap<u64, Instant>,
     next: u64,
     /// The last moment at which a connection that counts was open, or the beginning.
     last: Instant,
 }
 
-impl Open {
+impl OpenConnections {
     fn new(now: Instant) -> Self {
         Self { since: BTreeMap::new(), next: 0, last: now }
     }
@@ -77,8 +77,8 @@ impl Open {
         id
     }
 
-    fn leave(&mut self, id: u64, now: Instant) {
-        if self.since.remove(&id).is_some_and(|since| now.duration_since(since) >= COUNTS_AFTER) {
+    fn remove(&mut self, id: u64, now: Instant) {
+        if self.since.remove(&id).is_some_and(|since| now.duration_since(since) >= CONNECTION_TIME_MIN) {
             self.last = now;
         }
     }
@@ -86,7 +86,7 @@ impl Open {
     fn idle(&self, now: Instant) -> Duration {
         // Ids grow with time: the first is the oldest.
         let oldest = self.since.values().next();
-        if oldest.is_some_and(|since| now.duration_since(*since) >= COUNTS_AFTER) {
+        if oldest.is_some_and(|since| now.duration_since(*since) >= CONNECTION_TIME_MIN) {
             return Duration::ZERO;
         }
         now.duration_since(self.last)
@@ -102,14 +102,14 @@ mod tests {
     fn check(script: &str, at: u64, idle: u64) {
         let start = Instant::now();
         let second = |text: &str| start + Duration::from_secs(text.parse().unwrap());
-        let mut open = Open::new(start);
+        let mut open = OpenConnections::new(start);
         let mut ids = BTreeMap::new();
         for word in script.split_whitespace() {
             let (name, time) = word[1..].split_once('@').unwrap();
             if word.starts_with('+') {
                 ids.insert(name, open.enter(second(time)));
             } else {
-                open.leave(ids[name], second(time));
+                open.remove(ids[name], second(time));
             }
         }
         assert_eq!(open.idle(start + Duration::from_secs(at)).as_secs(), idle, "{script} at {at}");

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use windlass_api::agent::RUNNER_PORT;
 
 use super::{
-    channel::{Channels, Inlet, read_piece},
+    channel::{ChannelInput, Channels, read_chunk},
     rights,
 };
 use crate::{http, runner::user::Account};
@@ -27,25 +27,25 @@ use crate::{http, runner::user::Account};
 /// After both ends have said their last word the client closes; one that does not is closed after this.
 const CLOSE_GRACE: Duration = Duration::from_secs(10);
 /// All addresses of a name are tried within this time.
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that a listener opened here waits for at a time.
 const OPENING_MAX: usize = 32;
 /// Bytes on their way between a channel and what answers in this process, each way.
 const PIPE_BYTES: usize = 64 * 1024;
 
 /// A request to reach something from here.
-pub(super) struct Opening {
+pub(super) struct OpenRequest {
     pub(super) channel: Channel<server::Msg>,
     pub(super) reply: server::ChannelOpenHandle,
-    pub(super) inlet: Inlet,
+    pub(super) inlet: ChannelInput,
     pub(super) channels: Arc<Channels>,
 }
 
-pub(super) async fn to_port(opening: Opening, host: String, port: u32) {
+pub(super) async fn forward_to_port(opening: OpenRequest, host: String, port: u32) {
     let Ok(port) = u16::try_from(port) else {
         return refuse(opening, ChannelOpenFailure::ConnectFailed).await;
     };
-    match windlass_dial::connect(&host, port, CONNECT_WITHIN).await {
+    match windlass_dial::connect(&host, port, CONNECT_TIMEOUT).await {
         Ok(stream) => accepted(opening, stream).await,
         Err(error) => {
             tracing::debug!(error = &error as &dyn std::error::Error, "forward");
@@ -63,7 +63,7 @@ pub(super) fn is_runner(host: &str, port: u32) -> bool {
 }
 
 /// Answers here, without a port that everybody in the task could reach.
-pub(super) async fn to_runner(opening: Opening, router: axum::Router) {
+pub(super) async fn forward_to_runner(opening: OpenRequest, router: axum::Router) {
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
     let stop = CancellationToken::new();
     let _stop = stop.clone().drop_guard();
@@ -71,8 +71,8 @@ pub(super) async fn to_runner(opening: Opening, router: axum::Router) {
     accepted(opening, near).await;
 }
 
-pub(super) async fn to_socket(opening: Opening, path: String, account: Account) {
-    let connected = rights::with_rights_of(&account, move || {
+pub(super) async fn forward_to_socket(opening: OpenRequest, path: String, account: Account) {
+    let connected = rights::run_as(&account, move || {
         let stream = std::os::unix::net::UnixStream::connect(path)?;
         stream.set_nonblocking(true)?;
         Ok(stream)
@@ -83,24 +83,24 @@ pub(super) async fn to_socket(opening: Opening, path: String, account: Account) 
     }
 }
 
-async fn refuse(opening: Opening, why: ChannelOpenFailure) {
-    opening.channels.leave(opening.channel.id());
+async fn refuse(opening: OpenRequest, why: ChannelOpenFailure) {
+    opening.channels.remove(opening.channel.id());
     opening.reply.reject(why).await;
 }
 
-async fn accepted(opening: Opening, stream: impl AsyncRead + AsyncWrite + Unpin) {
+async fn accepted(opening: OpenRequest, stream: impl AsyncRead + AsyncWrite + Unpin) {
     opening.reply.accept().await;
     let id = opening.channel.id();
     let (_, write) = opening.channel.split();
-    pump(stream, &write, &opening.inlet).await;
-    opening.channels.leave(id);
+    copy_both_ways(stream, &write, &opening.inlet).await;
+    opening.channels.remove(id);
 }
 
 /// Copies both ways until both have ended, each end passed on when it comes.
-async fn pump(
+async fn copy_both_ways(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     write: &ChannelWriteHalf<server::Msg>,
-    inlet: &Inlet,
+    inlet: &ChannelInput,
 ) {
     let (mut from, mut to) = tokio::io::split(stream);
     let inward = async {
@@ -113,7 +113,7 @@ async fn pump(
         to.shutdown().await.is_ok()
     };
     let outward = async {
-        while let Ok(piece) = read_piece(&mut from).await {
+        while let Ok(piece) = read_chunk(&mut from).await {
             if piece.is_empty() || write.data_bytes(piece).await.is_err() {
                 break;
             }
@@ -142,15 +142,15 @@ async fn pump(
 
 /// What a listener needs to hand a connection to the client.
 #[derive(Clone)]
-pub(super) struct Backward {
+pub(super) struct ReverseForward {
     pub(super) handle: server::Handle,
     pub(super) channels: Arc<Channels>,
     /// The listener's end.
     pub(super) until: CancellationToken,
 }
 
-impl Backward {
-    async fn carry(
+impl ReverseForward {
+    async fn serve_stream(
         self,
         channel: Result<Channel<server::Msg>, russh::Error>,
         stream: impl AsyncRead + AsyncWrite + Unpin,
@@ -159,8 +159,8 @@ impl Backward {
         let id = channel.id();
         let inlet = self.channels.enter(id);
         let (_, write) = channel.split();
-        pump(stream, &write, &inlet).await;
-        self.channels.leave(id);
+        copy_both_ways(stream, &write, &inlet).await;
+        self.channels.remove(id);
     }
 }
 
@@ -176,7 +176,7 @@ pub(super) async fn listen(port: u16, account: &Account) -> io::Result<(Vec<TcpL
 
 /// With the user's rights: a port below 1024 is not for everybody.
 async fn bind(address: SocketAddr, account: &Account) -> io::Result<TcpListener> {
-    let bound = rights::with_rights_of(account, move || {
+    let bound = rights::run_as(account, move || {
         let listener = std::net::TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         Ok(listener)
@@ -185,7 +185,7 @@ async fn bind(address: SocketAddr, account: &Account) -> io::Result<TcpListener>
 }
 
 /// Hands what connects to the client. `address` and `port` are what the client knows the listener by.
-pub(super) async fn from_port(listener: TcpListener, address: String, port: u32, backward: Backward) {
+pub(super) async fn serve_port(listener: TcpListener, address: String, port: u32, backward: ReverseForward) {
     let places = Arc::new(tokio::sync::Semaphore::new(OPENING_MAX));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
@@ -197,7 +197,7 @@ pub(super) async fn from_port(listener: TcpListener, address: String, port: u32,
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        if backward.channels.full() {
+        if backward.channels.is_full() {
             continue;
         }
         let (backward, address) = (backward.clone(), address.clone());
@@ -211,18 +211,18 @@ pub(super) async fn from_port(listener: TcpListener, address: String, port: u32,
             );
             let channel = opened.await;
             drop(place);
-            backward.carry(channel, stream).await;
+            backward.serve_stream(channel, stream).await;
         });
     }
 }
 
 /// A listening socket with a name, made with the user's rights; the name is removed with it.
-pub(super) struct Named {
+pub(super) struct NamedSocket {
     listener: UnixListener,
     remove: Vec<PathBuf>,
 }
 
-impl Drop for Named {
+impl Drop for NamedSocket {
     fn drop(&mut self) {
         for path in &self.remove {
             let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path));
@@ -230,10 +230,10 @@ impl Drop for Named {
     }
 }
 
-pub(super) async fn listen_socket(path: PathBuf, account: &Account) -> io::Result<Named> {
+pub(super) async fn listen_socket(path: PathBuf, account: &Account) -> io::Result<NamedSocket> {
     let remove = vec![path.clone()];
-    let bound = rights::with_rights_of(account, move || bind_socket(&path)).await?;
-    Ok(Named { listener: UnixListener::from_std(bound)?, remove })
+    let bound = rights::run_as(account, move || bind_socket(&path)).await?;
+    Ok(NamedSocket { listener: UnixListener::from_std(bound)?, remove })
 }
 
 fn bind_socket(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
@@ -244,14 +244,14 @@ fn bind_socket(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
 }
 
 /// A socket for `SSH_AUTH_SOCK` in a directory of its own that only the user may enter.
-pub(super) async fn listen_agent(account: &Account) -> io::Result<(Named, PathBuf)> {
+pub(super) async fn listen_agent(account: &Account) -> io::Result<(NamedSocket, PathBuf)> {
     let mut random = [0u8; 8];
     getrandom::fill(&mut random).map_err(|_| io::Error::other("no randomness"))?;
     let name: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     // An image may have no /tmp.
     let bases =
         [PathBuf::from("/tmp"), PathBuf::from("/dev/shm"), PathBuf::from("/run"), account.home.clone()];
-    let made = rights::with_rights_of(account, move || {
+    let made = rights::run_as(account, move || {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for base in bases {
             let dir = base.join(format!("ssh-{name}"));
@@ -275,17 +275,17 @@ pub(super) async fn listen_agent(account: &Account) -> io::Result<(Named, PathBu
         Err(last)
     });
     let (listener, dir, path) = made.await?;
-    let named = Named { listener: UnixListener::from_std(listener)?, remove: vec![path.clone(), dir] };
+    let named = NamedSocket { listener: UnixListener::from_std(listener)?, remove: vec![path.clone(), dir] };
     Ok((named, path))
 }
 
 /// What is at the client's end of a named socket.
-pub(super) enum Far {
+pub(super) enum ClientEnd {
     Agent,
     Socket(String),
 }
 
-pub(super) async fn from_socket(named: Named, far: Far, backward: Backward) {
+pub(super) async fn serve_socket(named: NamedSocket, far: ClientEnd, backward: ReverseForward) {
     let far = Arc::new(far);
     let places = Arc::new(tokio::sync::Semaphore::new(OPENING_MAX));
     loop {
@@ -298,17 +298,19 @@ pub(super) async fn from_socket(named: Named, far: Far, backward: Backward) {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        if backward.channels.full() {
+        if backward.channels.is_full() {
             continue;
         }
         let (backward, far) = (backward.clone(), Arc::clone(&far));
         tokio::spawn(async move {
             let channel = match far.as_ref() {
-                Far::Agent => backward.handle.channel_open_agent().await,
-                Far::Socket(path) => backward.handle.channel_open_forwarded_streamlocal(path.clone()).await,
+                ClientEnd::Agent => backward.handle.channel_open_agent().await,
+                ClientEnd::Socket(path) => {
+                    backward.handle.channel_open_forwarded_streamlocal(path.clone()).await
+                }
             };
             drop(place);
-            backward.carry(channel, stream).await;
+            backward.serve_stream(channel, stream).await;
         });
     }
 }

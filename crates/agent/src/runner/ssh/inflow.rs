@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 /// What a client may send before its bytes were seen here: enough for 20 MB/s at 100 ms.
 pub(super) const WINDOW: u32 = 2 * 1024 * 1024;
 /// The smallest window that the library still renews (it renews below the half).
-const DRIP: u32 = 2;
+const WINDOW_MIN: u32 = 2;
 /// From here on a channel is held.
 const BACKLOG_HIGH: usize = 256 * 1024;
 /// Over this a channel is closed.
@@ -32,29 +32,29 @@ const BACKLOG_MAX: usize = 16 * 1024 * 1024;
 /// The same over all channels of a connection.
 const CONNECTION_BACKLOG_MAX: usize = 64 * 1024 * 1024;
 /// Small pieces are joined up to this size, so that bytes that drip cost what they weigh.
-const PIECE: usize = 32 * 1024;
+const CHUNK_BYTES: usize = 32 * 1024;
 
 /// The size of the window to give next, to whichever channel of the connection sends next.
 fn next_window(just_given: u32, this_held: bool, any_held: bool) -> u32 {
-    let by_the_drop = just_given == DRIP;
+    let by_the_drop = just_given == WINDOW_MIN;
     match (by_the_drop, this_held, any_held) {
         // It got two bytes and deserves better: its next packet comes first in all likelihood.
         (true, false, _) => WINDOW,
         // It got a whole window. The next to come may be one that is held.
-        (true, true, _) | (false, _, true) => DRIP,
+        (true, true, _) | (false, _, true) => WINDOW_MIN,
         (false, _, false) => WINDOW,
     }
 }
 
 /// All channels of one connection together.
 #[derive(Debug, Default)]
-pub(super) struct Total {
+pub(super) struct ConnectionBacklog {
     bytes: AtomicUsize,
     held: AtomicUsize,
 }
 
-impl Total {
-    pub(super) fn next_window(&self, just_given: u32, channel: Option<&Inflow>) -> u32 {
+impl ConnectionBacklog {
+    pub(super) fn next_window(&self, just_given: u32, channel: Option<&ReceiveBuffer>) -> u32 {
         let this_held = channel.is_some_and(|inflow| inflow.queue.lock().held);
         next_window(just_given, this_held, self.any_held())
     }
@@ -68,14 +68,14 @@ impl Total {
 pub(super) struct Overflow;
 
 #[derive(Debug)]
-pub(super) struct Inflow {
-    queue: Mutex<Queue>,
+pub(super) struct ReceiveBuffer {
+    queue: Mutex<ChunkQueue>,
     changed: Notify,
-    total: Arc<Total>,
+    total: Arc<ConnectionBacklog>,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct ChunkQueue {
     pieces: VecDeque<Vec<u8>>,
     bytes: usize,
     held: bool,
@@ -83,9 +83,9 @@ struct Queue {
     unwanted: bool,
 }
 
-impl Inflow {
-    pub(super) fn new(total: Arc<Total>) -> Self {
-        Self { queue: Mutex::new(Queue::default()), changed: Notify::new(), total }
+impl ReceiveBuffer {
+    pub(super) fn new(total: Arc<ConnectionBacklog>) -> Self {
+        Self { queue: Mutex::new(ChunkQueue::default()), changed: Notify::new(), total }
     }
 
     pub(super) fn put(&self, data: &[u8]) -> Result<(), Overflow> {
@@ -96,10 +96,10 @@ impl Inflow {
         queue.bytes += data.len();
         let all = self.total.bytes.fetch_add(data.len(), Ordering::Relaxed) + data.len();
         match queue.pieces.back_mut() {
-            Some(last) if last.len() + data.len() <= PIECE => last.extend_from_slice(data),
+            Some(last) if last.len() + data.len() <= CHUNK_BYTES => last.extend_from_slice(data),
             Some(_) | None => queue.pieces.push_back(data.to_vec()),
         }
-        self.weigh(&mut queue);
+        self.update_throttle(&mut queue);
         let over = queue.bytes > BACKLOG_MAX || all > CONNECTION_BACKLOG_MAX;
         drop(queue);
         self.changed.notify_one();
@@ -116,7 +116,7 @@ impl Inflow {
     pub(super) fn refuse(&self) {
         let mut queue = self.queue.lock();
         queue.unwanted = true;
-        self.empty(&mut queue);
+        self.clear(&mut queue);
         drop(queue);
         self.changed.notify_one();
     }
@@ -129,7 +129,7 @@ impl Inflow {
                 if let Some(piece) = queue.pieces.pop_front() {
                     queue.bytes -= piece.len();
                     self.total.bytes.fetch_sub(piece.len(), Ordering::Relaxed);
-                    self.weigh(&mut queue);
+                    self.update_throttle(&mut queue);
                     return Some(piece);
                 }
                 if queue.ended || queue.unwanted {
@@ -140,7 +140,7 @@ impl Inflow {
         }
     }
 
-    fn weigh(&self, queue: &mut Queue) {
+    fn update_throttle(&self, queue: &mut ChunkQueue) {
         let held = queue.bytes >= BACKLOG_HIGH;
         if held && !queue.held {
             self.total.held.fetch_add(1, Ordering::Relaxed);
@@ -150,18 +150,18 @@ impl Inflow {
         queue.held = held;
     }
 
-    fn empty(&self, queue: &mut Queue) {
+    fn clear(&self, queue: &mut ChunkQueue) {
         self.total.bytes.fetch_sub(queue.bytes, Ordering::Relaxed);
         queue.pieces = VecDeque::new();
         queue.bytes = 0;
-        self.weigh(queue);
+        self.update_throttle(queue);
     }
 }
 
-impl Drop for Inflow {
+impl Drop for ReceiveBuffer {
     fn drop(&mut self) {
         let mut queue = std::mem::take(&mut *self.queue.lock());
-        self.empty(&mut queue);
+        self.clear(&mut queue);
     }
 }
 
@@ -170,17 +170,17 @@ mod tests {
     use super::*;
 
     /// The library's arithmetic on one connection, with clients that send all they may.
-    struct Wire {
-        total: Arc<Total>,
+    struct SimulatedConnection {
+        total: Arc<ConnectionBacklog>,
         target: u32,
         windows: Vec<u32>,
-        inflows: Vec<Arc<Inflow>>,
+        inflows: Vec<Arc<ReceiveBuffer>>,
     }
 
-    impl Wire {
+    impl SimulatedConnection {
         fn new(channels: usize) -> Self {
-            let total = Arc::new(Total::default());
-            let inflows = (0..channels).map(|_| Arc::new(Inflow::new(Arc::clone(&total)))).collect();
+            let total = Arc::new(ConnectionBacklog::default());
+            let inflows = (0..channels).map(|_| Arc::new(ReceiveBuffer::new(Arc::clone(&total)))).collect();
             Self { total, target: WINDOW, windows: vec![WINDOW; channels], inflows }
         }
 
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    fn drain(inflow: &Inflow) -> usize {
+    fn drain(inflow: &ReceiveBuffer) -> usize {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let mut bytes = 0;
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_keeps_up_is_never_held() {
-        let mut wire = Wire::new(1);
+        let mut wire = SimulatedConnection::new(1);
         for _ in 0..10_000 {
             assert_eq!(wire.send(0), Ok(32 * 1024));
             drain(&wire.inflows[0]);
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_stands_still_holds_a_window_and_not_more() {
-        let mut wire = Wire::new(1);
+        let mut wire = SimulatedConnection::new(1);
         for _ in 0..100_000 {
             wire.send(0).unwrap();
         }
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_held_channel_goes_on_when_its_reader_does() {
-        let mut wire = Wire::new(1);
+        let mut wire = SimulatedConnection::new(1);
         for _ in 0..1000 {
             wire.send(0).unwrap();
         }
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_neighbour_of_a_held_channel_sends_on() {
-        let mut wire = Wire::new(2);
+        let mut wire = SimulatedConnection::new(2);
         for _ in 0..1000 {
             wire.send(0).unwrap();
         }
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_channel_that_grows_over_its_bound_is_given_up() {
-        let inflow = Inflow::new(Arc::default());
+        let inflow = ReceiveBuffer::new(Arc::default());
         let piece = vec![0; 1024 * 1024];
         let taken = (0..100).take_while(|_| inflow.put(&piece).is_ok()).count();
         assert_eq!(taken, 16);
@@ -268,8 +268,8 @@ mod tests {
 
     #[test]
     fn all_channels_together_have_a_bound_too() {
-        let total = Arc::new(Total::default());
-        let inflows: Vec<_> = (0..10).map(|_| Inflow::new(Arc::clone(&total))).collect();
+        let total = Arc::new(ConnectionBacklog::default());
+        let inflows: Vec<_> = (0..10).map(|_| ReceiveBuffer::new(Arc::clone(&total))).collect();
         let piece = vec![0; 15 * 1024 * 1024];
         assert_eq!(inflows.iter().take_while(|inflow| inflow.put(&piece).is_ok()).count(), 4);
         drop(inflows);
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn what_came_before_the_end_is_still_read() {
-        let inflow = Inflow::new(Arc::default());
+        let inflow = ReceiveBuffer::new(Arc::default());
         inflow.put(b"one").unwrap();
         inflow.put(b"two").unwrap();
         inflow.end();

@@ -66,7 +66,7 @@ impl AuthorizedKeys {
         count
     }
 
-    pub(super) fn hold(&self, key: &PublicKey) -> bool {
+    pub(super) fn contains(&self, key: &PublicKey) -> bool {
         self.0.read().contains(key.key_data())
     }
 }
@@ -91,7 +91,7 @@ fn strong_enough(key: &KeyData) -> bool {
 }
 
 /// Signatures with SHA-1 are refused; everything else that russh verifies is taken.
-pub(super) fn acceptable(algorithm: &Algorithm) -> bool {
+pub(super) fn is_acceptable(algorithm: &Algorithm) -> bool {
     matches!(
         algorithm,
         Algorithm::Ed25519
@@ -105,7 +105,7 @@ pub(super) fn acceptable(algorithm: &Algorithm) -> bool {
 /// Whether a user's own file holds the key. Reads the disk: not for the event loop.
 ///
 /// The file counts only when nobody but its owner and root may write it, as people are used to.
-pub(super) fn file_holds(file: &Path, uid: u32, key: &PublicKey) -> bool {
+pub(super) fn file_contains(file: &Path, uid: u32, key: &PublicKey) -> bool {
     use std::{io::Read as _, os::unix::fs::MetadataExt as _};
     // Not blocking: a FIFO in its place must not hang the login.
     let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
@@ -187,8 +187,8 @@ mod tests {
         let keys = AuthorizedKeys::new();
         assert_eq!(keys.add(&format!("# a remark\n\n  {ADA}\r\nrubbish\n{ADA}\n")), 2);
         assert_eq!(keys.0.read().len(), 1, "one key, however often it is written");
-        assert!(keys.hold(&PublicKey::from_openssh(ADA).unwrap()));
-        assert!(!keys.hold(HostKey::make().unwrap().0.public_key()));
+        assert!(keys.contains(&PublicKey::from_openssh(ADA).unwrap()));
+        assert!(!keys.contains(HostKey::make().unwrap().0.public_key()));
     }
 
     #[test]
@@ -199,10 +199,10 @@ mod tests {
 
     #[test]
     fn signatures_with_sha1_are_refused() {
-        assert!(acceptable(&Algorithm::Ed25519));
-        assert!(acceptable(&Algorithm::Rsa { hash: Some(HashAlg::Sha512) }));
-        assert!(!acceptable(&Algorithm::Rsa { hash: None }));
-        assert!(!acceptable(&Algorithm::Dsa));
+        assert!(is_acceptable(&Algorithm::Ed25519));
+        assert!(is_acceptable(&Algorithm::Rsa { hash: Some(HashAlg::Sha512) }));
+        assert!(!is_acceptable(&Algorithm::Rsa { hash: None }));
+        assert!(!is_acceptable(&Algorithm::Dsa));
     }
 
     #[test]
@@ -228,7 +228,7 @@ mod tests {
         let mut said = Vec::new();
         for mode in [0o600, 0o644, 0o664, 0o666] {
             std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
-            said.push(file_holds(&file, uid, &ada));
+            said.push(file_contains(&file, uid, &ada));
         }
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(said, [true, true, false, false]);

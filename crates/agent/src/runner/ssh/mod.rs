@@ -31,27 +31,27 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{channel::Channels, connection::Connection, inflow::Total, wire::Wire};
+use self::{channel::Channels, connection::Connection, inflow::ConnectionBacklog, wire::ThrottledSocket};
 pub use self::{
-    connections::Connections,
+    connections::ConnectionTracker,
     keys::{AuthorizedKeys, HostKey, KeyError},
 };
-use super::session::Sessions;
+use super::session::SessionProvider;
 
 /// Connections at a time; more are closed at once.
 const CONNECTIONS_MAX: usize = 256;
 /// Of these, such that have not proven a key.
-const STRANGERS_MAX: usize = 64;
+const UNAUTHENTICATED_MAX: usize = 64;
 /// A stranger has this long to prove a key.
 const LOGIN_GRACE: Duration = Duration::from_secs(30);
 /// Keys a client may try: those who carry many in an agent need more than a few.
-const ATTEMPTS_MAX: usize = 20;
+const AUTH_ATTEMPTS_MAX: usize = 20;
 /// A client that has not been heard of for so long is asked whether it is there,
-const ASK_AFTER: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// and after so many times without an answer it is not.
-const ASK_MAX: usize = 3;
+const KEEPALIVE_MAX: usize = 3;
 /// At the end connections have this long to say good-bye.
-const GOODBYE: Duration = Duration::from_secs(2);
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the server needs to know.
 #[derive(Clone)]
@@ -61,8 +61,8 @@ pub struct Config {
     pub host_key: HostKey,
     /// Asked anew for each session. A login as `root` is root with these variables, any other name is this account.
     /// `None`: there is no session, file or forwarded port here, only what `runner` answers.
-    pub sessions: Option<Sessions>,
-    pub connections: Connections,
+    pub sessions: Option<SessionProvider>,
+    pub connections: ConnectionTracker,
     /// Answers what is forwarded to the runner's port of the loopback, where nobody listens there.
     pub runner: Option<axum::Router>,
 }
@@ -71,7 +71,7 @@ pub struct Config {
 pub async fn serve(listener: TcpListener, config: Config, stop: CancellationToken) {
     let protocol = Arc::new(protocol(&config.host_key));
     let config = Arc::new(config);
-    let strangers = Arc::new(Semaphore::new(STRANGERS_MAX));
+    let strangers = Arc::new(Semaphore::new(UNAUTHENTICATED_MAX));
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -94,14 +94,14 @@ pub async fn serve(listener: TcpListener, config: Config, stop: CancellationToke
         }
         let (config, protocol, stop) = (Arc::clone(&config), Arc::clone(&protocol), stop.clone());
         connections.spawn(async move {
-            attend(socket, peer, config, protocol, stranger, stop).await;
+            serve_connection(socket, peer, config, protocol, stranger, stop).await;
         });
     }
     drop(listener);
-    let _ = timeout(GOODBYE * 2, async { while connections.join_next().await.is_some() {} }).await;
+    let _ = timeout(DISCONNECT_TIMEOUT * 2, async { while connections.join_next().await.is_some() {} }).await;
 }
 
-async fn attend(
+async fn serve_connection(
     socket: TcpStream,
     peer: SocketAddr,
     config: Arc<Config>,
@@ -117,10 +117,10 @@ async fn attend(
     let over = CancellationToken::new();
     let _over = over.clone().drop_guard();
     let admitted = CancellationToken::new();
-    let total = Arc::new(Total::default());
+    let total = Arc::new(ConnectionBacklog::default());
     let channels = Channels::new(over.clone(), Arc::clone(&total));
     let handler = Connection::new(config, (peer, local), admitted.clone(), channels, over);
-    let begun = server::run_stream(protocol, Wire::new(socket, cut.clone(), total), handler);
+    let begun = server::run_stream(protocol, ThrottledSocket::new(socket, cut.clone(), total), handler);
     let mut session = match timeout(LOGIN_GRACE, begun).await {
         Ok(Ok(session)) => session,
         Ok(Err(_)) | Err(_) => return,
@@ -129,7 +129,7 @@ async fn attend(
         _ = &mut session => return,
         () = admitted.cancelled() => {}
         () = tokio::time::sleep(LOGIN_GRACE) => return,
-        () = stop.cancelled() => return goodbye(session).await,
+        () = stop.cancelled() => return disconnect(session).await,
     }
     drop(stranger);
     tokio::select! {
@@ -138,13 +138,13 @@ async fn attend(
                 tracing::debug!(%peer, error = &error as &dyn std::error::Error, "end of an ssh connection");
             }
         }
-        () = stop.cancelled() => goodbye(session).await,
+        () = stop.cancelled() => disconnect(session).await,
     }
 }
 
-async fn goodbye(session: server::RunningSession<Connection>) {
+async fn disconnect(session: server::RunningSession<Connection>) {
     let handle = session.handle();
-    let _ = timeout(GOODBYE, async {
+    let _ = timeout(DISCONNECT_TIMEOUT, async {
         let _ = handle
             .disconnect(russh::Disconnect::ByApplication, "the job has ended".to_owned(), String::new())
             .await;
@@ -161,11 +161,11 @@ fn protocol(host_key: &HostKey) -> server::Config {
         auth_rejection_time_initial: Some(Duration::ZERO),
         keys: vec![host_key.0.clone()],
         window_size: inflow::WINDOW,
-        max_auth_attempts: ATTEMPTS_MAX,
+        max_auth_attempts: AUTH_ATTEMPTS_MAX,
         // A tunnel may be idle for days.
         inactivity_timeout: None,
-        keepalive_interval: Some(ASK_AFTER),
-        keepalive_max: ASK_MAX,
+        keepalive_interval: Some(KEEPALIVE_INTERVAL),
+        keepalive_max: KEEPALIVE_MAX,
         nodelay: true,
         preferred: Preferred {
             // Half the processor time of chacha20 where the processor knows AES.

@@ -26,34 +26,34 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    channel::{Inlet, read_piece},
+    channel::{ChannelInput, read_chunk},
     command, rights,
-    terminal::{Size, Terminal},
+    terminal::{Terminal, TerminalSize},
 };
 use crate::{isolation::restrict::Restrictions, runner::session::Session};
 
 /// What a shell says of a command that cannot be run.
 const EXIT_NOT_FOUND: u32 = 127;
 /// After a program on a terminal has ended, whoever still holds the terminal is heard until silent for so long.
-const QUIET: Duration = Duration::from_millis(50);
+const TERMINAL_QUIET_TIME: Duration = Duration::from_millis(50);
 /// Bytes of standard error are of this kind on the wire.
 const STDERR: u32 = 1;
 
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum ProgramKind {
     Shell,
     Command(Vec<u8>),
     Sftp,
 }
 
-pub(super) enum Control {
+pub(super) enum ProgramControl {
     Signal(Signal),
-    Resize(Size),
+    Resize(TerminalSize),
 }
 
 /// Everything a program is started with.
-pub(super) struct Start {
-    pub(super) what: What,
+pub(super) struct ProgramStart {
+    pub(super) what: ProgramKind,
     pub(super) session: Session,
     pub(super) env: Vec<(std::ffi::OsString, std::ffi::OsString)>,
     pub(super) terminal: Option<(Terminal, OwnedFd)>,
@@ -62,12 +62,12 @@ pub(super) struct Start {
 }
 
 /// The program's side of its channel.
-pub(super) struct Link {
+pub(super) struct ProgramChannel {
     pub(super) id: ChannelId,
-    pub(super) inlet: Inlet,
+    pub(super) inlet: ChannelInput,
     pub(super) write: ChannelWriteHalf<server::Msg>,
     pub(super) handle: server::Handle,
-    pub(super) control: mpsc::Receiver<Control>,
+    pub(super) control: mpsc::Receiver<ProgramControl>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -83,16 +83,16 @@ enum StartError {
 }
 
 /// From the start to the last word on the channel.
-pub(super) async fn run(start: Start, mut link: Link) {
+pub(super) async fn run(start: ProgramStart, mut link: ProgramChannel) {
     let closed = link.inlet.closed.clone();
     tokio::select! {
-        () = say(&link.write, start.notice.as_deref()) => {}
+        () = write_message(&link.write, start.notice.as_deref()) => {}
         () = closed.cancelled() => return,
     }
-    match begin(&start) {
+    match start_program(&start) {
         Ok(child) => {
             let terminal = start.terminal.map(|(terminal, _program_end)| terminal);
-            if let Some(status) = attend(child, terminal, &mut link).await {
+            if let Some(status) = supervise(child, terminal, &mut link).await {
                 finish(&link, status).await;
             }
         }
@@ -100,7 +100,7 @@ pub(super) async fn run(start: Start, mut link: Link) {
             link.inlet.inflow.refuse();
             let message = error.to_string();
             tokio::select! {
-                () = say(&link.write, Some(&message)) => {}
+                () = write_message(&link.write, Some(&message)) => {}
                 () = closed.cancelled() => return,
             }
             let _ = link.write.eof().await;
@@ -110,14 +110,14 @@ pub(super) async fn run(start: Start, mut link: Link) {
     }
 }
 
-async fn say(write: &ChannelWriteHalf<server::Msg>, message: Option<&str>) {
+async fn write_message(write: &ChannelWriteHalf<server::Msg>, message: Option<&str>) {
     if let Some(message) = message {
         let _ = write.extended_data_bytes(STDERR, format!("windlass: {message}\r\n").into_bytes()).await;
     }
 }
 
 /// The end as a shell would tell it; the channel is closed with it.
-async fn finish(link: &Link, status: ExitStatus) {
+async fn finish(link: &ProgramChannel, status: ExitStatus) {
     let _ = link.write.eof().await;
     match (status.code(), status.signal()) {
         (Some(code), _) => {
@@ -137,7 +137,11 @@ async fn finish(link: &Link, status: ExitStatus) {
 }
 
 /// Looks after a running program. `None`: its channel was closed first.
-async fn attend(mut child: Child, terminal: Option<Terminal>, link: &mut Link) -> Option<ExitStatus> {
+async fn supervise(
+    mut child: Child,
+    terminal: Option<Terminal>,
+    link: &mut ProgramChannel,
+) -> Option<ExitStatus> {
     let closed = link.inlet.closed.clone();
     let input = child.stdin.take();
     let output = child.stdout.take();
@@ -172,9 +176,12 @@ async fn attend(mut child: Child, terminal: Option<Terminal>, link: &mut Link) -
     };
     let listen = async {
         match terminal {
-            Some(terminal) => hear_terminal(terminal, write, &ended).await,
+            Some(terminal) => forward_terminal(terminal, write, &ended).await,
             None => {
-                tokio::join!(hear(output, write, None), hear(errors, write, Some(STDERR)));
+                tokio::join!(
+                    forward_output(output, write, None),
+                    forward_output(errors, write, Some(STDERR))
+                );
             }
         }
     };
@@ -195,8 +202,8 @@ async fn attend(mut child: Child, terminal: Option<Terminal>, link: &mut Link) -
                 ended.cancel();
             }
             Some(control) = control.recv() => match control {
-                Control::Signal(signal) => signal_group(&child, signal),
-                Control::Resize(size) => {
+                ProgramControl::Signal(signal) => signal_group(&child, signal),
+                ProgramControl::Resize(size) => {
                     let _ = terminal.as_ref().map(|terminal| terminal.resize(size));
                 }
             },
@@ -209,7 +216,7 @@ async fn attend(mut child: Child, terminal: Option<Terminal>, link: &mut Link) -
 }
 
 /// After the program's end others may hold the terminal for ever: then it is heard until it falls silent.
-async fn hear_terminal(
+async fn forward_terminal(
     terminal: &Terminal,
     write: &ChannelWriteHalf<server::Msg>,
     ended: &CancellationToken,
@@ -218,7 +225,7 @@ async fn hear_terminal(
         let read = tokio::select! {
             biased;
             read = terminal.read() => read,
-            () = ended.cancelled() => match timeout(QUIET, terminal.read()).await {
+            () = ended.cancelled() => match timeout(TERMINAL_QUIET_TIME, terminal.read()).await {
                 Ok(read) => read,
                 Err(_silence) => return,
             },
@@ -230,13 +237,13 @@ async fn hear_terminal(
     }
 }
 
-async fn hear(
+async fn forward_output(
     from: Option<impl AsyncRead + Unpin>,
     write: &ChannelWriteHalf<server::Msg>,
     kind: Option<u32>,
 ) {
     let Some(mut from) = from else { return };
-    while let Ok(piece) = read_piece(&mut from).await {
+    while let Ok(piece) = read_chunk(&mut from).await {
         if piece.is_empty() {
             return;
         }
@@ -269,29 +276,33 @@ fn hang_up(mut child: Child, ended: bool) {
     });
 }
 
-fn begin(start: &Start) -> Result<Child, StartError> {
+fn start_program(start: &ProgramStart) -> Result<Child, StartError> {
     let shell = start.session.account.shell.as_path();
     let shown = || shell.display().to_string();
     match &start.what {
-        What::Shell if start.notice.is_some() => Err(StartError::NoTerminal),
-        What::Shell => {
+        ProgramKind::Shell if start.notice.is_some() => Err(StartError::NoTerminal),
+        ProgramKind::Shell => {
             let mut login = std::ffi::OsString::from("-");
             login.push(shell.file_name().unwrap_or_else(|| OsStr::new("sh")));
             let mut command = Command::new(shell);
             command.arg0(login);
             spawn(command, start).map_err(|error| {
-                if missing(&error) { StartError::NoShell(shown()) } else { StartError::Run(shown(), error) }
+                if is_missing(&error) {
+                    StartError::NoShell(shown())
+                } else {
+                    StartError::Run(shown(), error)
+                }
             })
         }
-        What::Command(line) => {
+        ProgramKind::Command(line) => {
             let mut command = Command::new(shell);
             command.arg("-c").arg(OsStr::from_bytes(line));
             match spawn(command, start) {
-                Err(error) if missing(&error) => without_shell(line, start),
+                Err(error) if is_missing(&error) => start_without_shell(line, start),
                 other => other.map_err(|error| StartError::Run(shown(), error)),
             }
         }
-        What::Sftp => {
+        ProgramKind::Sftp => {
             let mut command = Command::new("/proc/self/exe");
             command.arg0("windlass-agent").args(["runner", "sftp"]);
             spawn(command, start).map_err(|error| StartError::Run("the file server".to_owned(), error))
@@ -299,7 +310,7 @@ fn begin(start: &Start) -> Result<Child, StartError> {
     }
 }
 
-fn without_shell(line: &[u8], start: &Start) -> Result<Child, StartError> {
+fn start_without_shell(line: &[u8], start: &ProgramStart) -> Result<Child, StartError> {
     let shell = || start.session.account.shell.display().to_string();
     let words = command::split(line).ok_or_else(|| StartError::NeedsShell(shell()))?;
     let mut words = words.into_iter().map(std::ffi::OsString::from_vec);
@@ -309,12 +320,12 @@ fn without_shell(line: &[u8], start: &Start) -> Result<Child, StartError> {
     spawn(command, start).map_err(|error| StartError::Run(program.to_string_lossy().into_owned(), error))
 }
 
-fn missing(error: &io::Error) -> bool {
+fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
 }
 
 /// Starts the program as the session's user, in a session of its own, with signals as programs expect them.
-fn spawn(mut command: Command, start: &Start) -> io::Result<Child> {
+fn spawn(mut command: Command, start: &ProgramStart) -> io::Result<Child> {
     command.env_clear().envs(start.env.iter().map(|(name, value)| (name, value)));
     match &start.terminal {
         Some((_, program_end)) => {
@@ -327,14 +338,14 @@ fn spawn(mut command: Command, start: &Start) -> io::Result<Child> {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         }
     }
-    let account = rights::must_change(&start.session.account).then(|| start.session.account.clone());
+    let account = rights::needs_switch(&start.session.account).then(|| start.session.account.clone());
     let places: Vec<CString> =
         [start.session.dir.as_path(), start.session.account.home.as_path(), Path::new("/")]
             .into_iter()
             .filter_map(|place| CString::new(place.as_os_str().as_bytes()).ok())
             .collect();
     let has_terminal = start.terminal.is_some();
-    let restrictions = Restrictions::of_children();
+    let restrictions = Restrictions::for_children();
     if restrictions.are_active() && account.is_none() {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "nobody is root in a confined task"));
     }
@@ -347,7 +358,7 @@ fn spawn(mut command: Command, start: &Start) -> io::Result<Child> {
             rustix::process::ioctl_tiocsctty(input)?;
         }
         // A parent that ignores INT, QUIT or HUP (started by nohup) would make Ctrl-C deaf in every session.
-        plain_signals()?;
+        reset_signals()?;
         if let Some(account) = &account {
             restrictions.drop_capabilities()?;
             rights::become_account(account)?;
@@ -364,7 +375,7 @@ fn spawn(mut command: Command, start: &Start) -> io::Result<Child> {
     command.spawn()
 }
 
-fn plain_signals() -> io::Result<()> {
+fn reset_signals() -> io::Result<()> {
     for each in Signal::iterator() {
         if !matches!(each, Signal::SIGKILL | Signal::SIGSTOP) {
             #[expect(unsafe_code, reason = "nix marks every change of a handler")]

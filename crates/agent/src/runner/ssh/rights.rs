@@ -11,18 +11,18 @@ use tokio::sync::oneshot;
 use crate::runner::user::Account;
 
 /// Whether the runner has to change into somebody else for this account, and may.
-pub(super) fn must_change(account: &Account) -> bool {
+pub(super) fn needs_switch(account: &Account) -> bool {
     geteuid().is_root() && account.uid != 0
 }
 
 /// Runs `work` on a thread of its own that has become the account. Rights belong to a thread on Linux; the thread
 /// ends with the work, so nobody else ever runs with them.
-pub(super) async fn with_rights_of<T: Send + 'static>(
+pub(super) async fn run_as<T: Send + 'static>(
     account: &Account,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let (answer, answered) = oneshot::channel();
-    let account = must_change(account).then(|| account.clone());
+    let account = needs_switch(account).then(|| account.clone());
     std::thread::Builder::new().name("rights".to_owned()).stack_size(128 * 1024).spawn(move || {
         let done = account.map_or(Ok(()), |account| become_account(&account)).and_then(|()| work());
         let _ = answer.send(done);
@@ -57,7 +57,7 @@ mod tests {
     async fn work_is_done_as_the_account_and_nobody_else_becomes_it() {
         assert!(geteuid().is_root(), "this test needs root");
         let nobody = Account { uid: 65534, gid: 65534, groups: vec![65534], ..Account::root() };
-        let (inside, opened) = with_rights_of(&nobody, || {
+        let (inside, opened) = run_as(&nobody, || {
             Ok((geteuid().as_raw(), std::fs::File::open("/etc/shadow").map(drop).map_err(|e| e.kind())))
         })
         .await

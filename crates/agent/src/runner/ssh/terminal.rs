@@ -30,15 +30,15 @@ pub(super) struct Terminal {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Size {
+pub(super) struct TerminalSize {
     pub(super) columns: u32,
     pub(super) rows: u32,
     pub(super) width: u32,
     pub(super) height: u32,
 }
 
-impl From<Size> for Winsize {
-    fn from(size: Size) -> Self {
+impl From<TerminalSize> for Winsize {
+    fn from(size: TerminalSize) -> Self {
         let short = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
         Self {
             ws_row: short(size.rows),
@@ -51,7 +51,11 @@ impl From<Size> for Winsize {
 
 impl Terminal {
     /// Both ends. The second is for the program alone: while anybody holds it, its end is not seen.
-    pub(super) fn open(size: Size, modes: &[(Pty, u32)], account: &Account) -> io::Result<(Self, OwnedFd)> {
+    pub(super) fn open(
+        size: TerminalSize,
+        modes: &[(Pty, u32)],
+        account: &Account,
+    ) -> io::Result<(Self, OwnedFd)> {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
         grantpt(&master)?;
         unlockpt(&master)?;
@@ -61,7 +65,7 @@ impl Terminal {
         let name = ptsname(&master, Vec::new()).map(|name| OsString::from_vec(name.into_bytes()));
         tcsetwinsize(&master, size.into())?;
         let mut settings = tcgetattr(&slave)?;
-        apply(&mut settings, modes);
+        apply_modes(&mut settings, modes);
         tcsetattr(&slave, OptionalActions::Now, &settings)?;
         if rustix::process::geteuid().is_root() {
             // Not fatal: without it `mesg` and re-opening by name fail, the session does not.
@@ -80,7 +84,7 @@ impl Terminal {
         Ok((Self { master, name: name.unwrap_or_default() }, slave))
     }
 
-    pub(super) fn resize(&self, size: Size) -> io::Result<()> {
+    pub(super) fn resize(&self, size: TerminalSize) -> io::Result<()> {
         Ok(tcsetwinsize(self.master.as_fd(), size.into())?)
     }
 
@@ -117,7 +121,7 @@ impl Terminal {
 }
 
 /// The client's terminal settings, as far as Linux knows them.
-fn apply(settings: &mut Termios, modes: &[(Pty, u32)]) {
+fn apply_modes(settings: &mut Termios, modes: &[(Pty, u32)]) {
     for (mode, value) in modes {
         if let Some(index) = special(*mode) {
             // 255 is "no such key" on the wire, 0 is on Linux.
@@ -208,7 +212,7 @@ fn output(mode: Pty) -> Option<OutputModes> {
 mod tests {
     use super::*;
 
-    const SIZE: Size = Size { columns: 123, rows: 45, width: 0, height: 0 };
+    const SIZE: TerminalSize = TerminalSize { columns: 123, rows: 45, width: 0, height: 0 };
 
     #[tokio::test]
     async fn a_terminal_has_the_size_and_the_modes_asked_for() {

@@ -21,26 +21,26 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use super::inflow::Total;
+use super::inflow::ConnectionBacklog;
 
 /// After a small packet the next is read so much later, while a channel is held.
-const BRAKE: Duration = Duration::from_millis(3);
+const READ_DELAY: Duration = Duration::from_millis(3);
 /// A packet with this many bytes carries more than a few.
-const SMALL: usize = 128;
+const SMALL_PACKET_BYTES: usize = 128;
 /// The library reads a packet's length, then the packet: a read for so little is of a length.
-const LENGTH: usize = 16;
+const LENGTH_BYTES: usize = 16;
 
-pub(super) struct Wire {
+pub(super) struct ThrottledSocket {
     socket: TcpStream,
-    total: Arc<Total>,
+    total: Arc<ConnectionBacklog>,
     brake: Pin<Box<Sleep>>,
     braking: bool,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     is_cut: bool,
 }
 
-impl Wire {
-    pub(super) fn new(socket: TcpStream, cut: CancellationToken, total: Arc<Total>) -> Self {
+impl ThrottledSocket {
+    pub(super) fn new(socket: TcpStream, cut: CancellationToken, total: Arc<ConnectionBacklog>) -> Self {
         Self {
             socket,
             total,
@@ -51,7 +51,7 @@ impl Wire {
         }
     }
 
-    fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+    fn check_aborted(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if !self.is_cut {
             self.is_cut = self.cut.as_mut().poll(context).is_ready();
         }
@@ -59,34 +59,37 @@ impl Wire {
     }
 }
 
-impl AsyncRead for Wire {
+impl AsyncRead for ThrottledSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.check(context)?;
+        self.check_aborted(context)?;
         if self.braking {
             ready!(self.brake.as_mut().poll(context));
             self.braking = false;
         }
         let (asked, before) = (buffer.remaining(), buffer.filled().len());
         ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
-        if asked > LENGTH && buffer.filled().len() - before < SMALL && self.total.any_held() {
+        if asked > LENGTH_BYTES
+            && buffer.filled().len() - before < SMALL_PACKET_BYTES
+            && self.total.any_held()
+        {
             self.braking = true;
-            self.brake.as_mut().reset(Instant::now() + BRAKE);
+            self.brake.as_mut().reset(Instant::now() + READ_DELAY);
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for ThrottledSocket {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.check(context)?;
+        self.check_aborted(context)?;
         Pin::new(&mut self.socket).poll_write(context, bytes)
     }
 

@@ -14,14 +14,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Limits, Summary, Top, UnpackError, unpack};
 use crate::{
-    confine::{self, Landlock},
+    confine::{self, LandlockStatus},
     runner::{child, site::Site},
 };
 
 /// An archive that takes longer is stuck, most likely on a file system that does not answer.
 const DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// Bytes of what the child says.
-const MAX_REPORT: usize = 64 << 10;
+const REPORT_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -31,14 +31,14 @@ pub struct Args {
 
 /// What the child writes to its standard output.
 #[derive(Debug, Serialize, Deserialize)]
-struct Report {
-    landlock: Landlock,
-    ended: Ended,
+struct ChildReport {
+    landlock: LandlockStatus,
+    ended: ChildOutcome,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Ended {
+enum ChildOutcome {
     Done(Summary),
     Refused(String),
     NoSpace(String),
@@ -67,13 +67,13 @@ pub enum ChildError {
 
 /// What came of it, and how the child was fenced in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unpacked {
+pub struct UnpackResult {
     pub summary: Summary,
-    pub landlock: Landlock,
+    pub landlock: LandlockStatus,
 }
 
 /// Unpacks `archive` into the directory `into` as the job's user. On an error, whatever was made is still there.
-pub async fn run(into: &Path, archive: &Path, top: Top, site: &Site) -> Result<Unpacked, ChildError> {
+pub async fn run(into: &Path, archive: &Path, top: Top, site: &Site) -> Result<UnpackResult, ChildError> {
     let start = |what| move |source| ChildError::Start { what, source };
     let archive = File::open(archive).map_err(start("open it"))?;
     let top = match top {
@@ -86,59 +86,59 @@ pub async fn run(into: &Path, archive: &Path, top: Top, site: &Site) -> Result<U
     let mut group = child::Group::spawn(&mut command).map_err(start("start a child process"))?;
     let (stdout, stderr) = (group.child().stdout.take(), group.child().stderr.take());
     let (ended, said, complaint) =
-        tokio::join!(group.wait(DEADLINE), child::tail(stdout, MAX_REPORT), child::tail(stderr, 1024));
+        tokio::join!(group.wait(DEADLINE), child::tail(stdout, REPORT_BYTES_MAX), child::tail(stderr, 1024));
     ended.map_err(start("wait for the child process"))?.ok_or(ChildError::Deadline)?;
-    let report: Report = serde_json::from_slice(&said)
+    let report: ChildReport = serde_json::from_slice(&said)
         .map_err(|_| ChildError::Silent { said: String::from_utf8_lossy(&complaint).trim().to_owned() })?;
     match report.ended {
-        Ended::Done(summary) => Ok(Unpacked { summary, landlock: report.landlock }),
-        Ended::Refused(why) => Err(ChildError::Refused(why)),
-        Ended::NoSpace(why) => Err(ChildError::NoSpace(why)),
-        Ended::Failed(why) => Err(ChildError::Failed(why)),
+        ChildOutcome::Done(summary) => Ok(UnpackResult { summary, landlock: report.landlock }),
+        ChildOutcome::Refused(why) => Err(ChildError::Refused(why)),
+        ChildOutcome::NoSpace(why) => Err(ChildError::NoSpace(why)),
+        ChildOutcome::Failed(why) => Err(ChildError::Failed(why)),
     }
 }
 
 /// The child's own side.
 pub fn main(args: &Args) -> ExitCode {
     rustix::process::umask(Mode::from_raw_mode(0o022));
-    let (landlock, result) = fenced(args.top);
+    let (landlock, result) = unpack_restricted(args.top);
     let ended = match result {
-        Ok(summary) => Ended::Done(summary),
-        Err(error @ UnpackError::Refused(_)) => Ended::Refused(error.to_string()),
+        Ok(summary) => ChildOutcome::Done(summary),
+        Err(error @ UnpackError::Refused(_)) => ChildOutcome::Refused(error.to_string()),
         Err(UnpackError::Write { entry, source }) if source.kind() == io::ErrorKind::StorageFull => {
-            Ended::NoSpace(format!("unpack archive: write `{entry}`"))
+            ChildOutcome::NoSpace(format!("unpack archive: write `{entry}`"))
         }
         Err(UnpackError::Write { entry, source }) => {
-            Ended::Failed(format!("unpack archive: write `{entry}`: {source}"))
+            ChildOutcome::Failed(format!("unpack archive: write `{entry}`: {source}"))
         }
-        Err(UnpackError::Read(source)) => Ended::Failed(format!("unpack archive: read it: {source}")),
+        Err(UnpackError::Read(source)) => ChildOutcome::Failed(format!("unpack archive: read it: {source}")),
     };
-    let said = serde_json::to_vec(&Report { landlock, ended }).unwrap_or_default();
+    let said = serde_json::to_vec(&ChildReport { landlock, ended }).unwrap_or_default();
     match io::stdout().write_all(&said) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn fenced(top: Top) -> (Landlock, Result<Summary, UnpackError>) {
+fn unpack_restricted(top: Top) -> (LandlockStatus, Result<Summary, UnpackError>) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = match rustix::fs::open(".", flags, Mode::empty()) {
         Ok(dir) => dir,
         Err(errno) => {
             return (
-                Landlock::Absent,
+                LandlockStatus::Absent,
                 Err(UnpackError::Write { entry: ".".to_owned(), source: errno.into() }),
             );
         }
     };
-    let landlock = confine::only_below(dir.as_fd());
-    let result = standard_input()
+    let landlock = confine::restrict_to_dir(dir.as_fd());
+    let result = open_stdin()
         .map_err(UnpackError::Read)
         .and_then(|(archive, length)| unpack(archive, length, &dir, top, &Limits::default()));
     (landlock, result)
 }
 
-fn standard_input() -> io::Result<(File, u64)> {
+fn open_stdin() -> io::Result<(File, u64)> {
     let file = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let length = file.metadata()?.len();
     Ok((file, length))

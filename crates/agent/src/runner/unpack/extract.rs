@@ -18,40 +18,40 @@ use rustix::{
     io::Errno,
 };
 
-use super::{CONTENT, Refusal, Top, UnpackError, name::Parts};
+use super::{CONTENT, Refusal, Top, UnpackError, name::PathParts};
 
 /// Directories their owner may not write to get their mode at the end. Nobody has this many.
-const MAX_LOCKED: usize = 10_000;
+const PENDING_MODES_MAX: usize = 10_000;
 const BUFFER: usize = 128 << 10;
-const DIRECTORY: OFlags =
+const DIRECTORY_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Directories the archive does not list.
 const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o755);
 
 /// What an entry says beside its name.
-pub(super) struct Meta<'a> {
+pub(super) struct EntryMeta<'a> {
     pub(super) shown: &'a str,
     pub(super) mode: u32,
     pub(super) mtime: u64,
 }
 
-impl Meta<'_> {
+impl EntryMeta<'_> {
     /// Without set-user-id, set-group-id and sticky bits.
     fn mode(&self) -> Mode {
         Mode::from_raw_mode(self.mode & 0o777)
     }
 
-    fn failed(&self, source: impl Into<io::Error>) -> UnpackError {
+    fn write_error(&self, source: impl Into<io::Error>) -> UnpackError {
         UnpackError::Write { entry: self.shown.to_owned(), source: source.into() }
     }
 
-    fn conflict(&self) -> UnpackError {
+    fn conflict_error(&self) -> UnpackError {
         Refusal::Conflict { entry: self.shown.to_owned() }.into()
     }
 }
 
 /// The tree that grows below the target directory.
-pub(super) struct Tree<'a> {
+pub(super) struct TargetTree<'a> {
     dir: BorrowedFd<'a>,
     has_content: bool,
     /// Directories made because an entry stands below them.
@@ -62,7 +62,7 @@ pub(super) struct Tree<'a> {
     buffer: Vec<u8>,
 }
 
-impl<'a> Tree<'a> {
+impl<'a> TargetTree<'a> {
     pub(super) fn new(dir: BorrowedFd<'a>, top: Top) -> Result<Self, UnpackError> {
         let keep = top == Top::Keep;
         if keep {
@@ -76,18 +76,22 @@ impl<'a> Tree<'a> {
         self.has_content
     }
 
-    pub(super) fn directory(&mut self, parts: &Parts<'_>, meta: &Meta<'_>) -> Result<(), UnpackError> {
+    pub(super) fn add_directory(
+        &mut self,
+        parts: &PathParts<'_>,
+        meta: &EntryMeta<'_>,
+    ) -> Result<(), UnpackError> {
         self.has_content = true;
-        let path = below_content(parts);
+        let path = content_path(parts);
         let made = self.implied;
         let handle = self.open(&path, meta, true)?;
         self.implied = made.max(self.implied.saturating_sub(1));
         let mode = meta.mode();
         if mode.contains(Mode::RWXU) {
-            return fchmod(&handle, mode).map_err(|errno| meta.failed(errno));
+            return fchmod(&handle, mode).map_err(|errno| meta.write_error(errno));
         }
-        if self.locked.len() == MAX_LOCKED {
-            return Err(Refusal::TooManyEntries { limit: MAX_LOCKED as u64 }.into());
+        if self.locked.len() == PENDING_MODES_MAX {
+            return Err(Refusal::TooManyEntries { limit: PENDING_MODES_MAX as u64 }.into());
         }
         self.locked.push((path.iter().map(|part| (*part).to_owned()).collect(), mode));
         Ok(())
@@ -95,50 +99,50 @@ impl<'a> Tree<'a> {
 
     pub(super) fn file(
         &mut self,
-        parts: &Parts<'_>,
-        meta: &Meta<'_>,
+        parts: &PathParts<'_>,
+        meta: &EntryMeta<'_>,
         content: &mut impl Read,
         size: u64,
     ) -> Result<(), UnpackError> {
-        let (dir, name) = self.parent(parts, meta)?;
+        let (dir, name) = self.open_parent(parts, meta)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let made = replacing(&dir, name, || openat(&dir, name, flags, Mode::RUSR | Mode::WUSR));
+        let made = create_replacing(&dir, name, || openat(&dir, name, flags, Mode::RUSR | Mode::WUSR));
         let mut file = File::from(made.map_err(|errno| explain(errno, meta))?);
-        self.last = Some((parent_of(parts), dir));
+        self.last = Some((parent_path(parts), dir));
         self.copy(content, &mut file, size, meta)?;
-        fchmod(&file, meta.mode()).map_err(|errno| meta.failed(errno))?;
+        fchmod(&file, meta.mode()).map_err(|errno| meta.write_error(errno))?;
         let time = Timespec { tv_sec: i64::try_from(meta.mtime).unwrap_or(0), tv_nsec: 0 };
         futimens(&file, &Timestamps { last_access: time, last_modification: time })
-            .map_err(|errno| meta.failed(errno))
+            .map_err(|errno| meta.write_error(errno))
     }
 
-    pub(super) fn symlink(
+    pub(super) fn add_symlink(
         &mut self,
-        parts: &Parts<'_>,
-        meta: &Meta<'_>,
+        parts: &PathParts<'_>,
+        meta: &EntryMeta<'_>,
         target: &[u8],
     ) -> Result<(), UnpackError> {
-        let (dir, name) = self.parent(parts, meta)?;
+        let (dir, name) = self.open_parent(parts, meta)?;
         let target = OsStr::from_bytes(target);
-        replacing(&dir, name, || symlinkat(target, &dir, name)).map_err(|errno| explain(errno, meta))
+        create_replacing(&dir, name, || symlinkat(target, &dir, name)).map_err(|errno| explain(errno, meta))
     }
 
-    pub(super) fn hard_link(
+    pub(super) fn add_hard_link(
         &mut self,
-        parts: &Parts<'_>,
-        meta: &Meta<'_>,
-        target: &Parts<'_>,
+        parts: &PathParts<'_>,
+        meta: &EntryMeta<'_>,
+        target: &PathParts<'_>,
         bad: impl Fn() -> Refusal,
     ) -> Result<(), UnpackError> {
-        let target = below_content(target);
+        let target = content_path(target);
         let (file, above) = target.split_last().ok_or_else(&bad)?;
         let from = self.open(above, meta, false).map_err(|_| bad())?;
         let stat = statat(&from, *file, AtFlags::SYMLINK_NOFOLLOW).map_err(|_| bad())?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || target == below_content(parts) {
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || target == content_path(parts) {
             return Err(bad().into());
         }
-        let (dir, name) = self.parent(parts, meta)?;
-        replacing(&dir, name, || linkat(&from, *file, &dir, name, AtFlags::empty()))
+        let (dir, name) = self.open_parent(parts, meta)?;
+        create_replacing(&dir, name, || linkat(&from, *file, &dir, name, AtFlags::empty()))
             .map_err(|errno| if errno == Errno::NOENT { bad().into() } else { explain(errno, meta) })
     }
 
@@ -149,22 +153,22 @@ impl<'a> Tree<'a> {
         for (path, mode) in locked {
             let parts: Vec<&OsStr> = path.iter().map(OsString::as_os_str).collect();
             let shown = path.join(OsStr::new("/"));
-            let meta = Meta { shown: &shown.to_string_lossy(), mode: 0, mtime: 0 };
+            let meta = EntryMeta { shown: &shown.to_string_lossy(), mode: 0, mtime: 0 };
             let handle = self.open(&parts, &meta, false)?;
-            fchmod(&handle, mode).map_err(|errno| meta.failed(errno))?;
+            fchmod(&handle, mode).map_err(|errno| meta.write_error(errno))?;
         }
         Ok(())
     }
 
     /// The directory an entry stands in, made where it is missing, and the entry's own name there.
-    fn parent<'p>(
+    fn open_parent<'p>(
         &mut self,
-        parts: &Parts<'p>,
-        meta: &Meta<'_>,
+        parts: &PathParts<'p>,
+        meta: &EntryMeta<'_>,
     ) -> Result<(OwnedFd, &'p OsStr), UnpackError> {
         self.has_content = true;
         let (name, above) = match parts.split_last() {
-            Some((name, above)) => (*name, below_content(above)),
+            Some((name, above)) => (*name, content_path(above)),
             None => (OsStr::new(CONTENT), Vec::new()),
         };
         if let Some((path, handle)) = self.last.take_if(|(path, _)| path.iter().eq(above.iter())) {
@@ -175,17 +179,18 @@ impl<'a> Tree<'a> {
     }
 
     /// Opens a directory component by component, so that none of them is a link.
-    fn open(&mut self, path: &[&OsStr], meta: &Meta<'_>, make: bool) -> Result<OwnedFd, UnpackError> {
-        let mut at = openat(self.dir, ".", DIRECTORY, Mode::empty()).map_err(|errno| meta.failed(errno))?;
+    fn open(&mut self, path: &[&OsStr], meta: &EntryMeta<'_>, make: bool) -> Result<OwnedFd, UnpackError> {
+        let mut at =
+            openat(self.dir, ".", DIRECTORY_FLAGS, Mode::empty()).map_err(|errno| meta.write_error(errno))?;
         for part in path {
             if make {
                 match mkdirat(&at, *part, DIRECTORY_MODE) {
                     Ok(()) => self.implied += 1,
                     Err(Errno::EXIST) => {}
-                    Err(errno) => return Err(meta.failed(errno)),
+                    Err(errno) => return Err(meta.write_error(errno)),
                 }
             }
-            at = openat(&at, *part, DIRECTORY, Mode::empty()).map_err(|errno| explain(errno, meta))?;
+            at = openat(&at, *part, DIRECTORY_FLAGS, Mode::empty()).map_err(|errno| explain(errno, meta))?;
         }
         Ok(at)
     }
@@ -195,7 +200,7 @@ impl<'a> Tree<'a> {
         from: &mut impl Read,
         to: &mut File,
         size: u64,
-        meta: &Meta<'_>,
+        meta: &EntryMeta<'_>,
     ) -> Result<(), UnpackError> {
         self.buffer.resize(BUFFER, 0);
         let mut written = 0;
@@ -206,26 +211,26 @@ impl<'a> Tree<'a> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(UnpackError::Read(error)),
             };
-            to.write_all(&self.buffer[..count]).map_err(|error| meta.failed(error))?;
+            to.write_all(&self.buffer[..count]).map_err(|error| meta.write_error(error))?;
             written += count as u64;
         }
         if written == size { Ok(()) } else { Err(Refusal::Truncated.into()) }
     }
 }
 
-fn below_content<'p>(parts: &[&'p OsStr]) -> Vec<&'p OsStr> {
+fn content_path<'p>(parts: &[&'p OsStr]) -> Vec<&'p OsStr> {
     std::iter::once(OsStr::new(CONTENT)).chain(parts.iter().copied()).collect()
 }
 
-fn parent_of(parts: &Parts<'_>) -> Vec<OsString> {
+fn parent_path(parts: &PathParts<'_>) -> Vec<OsString> {
     match parts.split_last() {
-        Some((_, above)) => below_content(above).into_iter().map(OsStr::to_owned).collect(),
+        Some((_, above)) => content_path(above).into_iter().map(OsStr::to_owned).collect(),
         None => Vec::new(),
     }
 }
 
 /// A later entry takes the place of an earlier one of the same name, unless that is a directory.
-fn replacing<T>(
+fn create_replacing<T>(
     dir: &OwnedFd,
     name: &OsStr,
     make: impl Fn() -> rustix::io::Result<T>,
@@ -239,9 +244,9 @@ fn replacing<T>(
     }
 }
 
-fn explain(errno: Errno, meta: &Meta<'_>) -> UnpackError {
+fn explain(errno: Errno, meta: &EntryMeta<'_>) -> UnpackError {
     match errno {
-        Errno::EXIST | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR => meta.conflict(),
-        errno => meta.failed(errno),
+        Errno::EXIST | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR => meta.conflict_error(),
+        errno => meta.write_error(errno),
     }
 }

@@ -5,10 +5,10 @@ use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 use super::{Limits, MAX_COMPONENT, Refusal, Top, shown};
 
 /// A checked path: its components below the content's root. Empty is the root itself.
-pub(super) type Parts<'a> = Vec<&'a OsStr>;
+pub(super) type PathParts<'a> = Vec<&'a OsStr>;
 
 /// Takes the name of an entry apart. `.` and doubled or trailing slashes mean nothing.
-pub(super) fn parts<'a>(name: &'a [u8], top: Top, limits: &Limits) -> Result<Parts<'a>, Refusal> {
+pub(super) fn parts<'a>(name: &'a [u8], top: Top, limits: &Limits) -> Result<PathParts<'a>, Refusal> {
     let entry = || shown(name);
     if name.is_empty() {
         return Err(Refusal::NoName);
@@ -48,7 +48,7 @@ pub(super) fn parts<'a>(name: &'a [u8], top: Top, limits: &Limits) -> Result<Par
 /// `..` may stand at the beginning only, and no more often than there are directories above the link. There it
 /// means what it says, for the directories above an entry are real ones. After a name it could mean anything, as
 /// the name may be another link. So a chain of links cannot lead out either.
-pub(super) fn link_stays(parts: &[&OsStr], target: &[u8]) -> bool {
+pub(super) fn is_link_inside(parts: &[&OsStr], target: &[u8]) -> bool {
     if parts.is_empty() || target.is_empty() || target.starts_with(b"/") || target.contains(&0) {
         return false;
     }
@@ -115,8 +115,8 @@ mod tests {
             ("a", "./b/./", true),
             ("a", "b\0", false),
         ] {
-            assert_eq!(link_stays(&at(link), target.as_bytes()), stays, "{link} -> {target}");
+            assert_eq!(is_link_inside(&at(link), target.as_bytes()), stays, "{link} -> {target}");
         }
-        assert!(!link_stays(&[], b"a"), "the top itself must not be a link");
+        assert!(!is_link_inside(&[], b"a"), "the top itself must not be a link");
     }
 }

@@ -12,9 +12,9 @@ use tar::{EntryType, Header};
 use super::*;
 
 /// A directory with a canary beside the one that is unpacked into.
-struct Ground(PathBuf);
+struct UnpackTestDir(PathBuf);
 
-impl Ground {
+impl UnpackTestDir {
     fn new() -> Self {
         let mut random = [0u8; 8];
         getrandom::fill(&mut random).unwrap();
@@ -39,7 +39,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for UnpackTestDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -82,9 +82,9 @@ fn archive(entries: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[track_caller]
-fn refused(entries: &[Vec<u8>], why: &str) {
+fn assert_refused(entries: &[Vec<u8>], why: &str) {
     for top in [Top::Keep, Top::Rename] {
-        match Ground::new().unpack(&archive(entries), top, &Limits::default()) {
+        match UnpackTestDir::new().unpack(&archive(entries), top, &Limits::default()) {
             Err(UnpackError::Refused(refusal)) => {
                 let said = refusal.to_string();
                 assert!(said.contains(why), "{top:?}: refused with `{said}`, not with `{why}`");
@@ -96,24 +96,24 @@ fn refused(entries: &[Vec<u8>], why: &str) {
 
 #[test]
 fn names_that_lead_out_are_refused() {
-    refused(&[entry(b'0', "/etc/x", "", b"x")], "absolute path");
-    refused(&[entry(b'0', "../x", "", b"x")], "`..`");
-    refused(&[entry(b'0', "a/../../x", "", b"x")], "`..`");
-    refused(&[entry(b'5', "a/..", "", b"")], "`..`");
-    refused(&[entry(b'0', "", "", b"x")], "without a name");
-    refused(&[entry(b'x', "p", "", &record("path", "../x")), entry(b'0', "fine", "", b"x")], "`..`");
-    refused(&[entry(b'x', "p", "", &record("path", "a\0b")), entry(b'0', "fine", "", b"x")], "NUL");
-    refused(&[entry(b'L', "l", "", b"/etc/x\0"), entry(b'0', "fine", "", b"x")], "absolute path");
+    assert_refused(&[entry(b'0', "/etc/x", "", b"x")], "absolute path");
+    assert_refused(&[entry(b'0', "../x", "", b"x")], "`..`");
+    assert_refused(&[entry(b'0', "a/../../x", "", b"x")], "`..`");
+    assert_refused(&[entry(b'5', "a/..", "", b"")], "`..`");
+    assert_refused(&[entry(b'0', "", "", b"x")], "without a name");
+    assert_refused(&[entry(b'x', "p", "", &record("path", "../x")), entry(b'0', "fine", "", b"x")], "`..`");
+    assert_refused(&[entry(b'x', "p", "", &record("path", "a\0b")), entry(b'0', "fine", "", b"x")], "NUL");
+    assert_refused(&[entry(b'L', "l", "", b"/etc/x\0"), entry(b'0', "fine", "", b"x")], "absolute path");
     let long = "d/".repeat(3000);
-    refused(
+    assert_refused(
         &[entry(b'x', "p", "", &record("path", &long)), entry(b'0', "fine", "", b"x")],
         "longer than 4095 bytes",
     );
-    refused(
+    assert_refused(
         &[entry(b'x', "p", "", &record("path", &long[..600])), entry(b'0', "f", "", b"x")],
         "deeper than 128",
     );
-    refused(
+    assert_refused(
         &[entry(b'x', "p", "", &record("path", &"x".repeat(300))), entry(b'0', "f", "", b"x")],
         "255 bytes",
     );
@@ -121,41 +121,41 @@ fn names_that_lead_out_are_refused() {
 
 #[test]
 fn links_that_lead_out_are_refused() {
-    refused(&[entry(b'2', "t/a", "/etc", b"")], "leads out");
-    refused(&[entry(b'2', "t/a", "../../x", b"")], "leads out");
-    refused(&[entry(b'2', "t/a", "b/../../../x", b"")], "leads out");
-    refused(
+    assert_refused(&[entry(b'2', "t/a", "/etc", b"")], "leads out");
+    assert_refused(&[entry(b'2', "t/a", "../../x", b"")], "leads out");
+    assert_refused(&[entry(b'2', "t/a", "b/../../../x", b"")], "leads out");
+    assert_refused(
         &[entry(b'x', "p", "", &record("linkpath", "/etc")), entry(b'2', "t/a", "fine", b"")],
         "leads out",
     );
-    refused(&[entry(b'K', "k", "", b"/etc\0"), entry(b'2', "t/a", "fine", b"")], "leads out");
-    refused(&[entry(b'1', "t/a", "/etc/passwd", b"")], "no file of the archive");
-    refused(&[entry(b'1', "t/a", "../../canary", b"")], "no file of the archive");
-    refused(&[entry(b'1', "t/a", "t/missing", b"")], "no file of the archive");
-    refused(&[entry(b'5', "t/d", "", b""), entry(b'1', "t/a", "t/d", b"")], "no file of the archive");
-    refused(&[entry(b'2', "t/s", "f", b""), entry(b'1', "t/a", "t/s", b"")], "no file of the archive");
-    refused(&[entry(b'0', "t/a", "", b""), entry(b'1', "t/a", "t/a", b"")], "no file of the archive");
+    assert_refused(&[entry(b'K', "k", "", b"/etc\0"), entry(b'2', "t/a", "fine", b"")], "leads out");
+    assert_refused(&[entry(b'1', "t/a", "/etc/passwd", b"")], "no file of the archive");
+    assert_refused(&[entry(b'1', "t/a", "../../canary", b"")], "no file of the archive");
+    assert_refused(&[entry(b'1', "t/a", "t/missing", b"")], "no file of the archive");
+    assert_refused(&[entry(b'5', "t/d", "", b""), entry(b'1', "t/a", "t/d", b"")], "no file of the archive");
+    assert_refused(&[entry(b'2', "t/s", "f", b""), entry(b'1', "t/a", "t/s", b"")], "no file of the archive");
+    assert_refused(&[entry(b'0', "t/a", "", b""), entry(b'1', "t/a", "t/a", b"")], "no file of the archive");
 }
 
 #[test]
 fn nothing_is_made_through_a_link() {
     let link = entry(b'2', "t/d/l", "..", b"");
-    refused(&[link.clone(), entry(b'0', "t/d/l/x", "", b"x")], "below a link");
-    refused(&[link.clone(), entry(b'5', "t/d/l", "", b"")], "below a link");
-    refused(&[link, entry(b'5', "t/d/l/x/y", "", b"")], "below a link");
-    refused(&[entry(b'0', "t/f", "", b"x"), entry(b'0', "t/f/x", "", b"x")], "below a link or file");
-    refused(&[entry(b'5', "t/d", "", b""), entry(b'0', "t/d", "", b"x")], "another kind");
+    assert_refused(&[link.clone(), entry(b'0', "t/d/l/x", "", b"x")], "below a link");
+    assert_refused(&[link.clone(), entry(b'5', "t/d/l", "", b"")], "below a link");
+    assert_refused(&[link, entry(b'5', "t/d/l/x/y", "", b"")], "below a link");
+    assert_refused(&[entry(b'0', "t/f", "", b"x"), entry(b'0', "t/f/x", "", b"x")], "below a link or file");
+    assert_refused(&[entry(b'5', "t/d", "", b""), entry(b'0', "t/d", "", b"x")], "another kind");
 }
 
 #[test]
 fn everything_but_files_directories_and_links_is_refused() {
-    refused(&[entry(b'3', "t/a", "", b"")], "device");
-    refused(&[entry(b'4', "t/a", "", b"")], "device");
-    refused(&[entry(b'6', "t/a", "", b"")], "FIFO");
-    refused(&[entry(b'7', "t/a", "", b"")], "unknown kind `7`");
-    refused(&[entry(b'V', "t/a", "", b"")], "unknown kind `V`");
-    refused(&[entry(b'S', "t/a", "", b"data")], "sparse");
-    refused(
+    assert_refused(&[entry(b'3', "t/a", "", b"")], "device");
+    assert_refused(&[entry(b'4', "t/a", "", b"")], "device");
+    assert_refused(&[entry(b'6', "t/a", "", b"")], "FIFO");
+    assert_refused(&[entry(b'7', "t/a", "", b"")], "unknown kind `7`");
+    assert_refused(&[entry(b'V', "t/a", "", b"")], "unknown kind `V`");
+    assert_refused(&[entry(b'S', "t/a", "", b"data")], "sparse");
+    assert_refused(
         &[entry(b'x', "p", "", &record("GNU.sparse.major", "1")), entry(b'0', "t/a", "", b"x")],
         "sparse",
     );
@@ -164,24 +164,30 @@ fn everything_but_files_directories_and_links_is_refused() {
 #[test]
 fn what_two_parsers_could_read_differently_is_refused() {
     let size = |told: &str| entry(b'x', "p", "", &record("size", told));
-    refused(&[size("512"), entry(b'0', "t/a", "", b"x")], "the size is told in two ways");
-    refused(&[size("0"), entry(b'0', "t/a", "", b"x")], "the size is told in two ways");
-    refused(&[sized(b'2', "t/a", "b", &[0; 512], 512)], "the size is told in two ways");
-    refused(&[sized(b'5', "t/a", "", &[0; 512], 512)], "the size is told in two ways");
-    refused(&[entry(b'0', "t/a/", "", b"x")], "whether it is a directory");
+    assert_refused(&[size("512"), entry(b'0', "t/a", "", b"x")], "the size is told in two ways");
+    assert_refused(&[size("0"), entry(b'0', "t/a", "", b"x")], "the size is told in two ways");
+    assert_refused(&[sized(b'2', "t/a", "b", &[0; 512], 512)], "the size is told in two ways");
+    assert_refused(&[sized(b'5', "t/a", "", &[0; 512], 512)], "the size is told in two ways");
+    assert_refused(&[entry(b'0', "t/a/", "", b"x")], "whether it is a directory");
     let twice = [record("path", "t/a"), record("path", "t/b")].concat();
-    refused(&[entry(b'x', "p", "", &twice), entry(b'0', "t/a", "", b"x")], "extended header");
+    assert_refused(&[entry(b'x', "p", "", &twice), entry(b'0', "t/a", "", b"x")], "extended header");
     let both = [entry(b'L', "l", "", b"t/a\0"), entry(b'x', "p", "", &record("path", "t/b"))].concat();
-    refused(&[both, entry(b'0', "t/c", "", b"x")], "extended header");
-    refused(&[entry(b'g', "g", "", &record("path", "t/a")), entry(b'0', "t/b", "", b"x")], "extended header");
-    refused(&[entry(b'x', "p", "", b"999 path=a\n"), entry(b'0', "t/b", "", b"x")], "extended header");
-    refused(&[entry(b'x', "p", "", b"-5 a=b\n"), entry(b'0', "t/b", "", b"x")], "extended header");
-    refused(&[entry(b'0', "t/a", "", b"x"), entry(b'x', "p", "", &record("path", "t/a"))], "ends too early");
+    assert_refused(&[both, entry(b'0', "t/c", "", b"x")], "extended header");
+    assert_refused(
+        &[entry(b'g', "g", "", &record("path", "t/a")), entry(b'0', "t/b", "", b"x")],
+        "extended header",
+    );
+    assert_refused(&[entry(b'x', "p", "", b"999 path=a\n"), entry(b'0', "t/b", "", b"x")], "extended header");
+    assert_refused(&[entry(b'x', "p", "", b"-5 a=b\n"), entry(b'0', "t/b", "", b"x")], "extended header");
+    assert_refused(
+        &[entry(b'0', "t/a", "", b"x"), entry(b'x', "p", "", &record("path", "t/a"))],
+        "ends too early",
+    );
 }
 
 #[test]
 fn a_comment_for_all_entries_is_passed_over() {
-    let ground = Ground::new();
+    let ground = UnpackTestDir::new();
     let entries = [entry(b'g', "g", "", &record("comment", "0123abcd")), entry(b'0', "t/a", "", b"x")];
     ground.unpack(&archive(&entries), Top::Keep, &Limits::default()).unwrap();
     assert_eq!(fs::read(ground.content().join("t/a")).unwrap(), b"x");
@@ -191,7 +197,7 @@ fn a_comment_for_all_entries_is_passed_over() {
 fn more_than_the_limits_is_refused_and_the_limit_named() {
     let small = Limits { entries: 3, bytes: 1000, ..Limits::default() };
     let said = |entries: &[Vec<u8>]| {
-        Ground::new().unpack(&archive(entries), Top::Keep, &small).unwrap_err().to_string()
+        UnpackTestDir::new().unpack(&archive(entries), Top::Keep, &small).unwrap_err().to_string()
     };
     let file = |name: &str| entry(b'0', name, "", &[7; 400]);
     assert_eq!(said(&[file("a"), file("b"), file("c")]), "unpack archive: more than 1000 bytes of files");
@@ -212,12 +218,12 @@ fn more_than_the_limits_is_refused_and_the_limit_named() {
 }
 
 /// The same bytes over and over: a huge archive that takes no room.
-struct Again<'a> {
+struct RepeatedBytes<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl io::Read for Again<'_> {
+impl io::Read for RepeatedBytes<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = buffer.len().min(self.bytes.len() - self.at);
         buffer[..count].copy_from_slice(&self.bytes[self.at..self.at + count]);
@@ -228,10 +234,11 @@ impl io::Read for Again<'_> {
 
 #[test]
 fn a_million_entries_are_refused() {
-    let ground = Ground::new();
+    let ground = UnpackTestDir::new();
     let bytes = entry(b'5', "t", "", b"");
     let dir = fs::File::open(ground.0.join("in")).unwrap();
-    let result = unpack(Again { bytes: &bytes, at: 0 }, 512 * 1_000_000, &dir, Top::Keep, &Limits::default());
+    let result =
+        unpack(RepeatedBytes { bytes: &bytes, at: 0 }, 512 * 1_000_000, &dir, Top::Keep, &Limits::default());
     assert_eq!(result.unwrap_err().to_string(), "unpack archive: more than 250000 entries");
 }
 
@@ -239,19 +246,21 @@ fn a_million_entries_are_refused() {
 fn an_archive_that_was_cut_is_refused() {
     let whole = archive(&[entry(b'0', "t/a", "", &[1; 600]), entry(b'0', "t/b", "", b"x")]);
     for length in [0, 100, 512, 1000, 1536, 2048, whole.len() - 1024] {
-        let said =
-            Ground::new().unpack(&whole[..length], Top::Keep, &Limits::default()).unwrap_err().to_string();
+        let said = UnpackTestDir::new()
+            .unpack(&whole[..length], Top::Keep, &Limits::default())
+            .unwrap_err()
+            .to_string();
         assert!(said.contains("too early") || said.contains("claims"), "cut at {length}: {said}");
     }
     let mut bent = whole;
     bent[5] ^= 1;
-    let said = Ground::new().unpack(&bent, Top::Keep, &Limits::default()).unwrap_err().to_string();
+    let said = UnpackTestDir::new().unpack(&bent, Top::Keep, &Limits::default()).unwrap_err().to_string();
     assert!(said.contains("not one of tar's"), "{said}");
 }
 
 #[test]
 fn modes_are_kept_without_the_bits_that_give_rights() {
-    let ground = Ground::new();
+    let ground = UnpackTestDir::new();
     let mut builder = tar::Builder::new(Vec::new());
     for (name, mode) in [("t/plain", 0o640), ("t/suid", 0o6755), ("t/sticky", 0o1700)] {
         let mut header = Header::new_gnu();
@@ -281,7 +290,7 @@ fn modes_are_kept_without_the_bits_that_give_rights() {
 
 #[test]
 fn links_inside_and_files_that_come_twice_are_taken() {
-    let ground = Ground::new();
+    let ground = UnpackTestDir::new();
     let entries = [
         entry(b'0', "t/f", "", b"old"),
         entry(b'0', "t/f", "", b"new"),
@@ -297,14 +306,14 @@ fn links_inside_and_files_that_come_twice_are_taken() {
 
 #[test]
 fn an_archive_of_one_file_becomes_that_file() {
-    let ground = Ground::new();
+    let ground = UnpackTestDir::new();
     ground.unpack(&archive(&[entry(b'0', "name", "", b"x")]), Top::Rename, &Limits::default()).unwrap();
     assert_eq!(fs::read(ground.content()).unwrap(), b"x");
-    refused_empty(Top::Rename);
+    assert_empty_refused(Top::Rename);
 }
 
-fn refused_empty(top: Top) {
-    let said = Ground::new().unpack(&archive(&[]), top, &Limits::default()).unwrap_err().to_string();
+fn assert_empty_refused(top: Top) {
+    let said = UnpackTestDir::new().unpack(&archive(&[]), top, &Limits::default()).unwrap_err().to_string();
     assert_eq!(said, "unpack archive: the archive is empty");
 }
 
@@ -362,7 +371,7 @@ proptest! {
     /// Whatever an archive holds: it is taken or refused, and nothing outside changes, now or through its links.
     #[test]
     fn no_archive_reaches_outside(bytes in prop_oneof![hostile(), bent()], rename in any::<bool>()) {
-        let ground = Ground::new();
+        let ground = UnpackTestDir::new();
         let top = if rename { Top::Rename } else { Top::Keep };
         if ground.unpack(&bytes, top, &Limits::default()).is_ok() {
             let content = ground.content().canonicalize().unwrap();
@@ -396,7 +405,7 @@ proptest! {
             builder.append_data(&mut header, name, data.as_slice()).unwrap();
         }
         let bytes = builder.into_inner().unwrap();
-        let (ours, theirs) = (Ground::new(), Ground::new());
+        let (ours, theirs) = (UnpackTestDir::new(), UnpackTestDir::new());
         let them = tar::Archive::new(bytes.as_slice()).unpack(theirs.0.join("in"));
         let us = ours.unpack(&bytes, Top::Keep, &Limits::default());
         prop_assert_eq!(us.is_ok(), them.is_ok(), "{:?} {:?}", us, them);

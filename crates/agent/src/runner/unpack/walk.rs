@@ -9,7 +9,7 @@ use tar::{EntryType, Header};
 
 use super::{
     Limits, MAX_EXTENDED, Refusal, Summary, Top, UnpackError,
-    extract::{Meta, Tree},
+    extract::{EntryMeta, TargetTree},
     name, shown,
 };
 
@@ -17,7 +17,7 @@ const BLOCK: usize = 512;
 
 /// What extended headers said of the entry that follows them.
 #[derive(Default)]
-struct Extended {
+struct ExtendedHeader {
     any: bool,
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
@@ -34,15 +34,15 @@ pub fn unpack(
     top: Top,
     limits: &Limits,
 ) -> Result<Summary, UnpackError> {
-    let mut walk = Walk {
+    let mut walk = ArchiveReader {
         archive,
         left: length,
         limits: *limits,
         top,
         summary: Summary::default(),
-        tree: Tree::new(dir.as_fd(), top)?,
+        tree: TargetTree::new(dir.as_fd(), top)?,
     };
-    let mut extended = Extended::default();
+    let mut extended = ExtendedHeader::default();
     while let Some(block) = walk.header()? {
         walk.entry(Header::from_byte_slice(&block), &mut extended)?;
         // Directories that no entry names cost as much as those that have one.
@@ -60,16 +60,16 @@ pub fn unpack(
     Ok(walk.summary)
 }
 
-struct Walk<'a, R> {
+struct ArchiveReader<'a, R> {
     archive: R,
     left: u64,
     limits: Limits,
     top: Top,
     summary: Summary,
-    tree: Tree<'a>,
+    tree: TargetTree<'a>,
 }
 
-impl<R: Read> Walk<'_, R> {
+impl<R: Read> ArchiveReader<'_, R> {
     /// The next header, or `None` at the mark of the end.
     fn header(&mut self) -> Result<Option<[u8; BLOCK]>, UnpackError> {
         let mut block = [0; BLOCK];
@@ -93,7 +93,7 @@ impl<R: Read> Walk<'_, R> {
         clippy::wildcard_enum_match_arm,
         reason = "every kind this does not name is refused, those to come as well"
     )]
-    fn entry(&mut self, header: &Header, extended: &mut Extended) -> Result<(), UnpackError> {
+    fn entry(&mut self, header: &Header, extended: &mut ExtendedHeader) -> Result<(), UnpackError> {
         let size = header.entry_size().map_err(|_| Refusal::BadHeader)?;
         let kind = header.entry_type();
         if matches!(kind, EntryType::XHeader | EntryType::GNULongName | EntryType::GNULongLink) {
@@ -102,7 +102,7 @@ impl<R: Read> Walk<'_, R> {
             return extended.take(kind, &text).map_err(Into::into);
         }
         if kind == EntryType::XGlobalHeader {
-            return check_global(&self.extended(size)?).map_err(Into::into);
+            return check_global_header(&self.extended(size)?).map_err(Into::into);
         }
         let said = std::mem::take(extended);
         let name = said.path.unwrap_or_else(|| header.path_bytes().into_owned());
@@ -122,30 +122,32 @@ impl<R: Read> Walk<'_, R> {
             .link
             .or_else(|| header.link_name_bytes().map(std::borrow::Cow::into_owned))
             .unwrap_or_default();
-        let meta = Meta {
+        let meta = EntryMeta {
             shown: &entry(),
             mode: header.mode().map_err(|_| Refusal::BadHeader)?,
             mtime: header.mtime().unwrap_or(0),
         };
         match kind {
-            EntryType::Regular => self.file(&name, &parts, &meta, size),
-            EntryType::Directory => self.tree.directory(&parts, &meta),
-            EntryType::Symlink if name::link_stays(&parts, &link) => self.tree.symlink(&parts, &meta, &link),
+            EntryType::Regular => self.unpack_file(&name, &parts, &meta, size),
+            EntryType::Directory => self.tree.add_directory(&parts, &meta),
+            EntryType::Symlink if name::is_link_inside(&parts, &link) => {
+                self.tree.add_symlink(&parts, &meta, &link)
+            }
             EntryType::Symlink => Err(Refusal::LinkOut { entry: entry(), target: shown(&link) }.into()),
             EntryType::Link => {
                 let bad = || Refusal::BadHardLink { entry: entry(), target: shown(&link) };
                 let target = name::parts(&link, self.top, &self.limits).map_err(|_| bad())?;
-                self.tree.hard_link(&parts, &meta, &target, bad)
+                self.tree.add_hard_link(&parts, &meta, &target, bad)
             }
             other => check_kind(other, &name).map_err(Into::into),
         }
     }
 
-    fn file(
+    fn unpack_file(
         &mut self,
         name: &[u8],
-        parts: &name::Parts<'_>,
-        meta: &Meta<'_>,
+        parts: &name::PathParts<'_>,
+        meta: &EntryMeta<'_>,
         size: u64,
     ) -> Result<(), UnpackError> {
         if name.ends_with(b"/") {
@@ -162,7 +164,7 @@ impl<R: Read> Walk<'_, R> {
         }
         self.tree.file(parts, meta, &mut (&mut self.archive).take(size), size)?;
         self.left -= size;
-        self.padding(size)
+        self.skip_padding(size)
     }
 
     /// The text of an extended header.
@@ -172,12 +174,12 @@ impl<R: Read> Walk<'_, R> {
         }
         let mut text = vec![0; usize::try_from(size).map_err(|_| Refusal::ExtendedTooLong { size })?];
         self.fill(&mut text)?;
-        self.padding(size)?;
+        self.skip_padding(size)?;
         Ok(text)
     }
 
     /// Contents are filled up to whole blocks.
-    fn padding(&mut self, size: u64) -> Result<(), UnpackError> {
+    fn skip_padding(&mut self, size: u64) -> Result<(), UnpackError> {
         let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
         if over > 0 {
             self.fill(&mut [0; BLOCK][over..])?;
@@ -197,19 +199,19 @@ impl<R: Read> Walk<'_, R> {
     }
 }
 
-impl Extended {
+impl ExtendedHeader {
     fn take(&mut self, kind: EntryType, text: &[u8]) -> Result<(), Refusal> {
         if kind == EntryType::GNULongName {
-            return once(&mut self.path, until_nul(text).to_vec());
+            return set_once(&mut self.path, until_nul(text).to_vec());
         }
         if kind == EntryType::GNULongLink {
-            return once(&mut self.link, until_nul(text).to_vec());
+            return set_once(&mut self.link, until_nul(text).to_vec());
         }
         for record in records(text)? {
             match record {
-                (b"path", value) => once(&mut self.path, value.to_vec())?,
-                (b"linkpath", value) => once(&mut self.link, value.to_vec())?,
-                (b"size", value) => once(&mut self.size, number(value)?)?,
+                (b"path", value) => set_once(&mut self.path, value.to_vec())?,
+                (b"linkpath", value) => set_once(&mut self.link, value.to_vec())?,
+                (b"size", value) => set_once(&mut self.size, parse_number(value)?)?,
                 (key, _) if key.starts_with(b"GNU.sparse.") => self.sparse = true,
                 _ => {}
             }
@@ -218,7 +220,7 @@ impl Extended {
     }
 }
 
-fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Refusal> {
+fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), Refusal> {
     if slot.replace(value).is_some() { Err(Refusal::BadExtended) } else { Ok(()) }
 }
 
@@ -226,21 +228,21 @@ fn until_nul(text: &[u8]) -> &[u8] {
     text.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-fn number(text: &[u8]) -> Result<u64, Refusal> {
+fn parse_number(text: &[u8]) -> Result<u64, Refusal> {
     let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let text = std::str::from_utf8(text).ok().filter(|_| digits);
     text.and_then(|text| text.parse().ok()).ok_or(Refusal::BadExtended)
 }
 
 /// A key and its value.
-type Record<'a> = (&'a [u8], &'a [u8]);
+type PaxRecord<'a> = (&'a [u8], &'a [u8]);
 
 /// The records `LENGTH KEY=VALUE\n` of a PAX header; the length counts all of it.
-fn records(mut text: &[u8]) -> Result<Vec<Record<'_>>, Refusal> {
+fn records(mut text: &[u8]) -> Result<Vec<PaxRecord<'_>>, Refusal> {
     let mut records = Vec::new();
     while !text.is_empty() {
         let space = text.iter().position(|byte| *byte == b' ').ok_or(Refusal::BadExtended)?;
-        let length = usize::try_from(number(&text[..space])?).map_err(|_| Refusal::BadExtended)?;
+        let length = usize::try_from(parse_number(&text[..space])?).map_err(|_| Refusal::BadExtended)?;
         if length <= space + 1 || length > text.len() {
             return Err(Refusal::BadExtended);
         }
@@ -254,7 +256,7 @@ fn records(mut text: &[u8]) -> Result<Vec<Record<'_>>, Refusal> {
 }
 
 /// A header for all entries may say what nobody reads (a comment), not what they are.
-fn check_global(text: &[u8]) -> Result<(), Refusal> {
+fn check_global_header(text: &[u8]) -> Result<(), Refusal> {
     let changes = |key: &[u8]| matches!(key, b"path" | b"linkpath" | b"size") || key.starts_with(b"GNU.");
     if records(text)?.iter().any(|(key, _)| changes(key)) { Err(Refusal::BadExtended) } else { Ok(()) }
 }

@@ -11,19 +11,19 @@ use axum::{
 };
 use futures_util::stream;
 use serde::Deserialize;
-use windlass_api::agent::events::{Event, What};
+use windlass_api::agent::events::{ShimEvent, ShimEventKind};
 
-use super::{Gate, Shim, Shown};
+use super::{ApiState, PresentedCredential, Shim};
 use crate::{
     clock,
     shim::events::{Next, Reader},
 };
 
 /// Bytes handed to the connection at once, give or take one event.
-const CHUNK: usize = 64 * 1024;
+const CHUNK_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct From {
+pub(super) struct EventsQuery {
     /// The last event the reader has seen.
     after: Option<u64>,
     /// The start of the shim that numbered it.
@@ -31,12 +31,12 @@ pub(super) struct From {
 }
 
 pub(super) async fn stream(
-    State(gate): State<Gate>,
-    Extension(shown): Extension<Shown>,
-    Query(from): Query<From>,
+    State(gate): State<ApiState>,
+    Extension(shown): Extension<PresentedCredential>,
+    Query(from): Query<EventsQuery>,
 ) -> Response {
     let reader = gate.shim.events.reader(from.after, from.boot.as_deref());
-    let lines = Lines { shim: gate.shim, shown, reader, waiting: VecDeque::new() };
+    let lines = EventStream { shim: gate.shim, shown, reader, waiting: VecDeque::new() };
     let body = stream::unfold(lines, |mut lines| async move {
         let chunk = lines.next().await?;
         Some((Ok::<Bytes, std::convert::Infallible>(chunk), lines))
@@ -44,27 +44,27 @@ pub(super) async fn stream(
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(body)).into_response()
 }
 
-struct Lines {
+struct EventStream {
     shim: Arc<Shim>,
-    shown: Shown,
+    shown: PresentedCredential,
     reader: Reader,
     /// Told already by the ring, not yet to the connection.
-    waiting: VecDeque<Event>,
+    waiting: VecDeque<ShimEvent>,
 }
 
-impl Lines {
+impl EventStream {
     /// The next lines; `None` when the shim stops or the reader may read no more.
     async fn next(&mut self) -> Option<Bytes> {
         if self.waiting.is_empty() {
             let next = tokio::select! {
                 next = self.reader.next() => next,
                 () = self.shim.stop.cancelled() => return None,
-                () = self.shim.taken_back(&self.shown) => return None,
+                () = self.shim.credential_revoked(&self.shown) => return None,
             };
             self.take(next);
         }
         let mut text = Vec::new();
-        while text.len() < CHUNK
+        while text.len() < CHUNK_BYTES
             && let Some(event) = self.waiting.pop_front()
         {
             // Events are ours and have only text for keys: this cannot fail.
@@ -78,20 +78,20 @@ impl Lines {
     fn take(&mut self, next: Next) {
         match next {
             Next::Events(events) => self.waiting.extend(events),
-            Next::Alive { seq } => self.waiting.push_back(event(seq, What::Alive)),
+            Next::Alive { seq } => self.waiting.push_back(event(seq, ShimEventKind::Alive)),
             Next::Reset { seq } => {
                 let boot = self.shim.events.boot().to_owned();
-                self.waiting.push_back(event(seq, What::Reset { boot }));
+                self.waiting.push_back(event(seq, ShimEventKind::Reset { boot }));
                 // Read after the number was taken: a change in between is told twice, never not at all.
-                let tasks = self.shim.tasks.infos().into_iter().map(|info| What::Task { info });
+                let tasks = self.shim.tasks.infos().into_iter().map(|info| ShimEventKind::Task { info });
                 self.waiting.extend(tasks.map(|what| event(seq, what)));
                 let problems = self.shim.problems.lock().clone();
-                self.waiting.push_back(event(seq, What::Health { problems }));
+                self.waiting.push_back(event(seq, ShimEventKind::Health { problems }));
             }
         }
     }
 }
 
-fn event(seq: u64, what: What) -> Event {
-    Event { seq, at: clock::now_us(), what }
+fn event(seq: u64, what: ShimEventKind) -> ShimEvent {
+    ShimEvent { seq, at: clock::now_us(), kind: what }
 }

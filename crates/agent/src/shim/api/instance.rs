@@ -8,37 +8,37 @@ use windlass_api::agent::{
 };
 use windlass_model::causes::chain;
 
-use super::{COMPAT_VERSION, Door, Gate};
+use super::{ApiState, COMPAT_VERSION, Transport};
 use crate::{
     host,
     http::{Json, Refusal},
 };
 
-const RUNNER: &str = "dstack-runner";
+const RUNNER_SERVICE: &str = "dstack-runner";
 
 /// Our own version to our own server; to another's, one it never wants to replace.
-fn version(gate: &Gate) -> String {
+fn version(gate: &ApiState) -> String {
     match gate.door {
-        Door::Socket => env!("CARGO_PKG_VERSION").to_owned(),
-        Door::Compat => COMPAT_VERSION.to_owned(),
+        Transport::Socket => env!("CARGO_PKG_VERSION").to_owned(),
+        Transport::Compat => COMPAT_VERSION.to_owned(),
     }
 }
 
-pub(super) async fn healthcheck(State(gate): State<Gate>) -> Answer<Health> {
+pub(super) async fn healthcheck(State(gate): State<ApiState>) -> Answer<Health> {
     Answer(Health { service: wire::SERVICE.to_owned(), version: version(&gate) })
 }
 
-pub(super) async fn health(State(gate): State<Gate>) -> Answer<InstanceHealth> {
+pub(super) async fn health(State(gate): State<ApiState>) -> Answer<InstanceHealth> {
     let problems = gate.shim.problems.lock().clone();
     let engine = crate::shim::boot::engine_problem(&gate.shim).await;
     Answer(InstanceHealth { dcgm: host::health::dcgm().await, problems, engine })
 }
 
-pub(super) async fn info(State(gate): State<Gate>) -> Answer<InstanceInfo> {
+pub(super) async fn info(State(gate): State<ApiState>) -> Answer<InstanceInfo> {
     Answer(host::info::instance(&gate.shim.gpus))
 }
 
-pub(super) async fn host(State(gate): State<Gate>) -> Result<Answer<HostInfo>, Refusal> {
+pub(super) async fn host(State(gate): State<ApiState>) -> Result<Answer<HostInfo>, Refusal> {
     let shim = gate.shim;
     let gathered = tokio::task::spawn_blocking(move || {
         host::info::gather(&shim.data, &shim.gpus, shim.processes.clone())
@@ -52,8 +52,8 @@ pub(super) async fn host(State(gate): State<Gate>) -> Result<Answer<HostInfo>, R
 }
 
 /// One binary is both, and is always here.
-pub(super) async fn components(State(gate): State<Gate>) -> Answer<Components> {
-    let components = [RUNNER, wire::SERVICE].map(|name| Component {
+pub(super) async fn components(State(gate): State<ApiState>) -> Answer<Components> {
+    let components = [RUNNER_SERVICE, wire::SERVICE].map(|name| Component {
         name: name.to_owned(),
         version: version(&gate),
         status: "installed".to_owned(),
@@ -62,7 +62,7 @@ pub(super) async fn components(State(gate): State<Gate>) -> Answer<Components> {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Install {
+pub(super) struct InstallRequest {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -70,8 +70,8 @@ pub(super) struct Install {
 }
 
 /// A server that could name a binary for us to run would own the host.
-pub(super) async fn install(Json(install): Json<Install>) -> Refusal {
-    if install.url.is_empty() || ![RUNNER, wire::SERVICE].contains(&install.name.as_str()) {
+pub(super) async fn install(Json(install): Json<InstallRequest>) -> Refusal {
+    if install.url.is_empty() || ![RUNNER_SERVICE, wire::SERVICE].contains(&install.name.as_str()) {
         return Refusal::bad_request("install needs the name of a component and a url");
     }
     Refusal::forbidden(
@@ -80,13 +80,13 @@ pub(super) async fn install(Json(install): Json<Install>) -> Refusal {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Shutdown {
+pub(super) struct ShutdownRequest {
     #[serde(default)]
     force: bool,
 }
 
 /// Ends this process; tasks go on, and the next shim takes them up.
-pub(super) async fn shutdown(State(gate): State<Gate>, Json(shutdown): Json<Shutdown>) {
+pub(super) async fn shutdown(State(gate): State<ApiState>, Json(shutdown): Json<ShutdownRequest>) {
     tracing::info!(force = shutdown.force, "asked to stop; tasks go on");
     gate.shim.stop.cancel();
 }

@@ -11,24 +11,24 @@ use axum::{
 use windlass_api::agent::runner::JobRecord;
 use windlass_model::{causes::chain, id::SubmissionId};
 
-use super::{Gate, Shim, no_task, task_id};
+use super::{ApiState, Shim, no_task, parse_task_id};
 use crate::{
-    confine::Beneath,
+    confine::DirHandle,
     http::Refusal,
-    shim::{growth, runtime::JOB_RECORD},
+    shim::{growth, runtime::JOB_RECORD_PATH},
     spool::{Reader, Source, Stream, http as spool},
 };
 
 /// Longest wait for more output.
 const WAIT_MS_MAX: u64 = 30_000;
 
-pub(super) async fn read(
-    State(gate): State<Gate>,
+pub(super) async fn read_log(
+    State(gate): State<ApiState>,
     Path(id): Path<String>,
     Query(mut query): Query<spool::Read>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let id = task_id(&id)?;
+    let id = parse_task_id(&id)?;
     let asked = request.uri().query().map_or_else(String::new, |query| format!("?{query}"));
     if let Some(played) = played(&gate.shim, id, &format!("/api/logs{asked}")).await {
         return Ok(played);
@@ -37,9 +37,12 @@ pub(super) async fn read(
     Ok(spool::read(&source(&gate.shim, id, query.stream)?, &query).await)
 }
 
-pub(super) async fn job(State(gate): State<Gate>, Path(id): Path<String>) -> Result<Response, Refusal> {
-    let id = task_id(&id)?;
-    if let Some(played) = played(&gate.shim, id, JOB_RECORD).await {
+pub(super) async fn job_record(
+    State(gate): State<ApiState>,
+    Path(id): Path<String>,
+) -> Result<Response, Refusal> {
+    let id = parse_task_id(&id)?;
+    if let Some(played) = played(&gate.shim, id, JOB_RECORD_PATH).await {
         return Ok(played);
     }
     let source = source(&gate.shim, id, Stream::Job)?;
@@ -56,7 +59,7 @@ pub(super) async fn job(State(gate): State<Gate>, Path(id): Path<String>) -> Res
 
 fn source(shim: &Shim, id: SubmissionId, stream: Stream) -> Result<Source, Refusal> {
     let dir = shim.tasks.dir(id).ok_or_else(|| no_task(id))?;
-    let run = Beneath::open(&dir.run())
+    let run = DirHandle::open(&dir.run())
         .map_err(|error| Refusal::not_found(format!("read task {id}: nothing there yet: {error}")))?;
     let reader = Reader::new(Arc::new(run), stream);
     Ok(Source::there(reader, shim.growth.watcher(), shim.growth.ended(id)))

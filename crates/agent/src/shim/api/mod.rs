@@ -22,14 +22,14 @@ use axum::{
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
-use windlass_api::agent::{EPOCH, EPOCH_SEEN, pass::Pass, shim::ProcessesInfo};
+use windlass_api::agent::{EPOCH_HEADER, EPOCH_SEEN_HEADER, pass::PortPass, shim::ProcessesInfo};
 use windlass_model::{causes::chain, id::SubmissionId};
 
 use super::{
     enrolment::{Current, Enrolment},
     events::Events,
-    growth::Growth,
-    premises::Premises,
+    growth::OutputWatcher,
+    premises::HostResources,
     runtime::Runtime,
     tasks::{TaskError, Tasks},
 };
@@ -49,9 +49,9 @@ pub struct Shim {
     pub runtime: Arc<dyn Runtime>,
     pub enrolment: Current,
     /// `None` for a host that is not real: there is nothing to protect.
-    pub premises: Option<Premises>,
+    pub premises: Option<HostResources>,
     pub events: Events,
-    pub growth: Growth,
+    pub growth: OutputWatcher,
     pub gpus: Inventory,
     /// What plain processes are on this host.
     pub processes: ProcessesInfo,
@@ -65,23 +65,23 @@ pub struct Shim {
 
 /// Which way a call came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Door {
+enum Transport {
     Socket,
     Compat,
 }
 
 #[derive(Clone)]
-struct Gate {
+struct ApiState {
     shim: Arc<Shim>,
-    door: Door,
+    door: Transport,
 }
 
 /// All calls, behind the credential.
 pub fn socket(shim: Arc<Shim>) -> Router {
-    let gate = Gate { shim, door: Door::Socket };
-    shared_calls()
-        .route("/api/tasks/{id}/logs", get(logs::read))
-        .route("/api/tasks/{id}/job", get(logs::job))
+    let gate = ApiState { shim, door: Transport::Socket };
+    shared_routes()
+        .route("/api/tasks/{id}/logs", get(logs::read_log))
+        .route("/api/tasks/{id}/job", get(logs::job_record))
         .route("/api/tasks/{id}/runner/{*path}", any(proxy::forward))
         .route("/api/events", get(events::stream))
         .route("/api/instance/host", get(instance::host))
@@ -92,10 +92,10 @@ pub fn socket(shim: Arc<Shim>) -> Router {
 
 /// What a dstack server calls, open to whoever reaches the port.
 pub fn compat(shim: Arc<Shim>) -> Router {
-    shared_calls().fallback(no_such_call).with_state(Gate { shim, door: Door::Compat })
+    shared_routes().fallback(no_such_call).with_state(ApiState { shim, door: Transport::Compat })
 }
 
-fn shared_calls() -> Router<Gate> {
+fn shared_routes() -> Router<ApiState> {
     Router::new()
         .route("/api/healthcheck", get(instance::healthcheck))
         .route("/api/tasks", get(tasks::list).post(tasks::submit))
@@ -115,7 +115,7 @@ async fn wrong_method() -> Refusal {
 }
 
 /// Everything but the health check needs the host's credential. To reach a port of a task, a pass will do.
-async fn authenticate(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
+async fn authenticate(State(gate): State<ApiState>, mut request: Request, next: Next) -> Response {
     if request.uri().path() == "/api/healthcheck" {
         return next.run(request).await;
     }
@@ -130,12 +130,12 @@ async fn authenticate(State(gate): State<Gate>, mut request: Request, next: Next
     let shown = bearer(request.headers()).map(str::to_owned);
     match shown {
         Some(credential) if enrolment.knows(&credential) => {
-            request.extensions_mut().insert(Shown(credential));
+            request.extensions_mut().insert(PresentedCredential(credential));
             next.run(request).await
         }
         Some(shown) => match enrolment.pass(&shown) {
-            Some(pass) if is_opened(&pass, &request) => {
-                request.extensions_mut().insert(Shown(shown));
+            Some(pass) if is_pass_valid(&pass, &request) => {
+                request.extensions_mut().insert(PresentedCredential(shown));
                 next.run(request).await
             }
             Some(_) => {
@@ -150,43 +150,43 @@ async fn authenticate(State(gate): State<Gate>, mut request: Request, next: Next
 }
 
 /// Whether a pass is good for a request, now.
-fn is_opened(pass: &Pass, request: &Request) -> bool {
+fn is_pass_valid(pass: &PortPass, request: &Request) -> bool {
     pass.expires_at > clock::now_ms() / 1000
         && request.method() == Method::GET
-        && pass.opens(request.uri().path(), request.uri().query())
+        && pass.allows(request.uri().path(), request.uri().query())
 }
 
 /// The credential a call came with. What goes on for long asks again and again whether it still holds.
 #[derive(Clone)]
-struct Shown(String);
+struct PresentedCredential(String);
 
 /// How soon what goes on for long notices that its credential was taken back.
-const RECHECK: Duration = Duration::from_secs(2);
+const CREDENTIAL_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 impl Shim {
     /// Returns when the credential is not one of this host's any more.
-    async fn taken_back(&self, shown: &Shown) {
+    async fn credential_revoked(&self, shown: &PresentedCredential) {
         // A pass that expires shuts the door; whoever is through goes on.
         let holds = |enrolment: &Enrolment| enrolment.knows(&shown.0) || enrolment.pass(&shown.0).is_some();
         while self.enrolment.enrolment().is_some_and(|enrolment| holds(&enrolment)) {
-            tokio::time::sleep(RECHECK).await;
+            tokio::time::sleep(CREDENTIAL_CHECK_INTERVAL).await;
         }
     }
 }
 
-impl Gate {
+impl ApiState {
     /// The epoch a call is made under. A dstack server knows none.
     fn epoch(&self, headers: &HeaderMap) -> Result<Option<i64>, Refusal> {
-        if self.door == Door::Compat {
+        if self.door == Transport::Compat {
             return Ok(None);
         }
-        let Some(value) = headers.get(EPOCH) else { return Ok(None) };
+        let Some(value) = headers.get(EPOCH_HEADER) else { return Ok(None) };
         let epoch = value.to_str().ok().and_then(|text| text.parse().ok());
-        epoch.map(Some).ok_or_else(|| Refusal::bad_request(format!("{EPOCH} is not a whole number")))
+        epoch.map(Some).ok_or_else(|| Refusal::bad_request(format!("{EPOCH_HEADER} is not a whole number")))
     }
 }
 
-fn task_id(text: &str) -> Result<SubmissionId, Refusal> {
+fn parse_task_id(text: &str) -> Result<SubmissionId, Refusal> {
     text.parse().map_err(|_| Refusal::not_found("find the task: that is no id of a task"))
 }
 
@@ -201,18 +201,18 @@ impl From<TaskError> for Refusal {
             TaskError::Gone { .. } => StatusCode::GONE,
             TaskError::Fenced { .. } => StatusCode::PRECONDITION_FAILED,
             TaskError::Alive { .. } => StatusCode::CONFLICT,
-            TaskError::Unfinished { .. } | TaskError::Full { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            TaskError::RemovalPending { .. } | TaskError::Full { .. } => StatusCode::SERVICE_UNAVAILABLE,
             TaskError::NotAccepted { .. } | TaskError::Journal { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let refusal = Self::new(status, chain(&error));
         match error {
             TaskError::Fenced { seen, .. } => {
-                refusal.header(axum::http::HeaderName::from_static(EPOCH_SEEN), seen)
+                refusal.header(axum::http::HeaderName::from_static(EPOCH_SEEN_HEADER), seen)
             }
             TaskError::NotFound { .. }
             | TaskError::Gone { .. }
             | TaskError::Alive { .. }
-            | TaskError::Unfinished { .. }
+            | TaskError::RemovalPending { .. }
             | TaskError::Full { .. }
             | TaskError::NotAccepted { .. }
             | TaskError::Journal { .. } => refusal,

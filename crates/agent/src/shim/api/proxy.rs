@@ -17,12 +17,12 @@ use http_body_util::{BodyExt, Limited};
 use hyper::{client::conn::http1, ext::Protocol, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::Instant};
-use windlass_api::agent::{EPOCH, SIGNATURE, shim::TaskStatus};
+use windlass_api::agent::{EPOCH_HEADER, SIGNATURE_HEADER, shim::TaskStatus};
 use windlass_model::{causes::chain, id::SubmissionId};
 
-use super::{Gate, Shim, Shown, no_task, task_id};
+use super::{ApiState, PresentedCredential, Shim, no_task, parse_task_id};
 use crate::{
-    confine::Beneath,
+    confine::DirHandle,
     http::{self, Refusal},
     taskdir,
 };
@@ -30,12 +30,12 @@ use crate::{
 /// Longest upload.
 const UPLOAD_BYTES_MAX: usize = 2 << 30;
 /// The same where the runtime plays the runner and wants it in one piece.
-const PLAYED_BYTES_MAX: usize = 16 << 20;
+const SIMULATED_BODY_BYTES_MAX: usize = 16 << 20;
 /// A runner that was started listens after this long, or something is wrong with it.
-const STARTS_WITHIN: Duration = Duration::from_secs(3);
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const RUNNER_START_TIMEOUT: Duration = Duration::from_secs(3);
+const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(5);
 /// Headers that are between us and our caller only.
-const OURS: [HeaderName; 9] = [
+const HOP_BY_HOP_HEADERS: [HeaderName; 9] = [
     header::AUTHORIZATION,
     header::CONNECTION,
     header::HOST,
@@ -48,31 +48,31 @@ const OURS: [HeaderName; 9] = [
 ];
 
 pub(super) async fn forward(
-    State(gate): State<Gate>,
+    State(gate): State<ApiState>,
     Path((id, _)): Path<(String, String)>,
-    Extension(shown): Extension<Shown>,
+    Extension(shown): Extension<PresentedCredential>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let id = task_id(&id)?;
+    let id = parse_task_id(&id)?;
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD | Method::CONNECT);
     if !is_read {
         gate.shim.tasks.admit(id, gate.epoch(request.headers())?).await?;
     }
     let uri = runner_uri(request.uri()).ok_or_else(|| Refusal::bad_request("no such path"))?;
     let token = gate.shim.tasks.runner_token(id).ok_or_else(|| no_task(id))?;
-    match played(&gate.shim, id, &uri, request).await? {
-        Played::Answered(response) => Ok(response),
-        Played::Real(request) => {
+    match respond_if_simulated(&gate.shim, id, &uri, request).await? {
+        RunnerCall::Responded(response) => Ok(response),
+        RunnerCall::Forward(request) => {
             check_length(request.headers())?;
             let runner = connect(&gate.shim, id).await?;
-            let forwarded = exchange(runner, uri, &token, request).await;
+            let forwarded = forward_request(runner, uri, &token, request).await;
             let (response, upgraded) = forwarded.map_err(|error| unreachable(id, &chain(error.as_ref())))?;
             if let Some((caller, runner)) = upgraded {
                 let shim = gate.shim;
                 tokio::spawn(async move {
                     tokio::select! {
-                        () = pump(caller, runner) => {}
-                        () = shim.taken_back(&shown) => {}
+                        () = copy_both_ways(caller, runner) => {}
+                        () = shim.credential_revoked(&shown) => {}
                     }
                 });
             }
@@ -88,23 +88,28 @@ fn runner_uri(uri: &Uri) -> Option<Uri> {
     format!("/{rest}").parse().ok()
 }
 
-enum Played {
-    Answered(Response),
-    Real(Request),
+enum RunnerCall {
+    Responded(Response),
+    Forward(Request),
 }
 
-async fn played(shim: &Shim, id: SubmissionId, uri: &Uri, request: Request) -> Result<Played, Refusal> {
+async fn respond_if_simulated(
+    shim: &Shim,
+    id: SubmissionId,
+    uri: &Uri,
+    request: Request,
+) -> Result<RunnerCall, Refusal> {
     // Only a runtime without processes plays; the others must not have to hold the body.
     if shim.runtime.name() != "hollow" {
-        return Ok(Played::Real(request));
+        return Ok(RunnerCall::Forward(request));
     }
     let (mut parts, body) = request.into_parts();
     parts.uri = uri.clone();
-    let body = axum::body::to_bytes(body, PLAYED_BYTES_MAX)
+    let body = axum::body::to_bytes(body, SIMULATED_BODY_BYTES_MAX)
         .await
         .map_err(|_| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long to be played with"))?;
     match shim.runtime.play(id, Request::from_parts(parts, body)) {
-        Some(answer) => Ok(Played::Answered(answer.await)),
+        Some(answer) => Ok(RunnerCall::Responded(answer.await)),
         None => Err(no_task(id)),
     }
 }
@@ -113,10 +118,10 @@ async fn played(shim: &Shim, id: SubmissionId, uri: &Uri, request: Request) -> R
 /// gone has left its socket behind, and is not.
 async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, Refusal> {
     let dir = shim.tasks.dir(id).ok_or_else(|| no_task(id))?;
-    let deadline = Instant::now() + STARTS_WITHIN;
+    let deadline = Instant::now() + RUNNER_START_TIMEOUT;
     loop {
         let connected = async {
-            let socket = Beneath::open(&dir.run())?.socket(taskdir::RUNNER_SOCKET)?;
+            let socket = DirHandle::open(&dir.run())?.socket(taskdir::RUNNER_SOCKET)?;
             http::connect_unix(&socket).await
         };
         let error: io::Error = match connected.await {
@@ -127,7 +132,7 @@ async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, Refusal> {
         if error.kind() != io::ErrorKind::NotFound || Instant::now() >= deadline || !starts() {
             return Err(unreachable(id, &error.to_string()));
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(CONNECT_RETRY_DELAY).await;
     }
 }
 
@@ -146,15 +151,15 @@ fn check_length(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// Both ends of a connection that speaks something else from now on.
-type Upgraded = Option<(OnUpgrade, OnUpgrade)>;
+type UpgradedPair = Option<(OnUpgrade, OnUpgrade)>;
 
-async fn exchange(
+async fn forward_request(
     runner: UnixStream,
     uri: Uri,
     token: &str,
     mut request: Request,
-) -> Result<(Response, Upgraded), Box<dyn std::error::Error + Send + Sync>> {
-    let wants = Wants::of(&mut request);
+) -> Result<(Response, UpgradedPair), Box<dyn std::error::Error + Send + Sync>> {
+    let wants = ExpectedResponse::of(&mut request);
     let (mut sender, connection) = http1::handshake(TokioIo::new(runner)).await?;
     tokio::spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
@@ -163,50 +168,50 @@ async fn exchange(
     });
     let (parts, body) = request.into_parts();
     let mut headers = parts.headers;
-    strip(&mut headers);
+    strip_headers(&mut headers);
     headers.insert(header::HOST, HeaderValue::from_static("runner"));
     headers.insert(header::AUTHORIZATION, HeaderValue::try_from(format!("Bearer {token}"))?);
     let (method, body) = match &wants {
-        Wants::Answer => (parts.method, Body::new(Limited::new(body, UPLOAD_BYTES_MAX))),
-        Wants::Upgrade { .. } => (Method::GET, Body::empty()),
+        ExpectedResponse::Plain => (parts.method, Body::new(Limited::new(body, UPLOAD_BYTES_MAX))),
+        ExpectedResponse::Upgrade { .. } => (Method::GET, Body::empty()),
     };
-    wants.ask(&mut headers)?;
+    wants.set_headers(&mut headers)?;
     let mut forwarded = Request::new(body);
     *forwarded.method_mut() = method;
     *forwarded.uri_mut() = uri;
     *forwarded.headers_mut() = headers;
     let mut response = sender.send_request(forwarded).await?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS
-        && let Wants::Upgrade { caller, is_h2, .. } = wants
+        && let ExpectedResponse::Upgrade { caller, is_h2, .. } = wants
     {
         let runner = hyper::upgrade::on(&mut response);
         let (mut parts, _) = response.into_parts();
         if is_h2 {
             // There the stream itself is the connection; nothing is switched.
             parts.status = StatusCode::OK;
-            strip(&mut parts.headers);
+            strip_headers(&mut parts.headers);
             parts.headers.remove(header::SEC_WEBSOCKET_ACCEPT);
         }
         return Ok((Response::from_parts(parts, Body::empty()), Some((caller, runner))));
     }
     let (mut parts, body) = response.into_parts();
-    strip(&mut parts.headers);
+    strip_headers(&mut parts.headers);
     Ok((Response::from_parts(parts, Body::new(body.map_err(axum::Error::new))), None))
 }
 
-fn strip(headers: &mut HeaderMap) {
-    for name in OURS.iter().map(HeaderName::as_str).chain([EPOCH, SIGNATURE]) {
+fn strip_headers(headers: &mut HeaderMap) {
+    for name in HOP_BY_HOP_HEADERS.iter().map(HeaderName::as_str).chain([EPOCH_HEADER, SIGNATURE_HEADER]) {
         headers.remove(name);
     }
 }
 
 /// What the caller expects.
-enum Wants {
-    Answer,
+enum ExpectedResponse {
+    Plain,
     Upgrade { caller: OnUpgrade, to: HeaderValue, is_h2: bool },
 }
 
-impl Wants {
+impl ExpectedResponse {
     fn of(request: &mut Request) -> Self {
         if let Some(protocol) = request.extensions().get::<Protocol>() {
             let to = HeaderValue::from_str(protocol.as_str());
@@ -215,12 +220,12 @@ impl Wants {
         }
         match request.headers().get(header::UPGRADE).cloned() {
             Some(to) => Self::Upgrade { caller: hyper::upgrade::on(request), to, is_h2: false },
-            None => Self::Answer,
+            None => Self::Plain,
         }
     }
 
     /// The headers that ask an HTTP/1.1 server for it.
-    fn ask(&self, headers: &mut HeaderMap) -> Result<(), getrandom::Error> {
+    fn set_headers(&self, headers: &mut HeaderMap) -> Result<(), getrandom::Error> {
         let Self::Upgrade { to, .. } = self else { return Ok(()) };
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, to.clone());
@@ -236,7 +241,7 @@ impl Wants {
 }
 
 /// Carries bytes both ways until one side ends.
-async fn pump(caller: OnUpgrade, runner: OnUpgrade) {
+async fn copy_both_ways(caller: OnUpgrade, runner: OnUpgrade) {
     let pumped = async {
         let (caller, runner) = tokio::try_join!(caller, runner)?;
         let (mut caller, mut runner) = (TokioIo::new(caller), TokioIo::new(runner));
@@ -278,11 +283,11 @@ mod tests {
     fn the_hosts_credential_does_not_reach_the_runner() {
         let mut headers = HeaderMap::new();
         for (name, value) in
-            [("authorization", "Bearer x"), (EPOCH, "1"), (SIGNATURE, "s"), ("accept", "*/*")]
+            [("authorization", "Bearer x"), (EPOCH_HEADER, "1"), (SIGNATURE_HEADER, "s"), ("accept", "*/*")]
         {
             headers.insert(name, HeaderValue::from_static(value));
         }
-        strip(&mut headers);
+        strip_headers(&mut headers);
         assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["accept"]);
     }
 }

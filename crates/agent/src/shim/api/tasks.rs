@@ -7,37 +7,37 @@ use axum::{
     http::HeaderMap,
 };
 use windlass_api::agent::{
-    SIGNATURE,
-    shim::{TaskInfo, TaskList, TaskSpec, Terminate},
+    SIGNATURE_HEADER,
+    shim::{TaskInfo, TaskList, TaskSpec, TerminateRequest},
 };
 use windlass_model::id::SubmissionId;
 
-use super::{Door, Gate, no_task, task_id};
+use super::{ApiState, Transport, no_task, parse_task_id};
 use crate::{
     clock,
-    http::{self, Json, Raw, Refusal},
-    shim::enrolment::{self, Presented},
+    http::{self, Json, RawJson, Refusal},
+    shim::enrolment::{self, PresentedSpec},
 };
 
 /// Longest name of a task or an image.
 const NAME_BYTES_MAX: usize = 1024;
 
-pub(super) async fn list(State(gate): State<Gate>) -> Answer<TaskList> {
+pub(super) async fn list(State(gate): State<ApiState>) -> Answer<TaskList> {
     Answer(TaskList { tasks: gate.shim.tasks.list() })
 }
 
 pub(super) async fn info(
-    State(gate): State<Gate>,
+    State(gate): State<ApiState>,
     Path(id): Path<String>,
 ) -> Result<Answer<TaskInfo>, Refusal> {
-    let id = task_id(&id)?;
+    let id = parse_task_id(&id)?;
     gate.shim.tasks.info(id).map(|info| Answer(gate.told(info))).ok_or_else(|| no_task(id))
 }
 
-impl Gate {
+impl ApiState {
     /// A dstack server logs what it is told, and its log takes `[/…]` for markup: a worker that meets one dies.
     fn told(&self, mut info: TaskInfo) -> TaskInfo {
-        if self.door == Door::Compat {
+        if self.door == Transport::Compat {
             info.termination_message = info.termination_message.replace("[/", "[ /");
         }
         info
@@ -45,21 +45,21 @@ impl Gate {
 }
 
 pub(super) async fn submit(
-    State(gate): State<Gate>,
+    State(gate): State<ApiState>,
     headers: HeaderMap,
-    Raw(body): Raw,
+    RawJson(body): RawJson,
 ) -> Result<(), Refusal> {
     let spec: TaskSpec = http::parse(&body)?;
     let mut epoch = gate.epoch(&headers)?;
-    if gate.door == Door::Socket {
-        epoch = Some(sound(&gate, &spec, epoch, &headers, &body).await?);
+    if gate.door == Transport::Socket {
+        epoch = Some(verify_spec(&gate, &spec, epoch, &headers, &body).await?);
     }
-    check_names(&spec)?;
-    if let Some(why) = forbidden(&gate, &spec).await {
-        let refusal = refuse(&gate, spec.id, epoch, why).await;
+    validate_spec(&spec)?;
+    if let Some(why) = refusal_reason(&gate, &spec).await {
+        let refusal = refuse_spec(&gate, spec.id, epoch, why).await;
         // A dstack server repeats a submission that is refused, for ever. It does understand a task that ends with a
         // reason, and so the task is taken, and ends before anything is prepared for it.
-        if gate.door == Door::Socket {
+        if gate.door == Transport::Socket {
             return Err(refusal);
         }
     }
@@ -67,7 +67,7 @@ pub(super) async fn submit(
 }
 
 /// Why this host does not run such a task, if it does not: it cannot, or its policy says so.
-async fn forbidden(gate: &Gate, spec: &TaskSpec) -> Option<String> {
+async fn refusal_reason(gate: &ApiState, spec: &TaskSpec) -> Option<String> {
     if let Some(why) = gate.shim.runtime.refusal(spec) {
         return Some(why);
     }
@@ -76,32 +76,32 @@ async fn forbidden(gate: &Gate, spec: &TaskSpec) -> Option<String> {
 }
 
 /// Checks that our server made this specification for this host; says the epoch it made it under.
-async fn sound(
-    gate: &Gate,
+async fn verify_spec(
+    gate: &ApiState,
     spec: &TaskSpec,
     epoch: Option<i64>,
     headers: &HeaderMap,
     body: &[u8],
 ) -> Result<i64, Refusal> {
-    let signature = headers.get(SIGNATURE).and_then(|value| value.to_str().ok());
+    let signature = headers.get(SIGNATURE_HEADER).and_then(|value| value.to_str().ok());
     let Some(enrolment) = gate.shim.enrolment.enrolment() else {
         return Err(Refusal::unauthorized("this host is not enrolled"));
     };
-    let presented = Presented { body, signature, claims: spec.claims, epoch };
+    let presented = PresentedSpec { body, signature, claims: spec.claims, epoch };
     match enrolment::check(&enrolment, presented, clock::now_us() / 1_000_000) {
         Ok(claims) => Ok(claims.epoch),
-        Err(unsound) => Err(refuse(gate, spec.id, epoch, unsound.to_string()).await),
+        Err(unsound) => Err(refuse_spec(gate, spec.id, epoch, unsound.to_string()).await),
     }
 }
 
 /// 403, and a line in the journal.
-async fn refuse(gate: &Gate, id: SubmissionId, epoch: Option<i64>, why: String) -> Refusal {
+async fn refuse_spec(gate: &ApiState, id: SubmissionId, epoch: Option<i64>, why: String) -> Refusal {
     tracing::warn!(%id, why, "refused a task specification");
-    gate.shim.tasks.refused_spec(id, epoch, &why).await;
+    gate.shim.tasks.record_refused_spec(id, epoch, &why).await;
     Refusal::forbidden(why)
 }
 
-fn check_names(spec: &TaskSpec) -> Result<(), Refusal> {
+fn validate_spec(spec: &TaskSpec) -> Result<(), Refusal> {
     for (field, value) in [("name", &spec.name), ("image_name", &spec.image_name)] {
         if value.is_empty() {
             return Err(Refusal::bad_request(format!("`{field}` is empty")));
@@ -117,22 +117,22 @@ fn check_names(spec: &TaskSpec) -> Result<(), Refusal> {
 }
 
 pub(super) async fn terminate(
-    State(gate): State<Gate>,
+    State(gate): State<ApiState>,
     Path(id): Path<String>,
     headers: HeaderMap,
-    Json(terminate): Json<Terminate>,
+    Json(terminate): Json<TerminateRequest>,
 ) -> Result<Answer<TaskInfo>, Refusal> {
-    let (id, epoch) = (task_id(&id)?, gate.epoch(&headers)?);
+    let (id, epoch) = (parse_task_id(&id)?, gate.epoch(&headers)?);
     Ok(Answer(gate.told(gate.shim.tasks.terminate(id, terminate, epoch).await?)))
 }
 
 pub(super) async fn remove(
-    State(gate): State<Gate>,
+    State(gate): State<ApiState>,
     Path(id): Path<String>,
     headers: HeaderMap,
     // Says nothing, and is read: a connection whose body is left over is closed while the caller still writes.
     _: Bytes,
 ) -> Result<(), Refusal> {
-    let (id, epoch) = (task_id(&id)?, gate.epoch(&headers)?);
+    let (id, epoch) = (parse_task_id(&id)?, gate.epoch(&headers)?);
     Ok(gate.shim.tasks.remove(id, epoch).await?)
 }

@@ -14,25 +14,25 @@ use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
 
 #[derive(Debug)]
-pub(super) struct Binary {
+pub(super) struct AgentBinary {
     path: PathBuf,
     sha256: String,
     /// How the file was when its content was last found right.
-    trusted: Mutex<Option<Stamp>>,
+    trusted: Mutex<Option<FileStamp>>,
 }
 
 /// Changes with every write to the file, also with one that sets the modification time back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     device: u64,
     inode: u64,
     size: u64,
     changed: (i64, i64),
 }
 
-const CHUNK: usize = 256 * 1024;
+const CHUNK_BYTES: usize = 256 * 1024;
 
-impl Binary {
+impl AgentBinary {
     /// Copies `exe` below `home`, unless it is there.
     pub(super) fn install(home: &Path, exe: &Path) -> io::Result<Self> {
         let mut source = File::open(exe)?;
@@ -54,7 +54,7 @@ impl Binary {
     /// Fails unless the copy is what it was. The content is read only if the file was touched since.
     pub(super) fn verify(&self) -> io::Result<()> {
         let mut file = File::open(&self.path)?;
-        let stamp = Stamp::of(&file)?;
+        let stamp = FileStamp::from_file(&file)?;
         if *self.trusted.lock() == Some(stamp) {
             return Ok(());
         }
@@ -78,7 +78,7 @@ impl Binary {
     }
 
     /// Takes away copies of other versions that no container uses, and what a crash left half copied.
-    pub(super) fn sweep(&self, used: &[PathBuf]) {
+    pub(super) fn remove_unused(&self, used: &[PathBuf]) {
         let entries = self.path.parent().map(fs::read_dir).into_iter().flatten().flatten().flatten();
         for path in entries.map(|entry| entry.path()) {
             if path != self.path && !used.contains(&path) {
@@ -106,8 +106,8 @@ impl Binary {
     }
 }
 
-impl Stamp {
-    fn of(file: &File) -> io::Result<Self> {
+impl FileStamp {
+    fn from_file(file: &File) -> io::Result<Self> {
         let meta = file.metadata()?;
         let changed = (meta.ctime(), meta.ctime_nsec());
         Ok(Self { device: meta.dev(), inode: meta.ino(), size: meta.size(), changed })
@@ -116,7 +116,7 @@ impl Stamp {
 
 fn digest(from: &mut impl Read) -> io::Result<String> {
     let mut context = Context::new(&SHA256);
-    let mut chunk = vec![0u8; CHUNK];
+    let mut chunk = vec![0u8; CHUNK_BYTES];
     loop {
         let read = from.read(&mut chunk)?;
         let Some(piece) = chunk.get(..read).filter(|piece| !piece.is_empty()) else { break };
@@ -129,9 +129,9 @@ fn digest(from: &mut impl Read) -> io::Result<String> {
 mod tests {
     use super::*;
 
-    struct Home(PathBuf);
+    struct TestHome(PathBuf);
 
-    impl Home {
+    impl TestHome {
         fn new() -> Self {
             let mut random = [0u8; 6];
             getrandom::fill(&mut random).unwrap();
@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    impl Drop for Home {
+    impl Drop for TestHome {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -149,12 +149,12 @@ mod tests {
 
     #[test]
     fn the_copy_stays_when_the_agent_is_replaced() {
-        let home = Home::new();
+        let home = TestHome::new();
         let exe = home.0.join("agent");
         fs::write(&exe, "one").unwrap();
-        let one = Binary::install(&home.0, &exe).unwrap();
+        let one = AgentBinary::install(&home.0, &exe).unwrap();
         fs::write(&exe, "two").unwrap();
-        let two = Binary::install(&home.0, &exe).unwrap();
+        let two = AgentBinary::install(&home.0, &exe).unwrap();
         assert_ne!(one.path(), two.path());
         assert_eq!(fs::read(one.path()).unwrap(), b"one");
         assert!(one.verify().is_ok());
@@ -163,14 +163,14 @@ mod tests {
 
     #[test]
     fn a_changed_copy_is_noticed_and_made_again() {
-        let home = Home::new();
+        let home = TestHome::new();
         let exe = home.0.join("agent");
         fs::write(&exe, "good").unwrap();
-        let binary = Binary::install(&home.0, &exe).unwrap();
+        let binary = AgentBinary::install(&home.0, &exe).unwrap();
         fs::remove_file(binary.path()).unwrap();
         fs::write(binary.path(), "evil").unwrap();
         assert!(binary.verify().is_err());
-        assert!(Binary::install(&home.0, &exe).is_ok());
+        assert!(AgentBinary::install(&home.0, &exe).is_ok());
         assert_eq!(fs::read(binary.path()).unwrap(), b"good");
         assert!(binary.verify().is_ok());
     }

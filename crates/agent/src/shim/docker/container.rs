@@ -11,7 +11,7 @@ use bollard::models::{
 use windlass_api::agent::shim::NetworkMode;
 use windlass_model::id::SubmissionId;
 
-use super::{network::NETWORK, reference::Reference};
+use super::{network::NETWORK, reference::ImageReference};
 use crate::{
     digest::sha256_hex,
     host::gpu::Vendor,
@@ -19,13 +19,13 @@ use crate::{
     taskdir,
 };
 
-pub(super) const IS_TASK: &str = "ai.dstack.shim.is-task";
-pub(super) const TASK_ID: &str = "ai.dstack.shim.task-id";
+pub(super) const IS_TASK_LABEL: &str = "ai.dstack.shim.is-task";
+pub(super) const TASK_ID_LABEL: &str = "ai.dstack.shim.task-id";
 /// Whose task it is: several shims may share an engine.
-pub(super) const HOME: &str = "windlass.shim.home";
+pub(super) const HOME_LABEL: &str = "windlass.shim.home";
 
 /// Characters of a job's name that a container's name keeps.
-const NAME_MAX: usize = 200;
+const NAME_CHARS_MAX: usize = 200;
 /// The container's own output is what the runner says when it cannot even write its log.
 const OWN_LOG_SIZE: &str = "256k";
 const GPU_CAPABILITIES: [&str; 7] = ["gpu", "utility", "compute", "graphics", "video", "display", "compat32"];
@@ -33,8 +33,8 @@ const INFINIBAND: &str = "/dev/infiniband";
 
 /// What the host and its engine are like.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Surroundings {
-    /// The value of the label `HOME`.
+pub(super) struct EngineFacts {
+    /// The value of the label `HOME_LABEL`.
     pub(super) home: String,
     pub(super) entrypoint: Vec<String>,
     /// Read-only binds are read-only all the way down, mounts below them included (engine API 1.44).
@@ -47,7 +47,7 @@ pub(super) struct Surroundings {
 }
 
 /// What must be looked up on the host for a task.
-pub(super) struct Lookup<'a> {
+pub(super) struct HostLookup<'a> {
     /// Whether a path is on a mount whose later mounts may travel inside.
     pub(super) is_shared: &'a dyn Fn(&Path) -> bool,
     /// The group a device file belongs to.
@@ -57,7 +57,7 @@ pub(super) struct Lookup<'a> {
 /// The name of a task's container: that of the job and eight digits that tell its submissions apart.
 pub(super) fn name(job: &str, id: SubmissionId) -> String {
     let keep = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '-' };
-    let job: String = job.chars().take(NAME_MAX).map(keep).collect();
+    let job: String = job.chars().take(NAME_CHARS_MAX).map(keep).collect();
     let job = job.trim_start_matches(['_', '.', '-']);
     let digits = sha256_hex(id.to_string().as_bytes());
     format!("{}-{}", if job.is_empty() { "task" } else { job }, digits.get(..8).unwrap_or_default())
@@ -66,14 +66,18 @@ pub(super) fn name(job: &str, id: SubmissionId) -> String {
 pub(super) fn body(
     task: &Prepared,
     agent: &Path,
-    around: &Surroundings,
-    host: &Lookup<'_>,
+    around: &EngineFacts,
+    host: &HostLookup<'_>,
 ) -> ContainerCreateBody {
     let spec = &task.spec;
-    let labels = [(IS_TASK, "true".to_owned()), (TASK_ID, spec.id.to_string()), (HOME, around.home.clone())];
-    let publish = published(task);
+    let labels = [
+        (IS_TASK_LABEL, "true".to_owned()),
+        (TASK_ID_LABEL, spec.id.to_string()),
+        (HOME_LABEL, around.home.clone()),
+    ];
+    let publish = published_ports(task);
     ContainerCreateBody {
-        image: Some(Reference::parse(&spec.image_name).full()),
+        image: Some(ImageReference::parse(&spec.image_name).full()),
         // Numbers need no `/etc/passwd` in the image.
         user: Some(match spec.container_user.as_str() {
             "" | "root" => "0".to_owned(),
@@ -93,14 +97,14 @@ pub(super) fn body(
 }
 
 /// On the host's own network there is nothing to map.
-pub(super) fn published(task: &Prepared) -> &[u16] {
+pub(super) fn published_ports(task: &Prepared) -> &[u16] {
     match task.spec.network_mode {
         NetworkMode::Host => &[],
         NetworkMode::Bridge => &task.publish,
     }
 }
 
-fn environment(task: &Prepared, around: &Surroundings) -> Vec<String> {
+fn environment(task: &Prepared, around: &EngineFacts) -> Vec<String> {
     let mut env: Vec<String> = task.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     env.push(format!("WINDLASS_TASK_ID={}", task.spec.id));
     let has_nvidia_gpu = task.gpus.iter().any(|gpu| gpu.vendor == Vendor::Nvidia);
@@ -145,7 +149,7 @@ pub(crate) fn confinement(limits: &Limits, privileged: bool, network: NetworkMod
     confinement
 }
 
-fn host_config(task: &Prepared, agent: &Path, around: &Surroundings, host: &Lookup<'_>) -> HostConfig {
+fn host_config(task: &Prepared, agent: &Path, around: &EngineFacts, host: &HostLookup<'_>) -> HostConfig {
     let spec = &task.spec;
     let privileged = spec.privileged;
     let kept_in = confinement(&task.limits, privileged, spec.network_mode);
@@ -161,7 +165,7 @@ fn host_config(task: &Prepared, agent: &Path, around: &Surroundings, host: &Look
         pids_limit: kept_in.pids_limit,
         mounts: Some(mounts(task, agent, around, host)),
         network_mode: Some(kept_in.network.to_owned()),
-        port_bindings: Some(ports(published(task))),
+        port_bindings: Some(port_bindings(published_ports(task))),
         ulimits: Some(ulimits(around)),
         devices: Some(devices(task, around)),
         ..HostConfig::default()
@@ -199,16 +203,16 @@ fn log_config() -> HostConfigLogConfig {
     HostConfigLogConfig { typ: Some("json-file".to_owned()), config: Some(config) }
 }
 
-fn mounts(task: &Prepared, agent: &Path, around: &Surroundings, host: &Lookup<'_>) -> Vec<Mount> {
+fn mounts(task: &Prepared, agent: &Path, around: &EngineFacts, host: &HostLookup<'_>) -> Vec<Mount> {
     let own = [
-        (Bind { source: agent.into(), target: taskdir::AGENT_INSIDE.into(), read_only: true }, false),
+        (Bind { source: agent.into(), target: taskdir::AGENT_IN_CONTAINER.into(), read_only: true }, false),
         (Bind { source: task.dir.run(), target: taskdir::INSIDE.into(), read_only: false }, false),
     ];
     let given = task.binds.iter().map(|bind| (bind.clone(), (host.is_shared)(&bind.source)));
     own.into_iter().chain(given).map(|(bind, slave)| mount(&bind, slave, around)).collect()
 }
 
-fn mount(bind: &Bind, slave: bool, around: &Surroundings) -> Mount {
+fn mount(bind: &Bind, slave: bool, around: &EngineFacts) -> Mount {
     // What the host mounts later below a shared mount appears inside; nothing ever travels the other way.
     let propagation = if slave { Propagation::RSLAVE } else { Propagation::RPRIVATE };
     // An older engine makes only the top read-only. Hiding what is mounted below is better than leaving it open.
@@ -227,12 +231,12 @@ fn mount(bind: &Bind, slave: bool, around: &Surroundings) -> Mount {
     }
 }
 
-fn ports(publish: &[u16]) -> PortMap {
+fn port_bindings(publish: &[u16]) -> PortMap {
     let any = PortBinding { host_ip: Some("127.0.0.1".to_owned()), host_port: Some("0".to_owned()) };
     publish.iter().map(|port| (format!("{port}/tcp"), Some(vec![any.clone()]))).collect()
 }
 
-fn ulimits(around: &Surroundings) -> Vec<ResourcesUlimits> {
+fn ulimits(around: &EngineFacts) -> Vec<ResourcesUlimits> {
     let limit = |name: &str, value| ResourcesUlimits {
         name: Some(name.to_owned()),
         soft: Some(value),
@@ -254,7 +258,7 @@ fn device(host: &str, inside: &str) -> DeviceMapping {
     }
 }
 
-fn devices(task: &Prepared, around: &Surroundings) -> Vec<DeviceMapping> {
+fn devices(task: &Prepared, around: &EngineFacts) -> Vec<DeviceMapping> {
     let given = task.spec.gpu_devices.iter();
     let mut devices: Vec<_> = given.map(|one| device(&one.path_on_host, &one.path_in_container)).collect();
     if around.has_infiniband {
@@ -273,7 +277,7 @@ fn devices(task: &Prepared, around: &Surroundings) -> Vec<DeviceMapping> {
     devices
 }
 
-fn gpus(task: &Prepared, host: &Lookup<'_>, config: &mut HostConfig) {
+fn gpus(task: &Prepared, host: &HostLookup<'_>, config: &mut HostConfig) {
     let of = |vendor| task.gpus.iter().filter(move |gpu| gpu.vendor == vendor);
     let nvidia: Vec<String> = of(Vendor::Nvidia).map(|gpu| gpu.id.clone()).collect();
     if !nvidia.is_empty() {
@@ -320,10 +324,10 @@ mod tests {
         task
     }
 
-    fn made(task: &Prepared, around: &Surroundings) -> (ContainerCreateBody, HostConfig) {
+    fn build(task: &Prepared, around: &EngineFacts) -> (ContainerCreateBody, HostConfig) {
         let is_shared = |path: &Path| path == Path::new("/shared");
         let group = |path: &Path| Some(if path == Path::new("/dev/kfd") { 109 } else { 44 });
-        let lookup = Lookup { is_shared: &is_shared, group: &group };
+        let lookup = HostLookup { is_shared: &is_shared, group: &group };
         let body = body(task, Path::new("/home/bin/00"), around, &lookup);
         let host = body.host_config.clone().unwrap();
         (body, host)
@@ -346,7 +350,7 @@ mod tests {
 
     #[test]
     fn nothing_is_granted_that_was_not_asked_for() {
-        let (body, host) = made(&task(|_| {}), &Surroundings::default());
+        let (body, host) = build(&task(|_| {}), &EngineFacts::default());
         assert_eq!(body.user.as_deref(), Some("0"));
         assert_eq!(body.env.unwrap(), ["A=b", "WINDLASS_TASK_ID=9c1f0000-0000-4000-8000-000000000001"]);
         assert_eq!(host.privileged, Some(false));
@@ -367,7 +371,7 @@ mod tests {
             task.spec.memory = 1 << 30;
             task.spec.shm_size = 64 << 20;
         });
-        let (_, host) = made(&task, &Surroundings::default());
+        let (_, host) = build(&task, &EngineFacts::default());
         assert_eq!(host.nano_cpus, Some(1_500_000_000));
         assert_eq!((host.memory, host.memory_swap), (Some(1 << 30), Some(1 << 30)));
         assert!(host.tmpfs.unwrap()["/dev/shm"].contains("exec,nosuid,nodev,mode=1777,size=67108864"));
@@ -375,14 +379,14 @@ mod tests {
 
     #[test]
     fn a_privileged_task_has_no_list_of_capabilities() {
-        let (_, host) = made(&task(|task| task.spec.privileged = true), &Surroundings::default());
+        let (_, host) = build(&task(|task| task.spec.privileged = true), &EngineFacts::default());
         assert_eq!((host.privileged, host.cap_drop, host.cap_add), (Some(true), None, None));
     }
 
     #[test]
     fn a_bridged_task_is_published_on_the_loopback_alone() {
         let (body, host) =
-            made(&task(|task| task.spec.network_mode = NetworkMode::Bridge), &Surroundings::default());
+            build(&task(|task| task.spec.network_mode = NetworkMode::Bridge), &EngineFacts::default());
         assert_eq!(body.exposed_ports.unwrap(), ["10999/tcp"]);
         let bindings = host.port_bindings.unwrap();
         let binding = bindings["10999/tcp"].as_ref().unwrap();
@@ -397,8 +401,8 @@ mod tests {
                 |source: &str, read_only| Bind { source: source.into(), target: "/t".into(), read_only };
             task.binds = vec![bind("/shared", false), bind("/plain", true)];
         });
-        let seen = |around: &Surroundings| -> Vec<_> {
-            let (_, host) = made(&task, around);
+        let seen = |around: &EngineFacts| -> Vec<_> {
+            let (_, host) = build(&task, around);
             let describe = |mount: Mount| {
                 let options = mount.bind_options.unwrap();
                 (
@@ -410,21 +414,21 @@ mod tests {
             };
             host.mounts.unwrap().into_iter().map(describe).collect()
         };
-        let old = seen(&Surroundings::default());
+        let old = seen(&EngineFacts::default());
         assert_eq!(old[0], ("/home/bin/00".into(), true, Propagation::RPRIVATE, Some(true)));
         assert_eq!(old[1].2, Propagation::RPRIVATE);
         assert!(!old[1].1);
         assert_eq!(old[2], ("/shared".into(), false, Propagation::RSLAVE, None));
         assert_eq!(old[3], ("/plain".into(), true, Propagation::RPRIVATE, Some(true)));
-        let new = seen(&Surroundings { recursive_read_only: true, ..Surroundings::default() });
+        let new = seen(&EngineFacts { recursive_read_only: true, ..EngineFacts::default() });
         assert_eq!(new[3].3, None);
     }
 
     #[test]
     fn each_vendors_gpus_come_in_their_own_way() {
-        let around = Surroundings { has_nvidia: true, has_infiniband: true, ..Surroundings::default() };
+        let around = EngineFacts { has_nvidia: true, has_infiniband: true, ..EngineFacts::default() };
         let nvidia = task(|task| task.gpus = vec![gpu(Vendor::Nvidia, "GPU-1", &["/dev/nvidia0"])]);
-        let (body, host) = made(&nvidia, &around);
+        let (body, host) = build(&nvidia, &around);
         let request = host.device_requests.unwrap().remove(0);
         assert_eq!((request.driver.as_deref(), request.count), (Some("nvidia"), None));
         assert_eq!(request.device_ids.unwrap(), ["GPU-1"]);
@@ -436,7 +440,7 @@ mod tests {
             task.spec.gpu_devices =
                 vec![GpuDevice { path_on_host: "/dev/x".into(), path_in_container: "/dev/y".into() }];
         });
-        let (body, host) = made(&amd, &around);
+        let (body, host) = build(&amd, &around);
         let inside: Vec<_> =
             host.devices.unwrap().into_iter().filter_map(|one| one.path_in_container).collect();
         assert_eq!(inside, ["/dev/y", INFINIBAND, "/dev/dri/renderD128", "/dev/kfd"]);

@@ -10,17 +10,17 @@
 use crate::shim::runtime::Lost;
 
 /// How long after its start an engine kills what it found running.
-const RESTORE: i64 = 120_000;
+const RESTORE_WINDOW_MS: i64 = 120_000;
 /// Between the last containers' end and the start of the next engine, when it is restarted in order.
-const DOWN: i64 = 60_000;
+const RESTART_WINDOW_MS: i64 = 60_000;
 /// The same for a machine, which takes longer to come back.
-const BOOT: i64 = 600_000;
+const REBOOT_WINDOW_MS: i64 = 600_000;
 /// Killed by SIGKILL or SIGTERM.
-const KILLED: [i64; 2] = [137, 143];
+const KILLED_CODES: [i64; 2] = [137, 143];
 
 /// What is known about an end. Times are milliseconds since 1970 by the host's clock.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct End {
+pub(super) struct ContainerEnd {
     pub(super) code: i64,
     pub(super) oom_killed: bool,
     pub(super) started: i64,
@@ -33,20 +33,20 @@ pub(super) struct End {
     pub(super) boot: Option<i64>,
 }
 
-pub(super) fn cause(end: End) -> Option<Lost> {
+pub(super) fn loss_reason(end: ContainerEnd) -> Option<Lost> {
     if end.code == 0 || end.oom_killed {
         return None;
     }
-    let killed = KILLED.contains(&end.code);
+    let killed = KILLED_CODES.contains(&end.code);
     if let Some(boot) = end.boot.filter(|boot| end.started < *boot) {
-        let with_it = end.finished >= boot || (killed && boot - end.finished <= BOOT);
+        let with_it = end.finished >= boot || (killed && boot - end.finished <= REBOOT_WINDOW_MS);
         return with_it.then_some(Lost::HostRebooted);
     }
     if end.away.is_some_and(|away| end.finished >= away) {
         return Some(Lost::EngineRestarted);
     }
     let engine = end.engine.filter(|engine| killed && end.started < *engine)?;
-    let beside = (engine - DOWN..=engine + RESTORE).contains(&end.finished);
+    let beside = (engine - RESTART_WINDOW_MS..=engine + RESTORE_WINDOW_MS).contains(&end.finished);
     beside.then_some(Lost::EngineRestarted)
 }
 
@@ -54,7 +54,7 @@ pub(super) fn cause(end: End) -> Option<Lost> {
 mod tests {
     use super::*;
 
-    const OWN: End = End {
+    const OWN_EXIT: ContainerEnd = ContainerEnd {
         code: 1,
         oom_killed: false,
         started: 1_000_000,
@@ -67,52 +67,64 @@ mod tests {
     #[test]
     fn an_end_is_the_containers_own_unless_the_times_say_otherwise() {
         let table = [
-            ("failed of itself", OWN, None),
-            ("killed by somebody", End { code: 137, ..OWN }, None),
-            ("done while the engine was away", End { code: 0, away: Some(1_990_000), ..OWN }, None),
-            ("ended before the engine went away", End { away: Some(2_001_000), ..OWN }, None),
+            ("failed of itself", OWN_EXIT, None),
+            ("killed by somebody", ContainerEnd { code: 137, ..OWN_EXIT }, None),
+            (
+                "done while the engine was away",
+                ContainerEnd { code: 0, away: Some(1_990_000), ..OWN_EXIT },
+                None,
+            ),
+            ("ended before the engine went away", ContainerEnd { away: Some(2_001_000), ..OWN_EXIT }, None),
             (
                 "stopped by an engine in order",
-                End { code: 143, away: Some(1_999_000), ..OWN },
+                ContainerEnd { code: 143, away: Some(1_999_000), ..OWN_EXIT },
                 Some(Lost::EngineRestarted),
             ),
             (
                 "a job that catches the signal",
-                End { code: 3, away: Some(1_999_000), ..OWN },
+                ContainerEnd { code: 3, away: Some(1_999_000), ..OWN_EXIT },
                 Some(Lost::EngineRestarted),
             ),
             (
                 "killed by a starting engine",
-                End { code: 137, engine: Some(1_999_000), ..OWN },
+                ContainerEnd { code: 137, engine: Some(1_999_000), ..OWN_EXIT },
                 Some(Lost::EngineRestarted),
             ),
             (
                 "stopped with an engine",
-                End { code: 137, engine: Some(2_010_000), ..OWN },
+                ContainerEnd { code: 137, engine: Some(2_010_000), ..OWN_EXIT },
                 Some(Lost::EngineRestarted),
             ),
             (
                 "killed long before the engine's start",
-                End { code: 137, engine: Some(2_100_000), ..OWN },
+                ContainerEnd { code: 137, engine: Some(2_100_000), ..OWN_EXIT },
                 None,
             ),
-            ("killed long after it", End { code: 137, engine: Some(1_100_000), ..OWN }, None),
-            ("failed right after the engine's start", End { engine: Some(1_999_000), ..OWN }, None),
-            ("out of memory", End { code: 137, oom_killed: true, engine: Some(1_999_000), ..OWN }, None),
+            ("killed long after it", ContainerEnd { code: 137, engine: Some(1_100_000), ..OWN_EXIT }, None),
+            (
+                "failed right after the engine's start",
+                ContainerEnd { engine: Some(1_999_000), ..OWN_EXIT },
+                None,
+            ),
+            (
+                "out of memory",
+                ContainerEnd { code: 137, oom_killed: true, engine: Some(1_999_000), ..OWN_EXIT },
+                None,
+            ),
             (
                 "found dead after a power cut",
-                End { code: 255, boot: Some(1_900_000), ..OWN },
+                ContainerEnd { code: 255, boot: Some(1_900_000), ..OWN_EXIT },
                 Some(Lost::HostRebooted),
             ),
             (
                 "stopped by a reboot",
-                End { code: 143, boot: Some(2_100_000), ..OWN },
+                ContainerEnd { code: 143, boot: Some(2_100_000), ..OWN_EXIT },
                 Some(Lost::HostRebooted),
             ),
-            ("failed before a reboot", End { boot: Some(2_100_000), ..OWN }, None),
+            ("failed before a reboot", ContainerEnd { boot: Some(2_100_000), ..OWN_EXIT }, None),
         ];
         for (name, end, expected) in table {
-            assert_eq!(cause(end), expected, "{name}");
+            assert_eq!(loss_reason(end), expected, "{name}");
         }
     }
 }

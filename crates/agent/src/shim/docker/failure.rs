@@ -9,13 +9,13 @@ use crate::shim::runtime::RuntimeError;
 
 /// What came of asking a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Registry {
+pub(super) enum RegistryFailure {
     /// No such repository, tag or digest.
-    Unknown,
+    NotFound,
     /// Credentials missing, wrong or not enough.
-    Refuses,
+    Unauthorized,
     /// Docker's hub says the same of a private and of an absent repository.
-    UnknownOrRefuses,
+    NotFoundOrUnauthorized,
     /// It could not be asked: no answer is no verdict about the image.
     Unreachable,
     /// The engine's own disk is full.
@@ -23,12 +23,12 @@ pub(super) enum Registry {
     /// The name or the platform cannot be served, whoever asks.
     Unusable,
     /// Something else, in the engine's words.
-    Odd,
+    Other,
 }
 
-const DISK_FULL: &[&str] = &["no space left on device", "disk quota exceeded"];
-const UNKNOWN_OR_REFUSES: &[&str] = &["repository does not exist or may require"];
-const REFUSES: &[&str] = &[
+const DISK_FULL_PHRASES: &[&str] = &["no space left on device", "disk quota exceeded"];
+const NOT_FOUND_OR_UNAUTHORIZED_PHRASES: &[&str] = &["repository does not exist or may require"];
+const UNAUTHORIZED_PHRASES: &[&str] = &[
     "unauthorized",
     "authentication required",
     "no basic auth credentials",
@@ -39,11 +39,11 @@ const REFUSES: &[&str] = &[
     "403 forbidden",
     "401 unauthorized",
 ];
-const UNKNOWN: &[&str] =
+const NOT_FOUND_PHRASES: &[&str] =
     &["manifest unknown", "name unknown", "not found", "no such image", "image not known", "404 (not found)"];
-const UNUSABLE: &[&str] =
+const UNUSABLE_PHRASES: &[&str] =
     &["invalid reference format", "no matching manifest", "no image found in", "must be lower"];
-const UNREACHABLE: &[&str] = &[
+const UNREACHABLE_PHRASES: &[&str] = &[
     "connection refused",
     "connection reset",
     "no such host",
@@ -64,22 +64,22 @@ const UNREACHABLE: &[&str] = &[
 
 /// Reads the engine's words about a registry. The order matters: a full disk also mentions the layer it failed
 /// on, and an unreachable host may be "not found" by a name server.
-pub(super) fn registry(said: &str) -> Registry {
+pub(super) fn registry(said: &str) -> RegistryFailure {
     let said = said.to_lowercase();
     let any = |words: &[&str]| words.iter().any(|word| said.contains(word));
     let table = [
-        (DISK_FULL, Registry::DiskFull),
-        (UNREACHABLE, Registry::Unreachable),
-        (UNKNOWN_OR_REFUSES, Registry::UnknownOrRefuses),
-        (REFUSES, Registry::Refuses),
-        (UNUSABLE, Registry::Unusable),
-        (UNKNOWN, Registry::Unknown),
+        (DISK_FULL_PHRASES, RegistryFailure::DiskFull),
+        (UNREACHABLE_PHRASES, RegistryFailure::Unreachable),
+        (NOT_FOUND_OR_UNAUTHORIZED_PHRASES, RegistryFailure::NotFoundOrUnauthorized),
+        (UNAUTHORIZED_PHRASES, RegistryFailure::Unauthorized),
+        (UNUSABLE_PHRASES, RegistryFailure::Unusable),
+        (NOT_FOUND_PHRASES, RegistryFailure::NotFound),
     ];
-    table.into_iter().find(|(words, _)| any(words)).map_or(Registry::Odd, |(_, verdict)| verdict)
+    table.into_iter().find(|(words, _)| any(words)).map_or(RegistryFailure::Other, |(_, verdict)| verdict)
 }
 
 /// Whether the engine could not be reached or did not finish its answer.
-pub(super) fn is_away(error: &Error) -> bool {
+pub(super) fn is_engine_unavailable(error: &Error) -> bool {
     #[expect(clippy::wildcard_enum_match_arm, reason = "the client's list of errors grows with its features")]
     match error {
         Error::RequestTimeoutError
@@ -109,13 +109,13 @@ pub(super) fn said(error: &Error) -> String {
 }
 
 /// The meaning of an error of any call but a pull.
-pub(super) fn of_call(what: impl Into<String>, error: Error) -> RuntimeError {
+pub(super) fn from_call_error(what: impl Into<String>, error: Error) -> RuntimeError {
     let what = what.into();
-    if is_away(&error) {
+    if is_engine_unavailable(&error) {
         return RuntimeError::Away { what, source: Box::new(error) };
     }
     let words = said(&error);
-    if registry(&words) == Registry::DiskFull {
+    if registry(&words) == RegistryFailure::DiskFull {
         return RuntimeError::NoDisk { what };
     }
     match status(&error) {
@@ -126,26 +126,26 @@ pub(super) fn of_call(what: impl Into<String>, error: Error) -> RuntimeError {
 }
 
 /// The meaning of an error of a pull or of asking a registry through the engine.
-pub(super) fn of_registry(image: &str, with_credentials: bool, error: Error) -> RuntimeError {
+pub(super) fn from_registry_error(image: &str, with_credentials: bool, error: Error) -> RuntimeError {
     let what = image.to_owned();
-    if is_away(&error) {
+    if is_engine_unavailable(&error) {
         return RuntimeError::Away { what: format!("pull image {image}"), source: Box::new(error) };
     }
     match registry(&said(&error)) {
-        Registry::Unknown => RuntimeError::NoImage { what },
-        Registry::UnknownOrRefuses if with_credentials => RuntimeError::Unauthorized { what },
-        Registry::UnknownOrRefuses => RuntimeError::NoImage { what },
-        Registry::Refuses => RuntimeError::Unauthorized { what },
-        Registry::DiskFull => RuntimeError::NoDisk { what: format!("pull image {image}") },
-        Registry::Unusable => RuntimeError::Refused { what, why: said(&error) },
-        Registry::Unreachable | Registry::Odd => {
+        RegistryFailure::NotFound => RuntimeError::NoImage { what },
+        RegistryFailure::NotFoundOrUnauthorized if with_credentials => RuntimeError::Unauthorized { what },
+        RegistryFailure::NotFoundOrUnauthorized => RuntimeError::NoImage { what },
+        RegistryFailure::Unauthorized => RuntimeError::Unauthorized { what },
+        RegistryFailure::DiskFull => RuntimeError::NoDisk { what: format!("pull image {image}") },
+        RegistryFailure::Unusable => RuntimeError::Refused { what, why: said(&error) },
+        RegistryFailure::Unreachable | RegistryFailure::Other => {
             RuntimeError::Failed { what: format!("pull image {image}"), source: Box::new(error) }
         }
     }
 }
 
 /// The meaning of an error of a file of ours.
-pub(super) fn of_file(what: impl Into<String>, source: std::io::Error) -> RuntimeError {
+pub(super) fn from_io_error(what: impl Into<String>, source: std::io::Error) -> RuntimeError {
     let what = what.into();
     if source.kind() == std::io::ErrorKind::StorageFull {
         return RuntimeError::NoDisk { what };
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(said: &str, verdict: Registry) {
+    fn check(said: &str, verdict: RegistryFailure) {
         assert_eq!(registry(said), verdict, "{said}");
     }
 
@@ -171,30 +171,33 @@ mod tests {
     fn the_words_of_engines_about_registries_are_understood() {
         check(
             "manifest for 127.0.0.1:5000/a:1 not found: manifest unknown: manifest unknown",
-            Registry::Unknown,
+            RegistryFailure::NotFound,
         );
         check(
             "repository a not found: name unknown: repository name not known to registry",
-            Registry::Unknown,
+            RegistryFailure::NotFound,
         );
         check(
             "pull access denied for a/b, repository does not exist or may require 'docker login': denied: \
              requested access to the resource is denied",
-            Registry::UnknownOrRefuses,
+            RegistryFailure::NotFoundOrUnauthorized,
         );
-        check("Head \"http://127.0.0.1:1/v2/a/manifests/1\": no basic auth credentials", Registry::Refuses);
-        check("unauthorized: authentication required", Registry::Refuses);
+        check(
+            "Head \"http://127.0.0.1:1/v2/a/manifests/1\": no basic auth credentials",
+            RegistryFailure::Unauthorized,
+        );
+        check("unauthorized: authentication required", RegistryFailure::Unauthorized);
         check(
             "Get \"http://127.0.0.1:1/v2/\": dial tcp 127.0.0.1:1: connect: connection refused",
-            Registry::Unreachable,
+            RegistryFailure::Unreachable,
         );
         check(
             "Get \"https://r.example/v2/\": dial tcp: lookup r.example: no such host",
-            Registry::Unreachable,
+            RegistryFailure::Unreachable,
         );
-        check("write /data/tmp/GetImageBlob1: no space left on device", Registry::DiskFull);
-        check("no matching manifest for linux/arm64 in the manifest list entries", Registry::Unusable);
-        check("filesystem layer verification failed for digest sha256:00", Registry::Odd);
+        check("write /data/tmp/GetImageBlob1: no space left on device", RegistryFailure::DiskFull);
+        check("no matching manifest for linux/arm64 in the manifest list entries", RegistryFailure::Unusable);
+        check("filesystem layer verification failed for digest sha256:00", RegistryFailure::Other);
     }
 
     #[test]
@@ -204,19 +207,21 @@ mod tests {
             message: "pull access denied for a/b, repository does not exist or may require 'docker login'"
                 .into(),
         };
-        assert!(matches!(of_registry("a/b", false, error()), RuntimeError::NoImage { .. }));
-        assert!(matches!(of_registry("a/b", true, error()), RuntimeError::Unauthorized { .. }));
+        assert!(matches!(from_registry_error("a/b", false, error()), RuntimeError::NoImage { .. }));
+        assert!(matches!(from_registry_error("a/b", true, error()), RuntimeError::Unauthorized { .. }));
     }
 
     #[test]
     fn an_engine_that_does_not_answer_is_away_and_one_that_says_no_is_not() {
-        assert!(matches!(of_call("x", Error::RequestTimeoutError), RuntimeError::Away { .. }));
+        assert!(matches!(from_call_error("x", Error::RequestTimeoutError), RuntimeError::Away { .. }));
         let no = Error::DockerResponseServerError { status_code: 400, message: "bad parameter".into() };
-        assert!(matches!(of_call("x", no), RuntimeError::Refused { why, .. } if why == "bad parameter"));
+        assert!(
+            matches!(from_call_error("x", no), RuntimeError::Refused { why, .. } if why == "bad parameter")
+        );
         let full = Error::DockerResponseServerError {
             status_code: 500,
             message: "mkdir: no space left on device".into(),
         };
-        assert!(matches!(of_call("x", full), RuntimeError::NoDisk { .. }));
+        assert!(matches!(from_call_error("x", full), RuntimeError::NoDisk { .. }));
     }
 }

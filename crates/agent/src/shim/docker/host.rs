@@ -11,17 +11,17 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::clock;
 
 /// Kernel ticks per second as `/proc` shows them: a constant of the interface on every architecture we run on.
-const TICKS: i64 = 100;
+const TICKS_PER_SECOND: i64 = 100;
 /// Processes looked at when searching for the engine's.
 const PROCESSES_MAX: usize = 100_000;
 
 /// Mount points whose later mounts may travel on (`shared:` or `master:` in mountinfo).
 #[derive(Debug, Default)]
-pub(super) struct Mounts {
+pub(super) struct MountTable {
     points: Vec<(PathBuf, bool)>,
 }
 
-impl Mounts {
+impl MountTable {
     pub(super) fn read() -> Self {
         Self::parse(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
     }
@@ -29,7 +29,7 @@ impl Mounts {
     fn parse(text: &str) -> Self {
         let point = |line: &str| {
             let mut words = line.split(' ').skip(4);
-            let path = unescape(words.next()?);
+            let path = unescape_mount_path(words.next()?);
             let shared = words.skip(1).take_while(|word| *word != "-");
             let shared =
                 shared.into_iter().any(|word| word.starts_with("shared:") || word.starts_with("master:"));
@@ -49,7 +49,7 @@ impl Mounts {
 }
 
 /// Mountinfo writes blanks and the like as `\040`.
-fn unescape(word: &str) -> PathBuf {
+fn unescape_mount_path(word: &str) -> PathBuf {
     let mut text = String::with_capacity(word.len());
     let mut rest = word;
     while let Some((before, after)) = rest.split_once('\\') {
@@ -80,8 +80,8 @@ pub(super) fn group(path: &Path) -> Option<u32> {
 pub(super) fn boot() -> Option<i64> {
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
     let (whole, parts) = uptime.split_whitespace().next()?.split_once('.')?;
-    let hundredths = whole.parse::<i64>().ok()? * TICKS + parts.parse::<i64>().ok()?;
-    Some(clock::now_ms() - hundredths * (1000 / TICKS))
+    let hundredths = whole.parse::<i64>().ok()? * TICKS_PER_SECOND + parts.parse::<i64>().ok()?;
+    Some(clock::now_ms() - hundredths * (1000 / TICKS_PER_SECOND))
 }
 
 /// When the engine behind a socket was started, milliseconds since 1970.
@@ -90,33 +90,33 @@ pub(super) fn boot() -> Option<i64> {
 /// of the engine's name counts, if it is the only one.
 pub(super) fn engine(socket: &Path) -> Option<i64> {
     const NAME: &str = "dockerd";
-    let listener = peer(socket).ok()?;
+    let listener = listener_pid(socket).ok()?;
     let is_engine =
         |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == NAME);
     if is_engine(listener) {
-        return started(listener);
+        return process_started_at_ms(listener);
     }
     let entries = fs::read_dir("/proc").ok()?.take(PROCESSES_MAX).filter_map(Result::ok);
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let mut engines = pids.filter(|pid| is_engine(*pid));
     match (engines.next(), engines.next()) {
-        (Some(only), None) => started(only),
+        (Some(only), None) => process_started_at_ms(only),
         (_, Some(_)) | (None, None) => None,
     }
 }
 
-fn peer(socket: &Path) -> io::Result<i32> {
+fn listener_pid(socket: &Path) -> io::Result<i32> {
     let kind = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connection = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, kind, None)?;
     rustix::net::connect(&connection, &SocketAddrUnix::new(socket)?)?;
     Ok(rustix::net::sockopt::socket_peercred(&connection)?.pid.as_raw_nonzero().get())
 }
 
-fn started(pid: i32) -> Option<i64> {
+fn process_started_at_ms(pid: i32) -> Option<i64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold blanks and parentheses; the start time is the twentieth word after it.
     let ticks: i64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
-    Some(boot()? + ticks * (1000 / TICKS))
+    Some(boot()? + ticks * (1000 / TICKS_PER_SECOND))
 }
 
 #[cfg(test)]
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn the_innermost_and_latest_mount_decides() {
-        let mounts = Mounts::parse(
+        let mounts = MountTable::parse(
             "22 1 8:1 / / rw shared:1 - ext4 /dev/a rw\n\
              23 22 8:2 / /data rw,relatime - ext4 /dev/b rw\n\
              24 23 8:3 / /data/a\\040b rw master:7 - nfs x rw\n\
@@ -142,7 +142,8 @@ mod tests {
 
     #[test]
     fn the_machine_was_started_before_this_process() {
-        let (boot, own) = (boot().unwrap(), started(i32::try_from(std::process::id()).unwrap()).unwrap());
+        let (boot, own) =
+            (boot().unwrap(), process_started_at_ms(i32::try_from(std::process::id()).unwrap()).unwrap());
         let now = clock::now_ms();
         assert!(boot <= own && own <= now && now - own < 60_000, "{boot} {own} {now}");
     }

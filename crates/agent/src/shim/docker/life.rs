@@ -28,8 +28,8 @@ use windlass_api::agent::{
 };
 
 use super::{
-    CALL, Docker, ask, call, container,
-    ending::{self, End},
+    CALL_TIMEOUT, Docker, call_until_known_state, call_with_timeout, container,
+    ending::{self, ContainerEnd},
     failure, host,
     memory::{self, KillCounter},
 };
@@ -40,66 +40,66 @@ use crate::{
 };
 
 /// Starting is the engine's longest step: images with many layers, GPUs that wake up.
-const START: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// What a stop may take beyond the time the task was given.
-const STOP_EXTRA: Duration = Duration::from_secs(20);
+const STOP_TIMEOUT_EXTRA: Duration = Duration::from_secs(20);
 /// For a removal that somebody else began to end.
-const REMOVAL: Duration = Duration::from_secs(30);
-const REMOVAL_POLL: Duration = Duration::from_millis(50);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
+const REMOVAL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Between two questions to an engine that is away.
-const BACKOFF: Duration = Duration::from_millis(100);
+const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// For an engine to add up what a container wrote.
-const MEASURE: Duration = Duration::from_secs(120);
+const MEASURE_TIMEOUT: Duration = Duration::from_secs(120);
 /// What a shell says of SIGKILL.
-const KILLED: i64 = 137;
+const SIGKILL_EXIT_CODE: i64 = 137;
 /// A busy engine takes its time.
-const OOM_TOLD_WITHIN: Duration = Duration::from_secs(1);
-const OOM_POLL: Duration = Duration::from_millis(30);
+const OOM_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+const OOM_POLL_INTERVAL: Duration = Duration::from_millis(30);
 /// By then an engine that was told to stop has gone, unless others of its containers ignore that they were asked.
-const GOING_DOWN: Duration = Duration::from_secs(6);
+const ENGINE_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(6);
 /// How long a runner may take to say where its SSH server listens.
-const PORT_PATIENCE: Duration = Duration::from_secs(15);
+const PORT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Between two looks at the file where it says so: the job waits for this.
-const PORT_AGAIN: Duration = Duration::from_millis(5);
+const PORT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Between two questions to the engine whether there is still anybody to say it.
-const LIVES_AGAIN: Duration = Duration::from_millis(100);
+const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const TAIL_LINES: usize = 5;
 const TAIL_LINE_MAX: usize = 2048;
 const TAIL_BYTES_MAX: usize = 64 * 1024;
 /// What engines write for a time that never was.
-const NEVER: &str = "0001-01-01T00:00:00Z";
+const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
-pub(super) async fn inspect(engine: &Engine, name: &str) -> Result<ContainerInspectResponse, Inspect> {
+pub(super) async fn inspect(engine: &Engine, name: &str) -> Result<ContainerInspectResponse, InspectError> {
     let what = format!("inspect container {name}");
-    match ask(what.clone(), || engine.inspect_container(name, None)).await {
-        Err(overdue) => Err(Inspect::Failed(overdue)),
+    match call_until_known_state(what.clone(), || engine.inspect_container(name, None)).await {
+        Err(overdue) => Err(InspectError::Failed(overdue)),
         Ok(Ok(seen)) => Ok(seen),
-        Ok(Err(error)) if failure::status(&error) == Some(404) => Err(Inspect::Gone),
-        Ok(Err(error)) => Err(Inspect::Failed(failure::of_call(what, error))),
+        Ok(Err(error)) if failure::status(&error) == Some(404) => Err(InspectError::NotFound),
+        Ok(Err(error)) => Err(InspectError::Failed(failure::from_call_error(what, error))),
     }
 }
 
 /// Bytes that the container wrote to its own layer; the engine adds them up when it is asked.
-pub(super) async fn written(engine: &Engine, name: &str) -> Result<u64, RuntimeError> {
+pub(super) async fn written_bytes(engine: &Engine, name: &str) -> Result<u64, RuntimeError> {
     let what = format!("measure container {name}");
     let options = InspectContainerOptionsBuilder::default().size(true).build();
     // Many files take their time, and nobody waits for this.
-    let asked = tokio::time::timeout(MEASURE, engine.inspect_container(name, Some(options))).await;
+    let asked = tokio::time::timeout(MEASURE_TIMEOUT, engine.inspect_container(name, Some(options))).await;
     let seen = asked.map_err(|_| failure::overdue(what.clone()))?;
-    let seen = seen.map_err(|error| failure::of_call(what, error))?;
+    let seen = seen.map_err(|error| failure::from_call_error(what, error))?;
     Ok(seen.size_rw.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default())
 }
 
-pub(super) enum Inspect {
-    Gone,
+pub(super) enum InspectError {
+    NotFound,
     Failed(RuntimeError),
 }
 
-impl Inspect {
-    fn into_error(self, what: String) -> RuntimeError {
+impl InspectError {
+    fn into_runtime_error(self, what: String) -> RuntimeError {
         match self {
-            Self::Gone => RuntimeError::Refused { what, why: "the container is gone".to_owned() },
+            Self::NotFound => RuntimeError::Refused { what, why: "the container is gone".to_owned() },
             Self::Failed(error) => error,
         }
     }
@@ -107,7 +107,7 @@ impl Inspect {
 
 /// Whether it ever ran: an engine starts an ended container again when asked, and a task runs once.
 fn was_started(state: &ContainerState) -> bool {
-    state.started_at.as_deref().is_some_and(|at| !at.is_empty() && at != NEVER)
+    state.started_at.as_deref().is_some_and(|at| !at.is_empty() && at != ZERO_TIME)
 }
 
 impl Docker {
@@ -116,22 +116,25 @@ impl Docker {
         task: &Prepared,
         handle: &Handle,
     ) -> Result<Vec<Port>, RuntimeError> {
-        let publish = container::published(task);
+        let publish = container::published_ports(task);
         let what = || format!("start container {}", handle.name);
-        let seen = inspect(&self.engine, &handle.id).await.map_err(|error| error.into_error(what()))?;
+        let seen =
+            inspect(&self.engine, &handle.id).await.map_err(|error| error.into_runtime_error(what()))?;
         if !seen.state.as_ref().is_some_and(was_started) {
             let mounts = seen.mounts.iter().flatten();
-            let agent = mounts.filter(|mount| mount.destination.as_deref() == Some(taskdir::AGENT_INSIDE));
+            let agent =
+                mounts.filter(|mount| mount.destination.as_deref() == Some(taskdir::AGENT_IN_CONTAINER));
             for source in agent.filter_map(|mount| mount.source.as_ref()) {
                 let verified = self.binary.verify_copy(Path::new(source));
-                verified.map_err(|source| failure::of_file(what(), source))?;
+                verified.map_err(|source| failure::from_io_error(what(), source))?;
             }
-            self.start_new(handle, publish).await?;
+            self.start_or_repair_network(handle, publish).await?;
         }
         if task.spec.network_mode == NetworkMode::Host {
-            return self.own_ports(&task.dir, handle).await;
+            return self.host_network_ports(&task.dir, handle).await;
         }
-        let seen = inspect(&self.engine, &handle.id).await.map_err(|error| error.into_error(what()))?;
+        let seen =
+            inspect(&self.engine, &handle.id).await.map_err(|error| error.into_runtime_error(what()))?;
         match ports(&seen, publish) {
             Some(ports) => Ok(ports),
             // What ended at once has no ports any more. Its exit is told by `wait`.
@@ -141,11 +144,11 @@ impl Docker {
     }
 
     /// On the host's network ports are what they are. Only the SSH server may have had to take another.
-    async fn own_ports(&self, dir: &TaskDir, handle: &Handle) -> Result<Vec<Port>, RuntimeError> {
+    async fn host_network_ports(&self, dir: &TaskDir, handle: &Handle) -> Result<Vec<Port>, RuntimeError> {
         if !dir.runner_config().is_some_and(|config| config.ssh_any_port_if_taken) {
             return Ok(Vec::new());
         }
-        let deadline = Instant::now() + PORT_PATIENCE;
+        let deadline = Instant::now() + PORT_TIMEOUT;
         let mut asked = Instant::now();
         loop {
             match dir.ssh_port() {
@@ -157,40 +160,40 @@ impl Docker {
                 tracing::warn!(task = %dir.id, "the runner does not say where its SSH server listens");
                 return Ok(Vec::new());
             }
-            sleep(PORT_AGAIN).await;
-            if asked.elapsed() < LIVES_AGAIN {
+            sleep(PORT_POLL_INTERVAL).await;
+            if asked.elapsed() < LIVENESS_CHECK_INTERVAL {
                 continue;
             }
             asked = Instant::now();
             match inspect(&self.engine, &handle.id).await {
                 Ok(seen) if seen.state.as_ref().is_some_and(is_live) => {}
                 // Its exit is told by `wait`.
-                Ok(_) | Err(Inspect::Gone) => return Ok(Vec::new()),
-                Err(Inspect::Failed(error)) => return Err(error),
+                Ok(_) | Err(InspectError::NotFound) => return Ok(Vec::new()),
+                Err(InspectError::Failed(error)) => return Err(error),
             }
         }
     }
 
-    async fn start_new(&self, handle: &Handle, publish: &[u16]) -> Result<(), RuntimeError> {
+    async fn start_or_repair_network(&self, handle: &Handle, publish: &[u16]) -> Result<(), RuntimeError> {
         let what = || format!("start container {}", handle.name);
         match self.try_start(handle).await? {
             Ok(()) => Ok(()),
             // The network was removed since, or two of its name were made at once.
             Err(error) if !publish.is_empty() && failure::said(&error).contains("network") => {
                 self.network.ensure(&self.engine).await?.shield().await;
-                self.try_start(handle).await?.map_err(|error| failure::of_call(what(), error))
+                self.try_start(handle).await?.map_err(|error| failure::from_call_error(what(), error))
             }
-            Err(error) => Err(failure::of_call(what(), error)),
+            Err(error) => Err(failure::from_call_error(what(), error)),
         }
     }
 
     async fn try_start(&self, handle: &Handle) -> Result<Result<(), Error>, RuntimeError> {
-        let started = timeout(START, self.engine.start_container(&handle.id, None)).await;
+        let started = timeout(START_TIMEOUT, self.engine.start_container(&handle.id, None)).await;
         started.map_err(|_| failure::overdue(format!("start container {}", handle.name)))
     }
 
     pub(super) async fn wait_for_end(&self, handle: &Handle) -> Result<Exit, RuntimeError> {
-        let mut pause = BACKOFF;
+        let mut pause = BACKOFF_MIN;
         let mut answered = clock::now_ms();
         let mut away = None;
         let mut counter: Option<KillCounter> = None;
@@ -201,7 +204,7 @@ impl Docker {
                     let state = seen.state.unwrap_or_default();
                     if !is_live(&state) {
                         kills = kills.max(counter.map_or(0, |counter| counter.kills()));
-                        let state = self.with_oom(handle, state, kills).await;
+                        let state = self.await_oom_report(handle, state, kills).await;
                         return self.exit(handle, &state, away, kills).await;
                     }
                     counter = counter.or_else(|| KillCounter::open(state.pid, &handle.id));
@@ -209,39 +212,44 @@ impl Docker {
                     away = None;
                     answered = clock::now_ms();
                 }
-                Err(Inspect::Gone) => return Ok(vanished()),
-                Err(Inspect::Failed(RuntimeError::Away { .. })) => {
+                Err(InspectError::NotFound) => return Ok(vanished_exit()),
+                Err(InspectError::Failed(RuntimeError::Away { .. })) => {
                     away = away.or(Some(answered));
                     sleep(pause).await;
                     pause = (pause * 2).min(BACKOFF_MAX);
                     continue;
                 }
-                Err(Inspect::Failed(error)) => return Err(error),
+                Err(InspectError::Failed(error)) => return Err(error),
             }
             let asked = Instant::now();
-            if self.until_ended(handle, counter.as_ref(), &mut kills).await.is_err() {
+            if self.wait_until_ended(handle, counter.as_ref(), &mut kills).await.is_err() {
                 // The engine went away in the middle: what ends from here on ends in its absence.
                 away = Some(clock::now_ms());
             }
             // An engine that answers at once although the container runs must not be asked in a circle.
-            if asked.elapsed() < BACKOFF {
+            if asked.elapsed() < BACKOFF_MIN {
                 sleep(pause).await;
                 pause = (pause * 2).min(BACKOFF_MAX);
             } else {
-                pause = BACKOFF;
+                pause = BACKOFF_MIN;
             }
         }
     }
 
     /// The engine hears of the end and of the lack of memory that caused it from two sources, in any order. What was
     /// killed is looked at for a moment longer.
-    async fn with_oom(&self, handle: &Handle, mut state: ContainerState, kills: u64) -> ContainerState {
-        let deadline = Instant::now() + OOM_TOLD_WITHIN;
+    async fn await_oom_report(
+        &self,
+        handle: &Handle,
+        mut state: ContainerState,
+        kills: u64,
+    ) -> ContainerState {
+        let deadline = Instant::now() + OOM_REPORT_TIMEOUT;
         let is_open = |state: &ContainerState| {
-            state.exit_code == Some(KILLED) && !memory::ran_out(state.oom_killed, kills)
+            state.exit_code == Some(SIGKILL_EXIT_CODE) && !memory::is_oom(state.oom_killed, kills)
         };
         while is_open(&state) && Instant::now() < deadline {
-            sleep(OOM_POLL).await;
+            sleep(OOM_POLL_INTERVAL).await;
             match inspect(&self.engine, &handle.id).await {
                 Ok(seen) => state = seen.state.unwrap_or(state),
                 Err(_) => break,
@@ -251,17 +259,17 @@ impl Docker {
     }
 
     /// Waits for the end by the engine's word, and reads the kernel's count as soon as the first process has ended.
-    async fn until_ended(
+    async fn wait_until_ended(
         &self,
         handle: &Handle,
         counter: Option<&KillCounter>,
         kills: &mut u64,
     ) -> Result<(), Error> {
-        let mut told = std::pin::pin!(self.until_not_running(handle));
+        let mut told = std::pin::pin!(self.wait_not_running(handle));
         if let Some(counter) = counter {
             tokio::select! {
                 biased;
-                counted = counter.at_end() => *kills = counted.max(*kills),
+                counted = counter.kills_at_exit() => *kills = counted.max(*kills),
                 told = &mut told => return told,
             }
         }
@@ -269,13 +277,13 @@ impl Docker {
     }
 
     /// `not-running`, never `next-exit`: the latter hangs for ever when the end came first.
-    async fn until_not_running(&self, handle: &Handle) -> Result<(), Error> {
+    async fn wait_not_running(&self, handle: &Handle) -> Result<(), Error> {
         let options = WaitContainerOptionsBuilder::default().condition("not-running").build();
         let mut answers = std::pin::pin!(self.engine.wait_container(&handle.id, Some(options)));
         match answers.next().await {
             // The client calls every status but 0 an error.
             Some(Ok(_) | Err(Error::DockerContainerWaitError { .. })) => Ok(()),
-            Some(Err(error)) if failure::is_away(&error) => Err(error),
+            Some(Err(error)) if failure::is_engine_unavailable(&error) => Err(error),
             Some(Err(_)) => Ok(()),
             None => Err(Error::RequestTimeoutError),
         }
@@ -293,17 +301,17 @@ impl Docker {
             return Err(RuntimeError::Refused { what, why: "it was never started".to_owned() });
         }
         let code = state.exit_code.unwrap_or(-1);
-        let oom_killed = memory::ran_out(state.oom_killed, kills);
-        let end = End {
+        let oom_killed = memory::is_oom(state.oom_killed, kills);
+        let end = ContainerEnd {
             code,
             oom_killed,
-            started: millis(state.started_at.as_deref()),
-            finished: millis(state.finished_at.as_deref()),
+            started: parse_millis(state.started_at.as_deref()),
+            finished: parse_millis(state.finished_at.as_deref()),
             away,
             engine: if self.is_podman { None } else { host::engine(&self.socket) },
             boot: host::boot(),
         };
-        let mut lost = ending::cause(end);
+        let mut lost = ending::loss_reason(end);
         if lost == Some(Lost::EngineRestarted) && self.keeps_containers().await {
             lost = None;
         }
@@ -316,20 +324,20 @@ impl Docker {
         if self.is_podman {
             return true;
         }
-        let info = call("ask the engine about itself", self.engine.info()).await;
+        let info = call_with_timeout("ask the engine about itself", self.engine.info()).await;
         matches!(info, Ok(Ok(info)) if info.live_restore_enabled == Some(true))
     }
 
     /// An engine that is stopped in order ends its containers first, and answers until the last of them has ended.
-    pub(super) async fn is_going_down(&self) -> bool {
+    pub(super) async fn is_engine_shutting_down(&self) -> bool {
         if self.keeps_containers().await {
             return false;
         }
-        let deadline = Instant::now() + GOING_DOWN;
+        let deadline = Instant::now() + ENGINE_SHUTDOWN_TIMEOUT;
         while Instant::now() < deadline {
-            match call("see whether the engine is there", self.engine.ping()).await {
-                Ok(Err(error)) if failure::is_away(&error) => return true,
-                Ok(_) | Err(_) => sleep(BACKOFF).await,
+            match call_with_timeout("see whether the engine is there", self.engine.ping()).await {
+                Ok(Err(error)) if failure::is_engine_unavailable(&error) => return true,
+                Ok(_) | Err(_) => sleep(BACKOFF_MIN).await,
             }
         }
         false
@@ -350,7 +358,7 @@ impl Docker {
             }
             bytes
         };
-        let bytes = timeout(CALL, read).await.unwrap_or_default();
+        let bytes = timeout(CALL_TIMEOUT, read).await.unwrap_or_default();
         last_lines(&bytes)
     }
 
@@ -360,11 +368,11 @@ impl Docker {
         let seconds = i32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(i32::MAX);
         let options = StopContainerOptionsBuilder::default().t(seconds).build();
         let stopped =
-            timeout(grace + STOP_EXTRA, self.engine.stop_container(&handle.id, Some(options))).await;
+            timeout(grace + STOP_TIMEOUT_EXTRA, self.engine.stop_container(&handle.id, Some(options))).await;
         match stopped.map_err(|_| failure::overdue(what.clone()))? {
             Ok(()) => Ok(()),
             Err(error) if failure::status(&error) == Some(404) => Ok(()),
-            Err(error) => Err(failure::of_call(what, error)),
+            Err(error) => Err(failure::from_call_error(what, error)),
         }
     }
 
@@ -376,7 +384,7 @@ impl Docker {
         let names = match handle {
             Some(handle) => vec![handle.id.clone()],
             None => {
-                let mark = format!("{}={}", container::TASK_ID, task.id);
+                let mark = format!("{}={}", container::TASK_ID_LABEL, task.id);
                 let listed = self.list(vec![mark]).await?;
                 listed.into_iter().filter_map(|one| one.id).collect()
             }
@@ -389,46 +397,48 @@ impl Docker {
 
     async fn remove_one(&self, name: &str) -> Result<(), RuntimeError> {
         let what = || format!("remove container {name}");
-        let deadline = Instant::now() + REMOVAL;
+        let deadline = Instant::now() + REMOVAL_TIMEOUT;
         loop {
             let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
-            let removed = timeout(REMOVAL, self.engine.remove_container(name, Some(options))).await;
+            let removed = timeout(REMOVAL_TIMEOUT, self.engine.remove_container(name, Some(options))).await;
             match removed.map_err(|_| failure::overdue(what()))? {
                 Ok(()) => return Ok(()),
                 Err(error) if failure::status(&error) == Some(404) => return Ok(()),
                 // Somebody is at it already.
                 Err(error) if failure::status(&error) == Some(409) && Instant::now() < deadline => {
-                    sleep(REMOVAL_POLL).await;
+                    sleep(REMOVAL_POLL_INTERVAL).await;
                 }
-                Err(error) => return Err(failure::of_call(what(), error)),
+                Err(error) => return Err(failure::from_call_error(what(), error)),
             }
         }
     }
 
     /// All containers of this shim with the marks.
     async fn list(&self, mut marks: Vec<String>) -> Result<Vec<ContainerSummary>, RuntimeError> {
-        marks.push(format!("{}={}", container::HOME, self.around.home));
+        marks.push(format!("{}={}", container::HOME_LABEL, self.around.home));
         let filters = HashMap::from([("label", marks)]);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
-        let listed = ask("list containers", || self.engine.list_containers(Some(options.clone()))).await?;
-        listed.map_err(|error| failure::of_call("list containers", error))
+        let listed =
+            call_until_known_state("list containers", || self.engine.list_containers(Some(options.clone())))
+                .await?;
+        listed.map_err(|error| failure::from_call_error("list containers", error))
     }
 
     /// Everything of the host that is mounted into our containers.
-    pub(super) async fn mounted(&self) -> Result<Vec<PathBuf>, RuntimeError> {
+    pub(super) async fn mounted_sources(&self) -> Result<Vec<PathBuf>, RuntimeError> {
         let listed = self.list(Vec::new()).await?;
         let mounts = listed.into_iter().flat_map(|one| one.mounts.unwrap_or_default());
         Ok(mounts.filter_map(|mount| mount.source).map(PathBuf::from).collect())
     }
 
-    pub(super) async fn find_all(&self) -> Result<Vec<Found>, RuntimeError> {
-        let listed = self.list(vec![format!("{}=true", container::IS_TASK)]).await?;
+    pub(super) async fn find_containers(&self) -> Result<Vec<Found>, RuntimeError> {
+        let listed = self.list(vec![format!("{}=true", container::IS_TASK_LABEL)]).await?;
         Ok(listed.into_iter().filter_map(found).collect())
     }
 }
 
 fn found(one: ContainerSummary) -> Option<Found> {
-    let task = one.labels?.get(container::TASK_ID)?.parse().ok()?;
+    let task = one.labels?.get(container::TASK_ID_LABEL)?.parse().ok()?;
     let name = one.names?.first()?.trim_start_matches('/').to_owned();
     let state = match one.state? {
         Listed::CREATED | Listed::EMPTY => FoundState::Created,
@@ -447,11 +457,11 @@ fn is_live(state: &ContainerState) -> bool {
     }
 }
 
-fn vanished() -> Exit {
+fn vanished_exit() -> Exit {
     Exit { code: None, oom_killed: false, tail: Vec::new(), lost: Some(Lost::Vanished) }
 }
 
-fn millis(text: Option<&str>) -> i64 {
+fn parse_millis(text: Option<&str>) -> i64 {
     text.and_then(|text| text.parse::<jiff::Timestamp>().ok()).map_or(0, jiff::Timestamp::as_millisecond)
 }
 
@@ -488,7 +498,7 @@ mod tests {
     #[test]
     fn a_container_that_was_made_or_broken_but_never_ran_was_not_started() {
         let state = |at: &str| ContainerState { started_at: Some(at.into()), ..ContainerState::default() };
-        assert!(!was_started(&state(NEVER)));
+        assert!(!was_started(&state(ZERO_TIME)));
         assert!(!was_started(&state("")));
         assert!(was_started(&state("2026-11-15T07:00:00.1Z")));
     }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Whether the kernel killed a process of the container for want of memory, by the engine or by the kernel's count.
-pub(super) fn ran_out(flag: Option<bool>, kills: u64) -> bool {
+pub(super) fn is_oom(flag: Option<bool>, kills: u64) -> bool {
     flag == Some(true) || kills > 0
 }
 
@@ -31,12 +31,12 @@ impl KillCounter {
         let pid = pid.and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 0)?;
         let first = Held::open(proc::stat(pid).ok()??.name).ok()??;
         // Read while the process is held, so it is the group of the process that is watched.
-        let group = Group::of_process(pid).ok().filter(|group| is_of(group, container))?;
+        let group = Group::for_process(pid).ok().filter(|group| is_of(group, container))?;
         Some(Self { first: first.watch().ok()?, group })
     }
 
     /// Waits for the end of the first process and reads the count. Dropping the future loses nothing.
-    pub(super) async fn at_end(&self) -> u64 {
+    pub(super) async fn kills_at_exit(&self) -> u64 {
         // Where the process cannot be watched, the engine tells of its end.
         match self.first.readable().await {
             Ok(mut ended) => ended.retain_ready(),
@@ -74,7 +74,7 @@ mod tests {
             (Some(false), 0, false),
             (None, 0, false),
         ] {
-            assert_eq!(ran_out(flag, kills), expected, "{flag:?} {kills}");
+            assert_eq!(is_oom(flag, kills), expected, "{flag:?} {kills}");
         }
     }
 

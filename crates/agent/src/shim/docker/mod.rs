@@ -38,22 +38,22 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use windlass_api::agent::shim::{NetworkMode, Port, TaskSpec};
 
 use self::{
-    binary::Binary,
-    container::{Lookup, Surroundings},
-    life::Inspect,
+    binary::AgentBinary,
+    container::{EngineFacts, HostLookup},
+    life::InspectError,
     network::Bridge,
-    proofs::Proofs,
-    pull::Pull,
-    reference::Reference,
+    proofs::PullAccessStore,
+    pull::ImagePull,
+    reference::ImageReference,
 };
 pub(crate) use self::{
     container::{Confinement, confinement},
-    network::{NETWORK, creation, shield},
+    network::{NETWORK, create_command, shield},
 };
 use super::{
     disk,
     runtime::{
-        Done, Exit, Found, Handle, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError,
+        Done, Exit, Found, Handle, Prepared, ProgressCallback, RegistryAuth, Runtime, RuntimeError,
         is_plain_process,
     },
 };
@@ -63,19 +63,19 @@ use crate::{
 };
 
 /// For an engine to say that it is there.
-const PING: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// For calls that read or write a record. Longer ones have their own.
-const CALL: Duration = Duration::from_secs(15);
+const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Between two looks at a container that is passing through a state.
-const SETTLES: Duration = Duration::from_millis(20);
+const UNKNOWN_STATE_RETRY_DELAY: Duration = Duration::from_millis(20);
 /// The client's own bound: above every one of ours, so that ours decide.
-const CLIENT_SECS: u64 = 24 * 60 * 60;
-const STALL: Duration = Duration::from_secs(120);
+const CLIENT_TIMEOUT_SECS: u64 = 24 * 60 * 60;
+const PULL_STALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// What Podman itself asks for, and what its service keeps for itself.
-const PODMAN_FILES: i64 = 1_048_576;
-const PODMAN_PROCESSES: i64 = 32_768;
+const PODMAN_NOFILE_MAX: i64 = 1_048_576;
+const PODMAN_NPROC_MAX: i64 = 32_768;
 /// From this version of the API on, read-only mounts are so all the way down.
-const RECURSIVE_READ_ONLY: (usize, usize) = (1, 44);
+const RECURSIVE_READ_ONLY_VERSION: (usize, usize) = (1, 44);
 
 /// How to reach an engine and what to put into its containers.
 #[derive(Clone, Debug)]
@@ -93,9 +93,9 @@ pub struct Settings {
 impl Settings {
     /// The settings of a shim at `home`: this very binary as the runner of its tasks.
     pub fn new(socket: PathBuf, home: PathBuf) -> io::Result<Self> {
-        let runner = [taskdir::AGENT_INSIDE, "runner", "--dir", taskdir::INSIDE];
+        let runner = [taskdir::AGENT_IN_CONTAINER, "runner", "--dir", taskdir::INSIDE];
         let entrypoint = runner.map(str::to_owned).to_vec();
-        Ok(Self { socket, home, agent: std::env::current_exe()?, entrypoint, stall: STALL })
+        Ok(Self { socket, home, agent: std::env::current_exe()?, entrypoint, stall: PULL_STALL_TIMEOUT })
     }
 }
 
@@ -105,10 +105,10 @@ pub struct Docker {
     engine: Engine,
     socket: Arc<Path>,
     is_podman: bool,
-    binary: Arc<Binary>,
-    proofs: Arc<Proofs>,
+    binary: Arc<AgentBinary>,
+    proofs: Arc<PullAccessStore>,
     network: Arc<Bridge>,
-    around: Arc<Surroundings>,
+    around: Arc<EngineFacts>,
     stall: Duration,
 }
 
@@ -118,14 +118,15 @@ impl Docker {
         let what = format!("reach the container engine at {}", settings.socket.display());
         let away = |error: Error| RuntimeError::Away { what: what.clone(), source: Box::new(error) };
         let path = settings.socket.to_string_lossy();
-        let engine = Engine::connect_with_unix(&path, CLIENT_SECS, API_DEFAULT_VERSION).map_err(away)?;
+        let engine =
+            Engine::connect_with_unix(&path, CLIENT_TIMEOUT_SECS, API_DEFAULT_VERSION).map_err(away)?;
         let engine = engine.with_request_modifier(url_safe_credentials);
         let greeting = async {
             let engine = engine.negotiate_version().await?;
             let version = engine.version().await?;
             Ok((engine, version))
         };
-        let greeted = tokio::time::timeout(PING, greeting).await;
+        let greeted = tokio::time::timeout(PING_TIMEOUT, greeting).await;
         let (engine, version) = greeted.map_err(|_| failure::overdue(what.clone()))?.map_err(away)?;
         let parts = version.components.unwrap_or_default();
         let is_podman = parts.iter().any(|part| part.name.contains("Podman"));
@@ -133,36 +134,36 @@ impl Docker {
         let (home, agent) = (settings.home.clone(), settings.agent.clone());
         let installed = tokio::task::spawn_blocking(move || {
             let home = std::fs::canonicalize(&home)?;
-            Binary::install(&home, &agent).map(|binary| (home, binary))
+            AgentBinary::install(&home, &agent).map(|binary| (home, binary))
         });
-        let failed = |source| failure::of_file("copy the agent for its tasks", source);
+        let failed = |source| failure::from_io_error("copy the agent for its tasks", source);
         let (home, binary) =
             installed.await.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)?;
-        let around = surroundings(&engine, is_podman, &home, settings.entrypoint);
+        let around = gather_facts(&engine, is_podman, &home, settings.entrypoint);
         let docker = Self {
             engine,
             socket: settings.socket.into(),
             is_podman,
             binary: Arc::new(binary),
-            proofs: Arc::new(Proofs::new(home.join("images"))),
+            proofs: Arc::new(PullAccessStore::new(home.join("images"))),
             network: Arc::default(),
             around: Arc::new(around),
             stall: settings.stall,
         };
         // What cannot be known to be unused stays; the next start tries again.
-        if let Ok(used) = docker.mounted().await {
-            docker.binary.sweep(&used);
+        if let Ok(used) = docker.mounted_sources().await {
+            docker.binary.remove_unused(&used);
         }
         Ok(docker)
     }
 
     /// Where the engine keeps images, as far as it is a place of this host.
     pub async fn data(&self) -> Option<PathBuf> {
-        let info = tokio::time::timeout(PING, self.engine.info()).await.ok()?.ok()?;
+        let info = tokio::time::timeout(PING_TIMEOUT, self.engine.info()).await.ok()?.ok()?;
         info.docker_root_dir.map(PathBuf::from).filter(|path| path.is_dir())
     }
 
-    async fn make(&self, task: &Prepared) -> Result<Handle, RuntimeError> {
+    async fn create_container(&self, task: &Prepared) -> Result<Handle, RuntimeError> {
         let name = container::name(&task.spec.name, task.spec.id);
         let what = || format!("create container {name}");
         let network = match task.spec.network_mode {
@@ -175,21 +176,21 @@ impl Docker {
             }
         };
         let body = self.body(task);
-        let image = Reference::parse(&task.spec.image_name).full();
+        let image = ImageReference::parse(&task.spec.image_name).full();
         // The image is asked about itself and the firewall about the network while the engine makes the container:
         // none waits for the others. All of it is done before the container is started.
-        let described = call(what(), self.engine.inspect_image(&image)).boxed();
+        let described = call_with_timeout(what(), self.engine.inspect_image(&image)).boxed();
         let (made, described, ()) =
             tokio::join!(self.create_or_find(task, &name, body), described, shielded.boxed());
         let handle = made?;
-        let described = described?.map_err(|error| failure::of_call(what(), error))?;
-        write_image_config(&task.dir, described).map_err(|source| failure::of_file(what(), source))?;
+        let described = described?.map_err(|error| failure::from_call_error(what(), error))?;
+        write_image_config(&task.dir, described).map_err(|source| failure::from_io_error(what(), source))?;
         Ok(handle)
     }
 
     fn body(&self, task: &Prepared) -> ContainerCreateBody {
-        let mounts = host::Mounts::read();
-        let lookup = Lookup { is_shared: &|path| mounts.is_shared(path), group: &host::group };
+        let mounts = host::MountTable::read();
+        let lookup = HostLookup { is_shared: &|path| mounts.is_shared(path), group: &host::group };
         container::body(task, self.binary.path(), &self.around, &lookup)
     }
 
@@ -201,31 +202,34 @@ impl Docker {
     ) -> Result<Handle, RuntimeError> {
         let what = || format!("create container {name}");
         let options = CreateContainerOptionsBuilder::default().name(name).build();
-        let made = call(what(), self.engine.create_container(Some(options), body)).boxed().await?;
+        let made =
+            call_with_timeout(what(), self.engine.create_container(Some(options), body)).boxed().await?;
         match made {
             Ok(made) => Ok(Handle { name: name.to_owned(), id: made.id }),
-            Err(error) if is_taken(&error) => self.find_made(task, name).await,
-            Err(error) if is_no_image(&error) => {
+            Err(error) if is_name_taken(&error) => self.find_existing(task, name).await,
+            Err(error) if is_image_missing(&error) => {
                 Err(RuntimeError::NoImage { what: task.spec.image_name.clone() })
             }
-            Err(error) => Err(failure::of_call(what(), error)),
+            Err(error) => Err(failure::from_call_error(what(), error)),
         }
     }
 
     /// The name is taken: by an earlier try of ours, or by something we must not touch.
-    async fn find_made(&self, task: &Prepared, name: &str) -> Result<Handle, RuntimeError> {
+    async fn find_existing(&self, task: &Prepared, name: &str) -> Result<Handle, RuntimeError> {
         let refused = |why: &str| RuntimeError::Refused {
             what: format!("create container {name}"),
             why: why.to_owned(),
         };
         let seen = match life::inspect(&self.engine, name).await {
             Ok(seen) => seen,
-            Err(Inspect::Gone) => return Err(refused("its name was taken and is free again")),
-            Err(Inspect::Failed(error)) => return Err(error),
+            Err(InspectError::NotFound) => return Err(refused("its name was taken and is free again")),
+            Err(InspectError::Failed(error)) => return Err(error),
         };
         let labels = seen.config.and_then(|config| config.labels).unwrap_or_default();
         let is = |label: &str, value: &str| labels.get(label).is_some_and(|found| found == value);
-        if !is(container::TASK_ID, &task.spec.id.to_string()) || !is(container::HOME, &self.around.home) {
+        if !is(container::TASK_ID_LABEL, &task.spec.id.to_string())
+            || !is(container::HOME_LABEL, &self.around.home)
+        {
             return Err(refused("its name belongs to another container"));
         }
         let id = seen.id.ok_or_else(|| refused("the engine names no id"))?;
@@ -233,7 +237,7 @@ impl Docker {
     }
 }
 
-fn surroundings(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<String>) -> Surroundings {
+fn gather_facts(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<String>) -> EngineFacts {
     let version = engine.client_version();
     let mut ulimits = Vec::new();
     if is_podman {
@@ -243,13 +247,13 @@ fn surroundings(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<S
             let limit = rustix::process::getrlimit(which).maximum;
             limit.and_then(|limit| i64::try_from(limit).ok()).map_or(most, |limit| limit.min(most))
         };
-        ulimits.push(("nofile", own(rustix::process::Resource::Nofile, PODMAN_FILES)));
-        ulimits.push(("nproc", own(rustix::process::Resource::Nproc, PODMAN_PROCESSES)));
+        ulimits.push(("nofile", own(rustix::process::Resource::Nofile, PODMAN_NOFILE_MAX)));
+        ulimits.push(("nproc", own(rustix::process::Resource::Nproc, PODMAN_NPROC_MAX)));
     }
-    Surroundings {
+    EngineFacts {
         home: sha256_hex(home.as_os_str().as_encoded_bytes()).chars().take(16).collect(),
         entrypoint,
-        recursive_read_only: (version.major_version, version.minor_version) >= RECURSIVE_READ_ONLY,
+        recursive_read_only: (version.major_version, version.minor_version) >= RECURSIVE_READ_ONLY_VERSION,
         ulimits,
         has_infiniband: Path::new("/dev/infiniband").is_dir(),
         has_nvidia: Path::new("/proc/driver/nvidia").exists() || Path::new("/dev/nvidiactl").exists(),
@@ -257,16 +261,16 @@ fn surroundings(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<S
 }
 
 /// A bounded call. The outer error is an engine that did not answer in time.
-async fn call<T>(
+async fn call_with_timeout<T>(
     what: impl Into<String>,
     asked: impl Future<Output = Result<T, Error>>,
 ) -> Result<Result<T, Error>, RuntimeError> {
-    tokio::time::timeout(CALL, asked).await.map_err(|_| failure::overdue(what))
+    tokio::time::timeout(CALL_TIMEOUT, asked).await.map_err(|_| failure::overdue(what))
 }
 
 /// A bounded question that is asked again while the answer names a state the client does not know: Podman has
 /// some of its own (`stopped`, `initialized`), which a container passes through in moments.
-async fn ask<T, F: Future<Output = Result<T, Error>>>(
+async fn call_until_known_state<T, F: Future<Output = Result<T, Error>>>(
     what: impl Into<String>,
     mut question: impl FnMut() -> F,
 ) -> Result<Result<T, Error>, RuntimeError> {
@@ -274,13 +278,13 @@ async fn ask<T, F: Future<Output = Result<T, Error>>>(
         loop {
             match question().await {
                 Err(Error::JsonDataError { message, .. }) if message.contains("unknown variant") => {
-                    tokio::time::sleep(SETTLES).await;
+                    tokio::time::sleep(UNKNOWN_STATE_RETRY_DELAY).await;
                 }
                 other => return other,
             }
         }
     };
-    call(what, settled).await
+    call_with_timeout(what, settled).await
 }
 
 /// The client writes credentials in plain base64, engines read the URL-safe kind and take anything else for no
@@ -297,7 +301,7 @@ fn url_safe_credentials(mut request: BollardRequest) -> BollardRequest {
 }
 
 /// Podman has no status of its own for a name that is taken.
-fn is_taken(error: &Error) -> bool {
+fn is_name_taken(error: &Error) -> bool {
     match failure::status(error) {
         Some(409) => true,
         Some(500) => failure::said(error).contains("already in use"),
@@ -305,7 +309,7 @@ fn is_taken(error: &Error) -> bool {
     }
 }
 
-fn is_no_image(error: &Error) -> bool {
+fn is_image_missing(error: &Error) -> bool {
     let said = failure::said(error).to_lowercase();
     failure::status(error) == Some(404)
         && (said.contains("no such image") || said.contains("image not known"))
@@ -343,16 +347,16 @@ impl Runtime for Docker {
         &'a self,
         task: &'a Prepared,
         auth: Option<&'a RegistryAuth>,
-        progress: OnProgress,
+        progress: ProgressCallback,
     ) -> Done<'a, ()> {
-        let image = Reference::parse(&task.spec.image_name);
-        Pull { engine: &self.engine, proofs: &self.proofs, stall: self.stall, image, auth, progress }
+        let image = ImageReference::parse(&task.spec.image_name);
+        ImagePull { engine: &self.engine, proofs: &self.proofs, stall: self.stall, image, auth, progress }
             .run()
             .boxed()
     }
 
     fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
-        self.make(task).boxed()
+        self.create_container(task).boxed()
     }
 
     fn start<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Vec<Port>> {
@@ -368,7 +372,7 @@ impl Runtime for Docker {
     }
 
     fn goes_away<'a>(&'a self, _spec: &'a TaskSpec) -> BoxFuture<'a, bool> {
-        self.is_going_down().boxed()
+        self.is_engine_shutting_down().boxed()
     }
 
     fn stop<'a>(&'a self, _task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()> {
@@ -377,8 +381,8 @@ impl Runtime for Docker {
 
     fn disk_used<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle) -> Done<'a, u64> {
         async move {
-            let below = disk::used_below(task.root().to_owned()).await?;
-            Ok(below.saturating_add(life::written(&self.engine, &handle.id).await?))
+            let below = disk::disk_usage(task.root().to_owned()).await?;
+            Ok(below.saturating_add(life::written_bytes(&self.engine, &handle.id).await?))
         }
         .boxed()
     }
@@ -388,6 +392,6 @@ impl Runtime for Docker {
     }
 
     fn found(&self) -> Done<'_, Vec<Found>> {
-        self.find_all().boxed()
+        self.find_containers().boxed()
     }
 }

@@ -8,23 +8,23 @@ use windlass_api::agent::shim::PullProgress;
 const LAYERS_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
-pub(super) struct Layers {
+pub(super) struct PullLayers {
     layers: BTreeMap<String, Layer>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Layer {
-    stage: Stage,
+    stage: LayerStage,
     total: u64,
     downloaded: u64,
     extracted: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+enum LayerStage {
     /// Named, its size not yet known.
     #[default]
-    Named,
+    Announced,
     Downloading,
     Downloaded,
     Extracting,
@@ -33,17 +33,17 @@ enum Stage {
 
 /// One line of the engine about one layer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Line<'a> {
+pub(super) struct ProgressLine<'a> {
     pub(super) layer: &'a str,
     pub(super) status: &'a str,
     pub(super) current: Option<u64>,
     pub(super) total: Option<u64>,
 }
 
-impl Layers {
+impl PullLayers {
     /// Takes a line in. True when something moved: only that counts as a sign of life, since an engine that
     /// retries says so every second without a byte coming in.
-    pub(super) fn note(&mut self, line: Line<'_>) -> bool {
+    pub(super) fn note(&mut self, line: ProgressLine<'_>) -> bool {
         let Some(stage) = stage(line.status) else { return false };
         if self.layers.len() >= LAYERS_MAX && !self.layers.contains_key(line.layer) {
             return false;
@@ -52,21 +52,21 @@ impl Layers {
         let layer = self.layers.entry(line.layer.to_owned()).or_default();
         let before = layer.clone();
         // A broken download starts again, so the stage may fall back to downloading.
-        if stage > layer.stage || stage == Stage::Downloading {
+        if stage > layer.stage || stage == LayerStage::Downloading {
             layer.stage = stage;
         }
         if let Some(total) = line.total.filter(|total| *total > 0) {
             layer.total = total;
         }
         match stage {
-            Stage::Named => {}
-            Stage::Downloading => layer.downloaded = line.current.unwrap_or(layer.downloaded),
-            Stage::Downloaded => layer.downloaded = layer.total,
-            Stage::Extracting => {
+            LayerStage::Announced => {}
+            LayerStage::Downloading => layer.downloaded = line.current.unwrap_or(layer.downloaded),
+            LayerStage::Downloaded => layer.downloaded = layer.total,
+            LayerStage::Extracting => {
                 layer.downloaded = layer.total;
                 layer.extracted = line.current.unwrap_or(layer.extracted);
             }
-            Stage::Done => {
+            LayerStage::Done => {
                 layer.downloaded = layer.total;
                 layer.extracted = layer.total;
             }
@@ -81,19 +81,19 @@ impl Layers {
             extracted_bytes: add(|layer| layer.extracted),
             total_bytes: add(|layer| layer.total),
             is_total_bytes_final: !self.layers.is_empty()
-                && self.layers.values().all(|layer| layer.stage != Stage::Named),
+                && self.layers.values().all(|layer| layer.stage != LayerStage::Announced),
         }
     }
 }
 
 /// `None` for lines that are not about a layer's way.
-fn stage(status: &str) -> Option<Stage> {
+fn stage(status: &str) -> Option<LayerStage> {
     Some(match status {
-        "Pulling fs layer" | "Waiting" => Stage::Named,
-        "Downloading" => Stage::Downloading,
-        "Verifying Checksum" | "Download complete" => Stage::Downloaded,
-        "Extracting" => Stage::Extracting,
-        "Pull complete" | "Already exists" => Stage::Done,
+        "Pulling fs layer" | "Waiting" => LayerStage::Announced,
+        "Downloading" => LayerStage::Downloading,
+        "Verifying Checksum" | "Download complete" => LayerStage::Downloaded,
+        "Extracting" => LayerStage::Extracting,
+        "Pull complete" | "Already exists" => LayerStage::Done,
         _ => return None,
     })
 }
@@ -102,19 +102,19 @@ fn stage(status: &str) -> Option<Stage> {
 mod tests {
     use super::*;
 
-    fn line<'a>(layer: &'a str, status: &'a str, numbers: Option<(u64, u64)>) -> Line<'a> {
+    fn line<'a>(layer: &'a str, status: &'a str, numbers: Option<(u64, u64)>) -> ProgressLine<'a> {
         let (current, total) = numbers.unzip();
-        Line { layer, status, current, total }
+        ProgressLine { layer, status, current, total }
     }
 
-    fn sum(layers: &Layers) -> (u64, u64, u64, bool) {
+    fn sum(layers: &PullLayers) -> (u64, u64, u64, bool) {
         let sum = layers.sum();
         (sum.downloaded_bytes, sum.extracted_bytes, sum.total_bytes, sum.is_total_bytes_final)
     }
 
     #[test]
     fn layers_add_up() {
-        let mut layers = Layers::default();
+        let mut layers = PullLayers::default();
         assert_eq!(sum(&layers), (0, 0, 0, false));
         layers.note(line("a", "Pulling fs layer", None));
         layers.note(line("b", "Pulling fs layer", None));
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn only_what_moves_is_a_sign_of_life() {
-        let mut layers = Layers::default();
+        let mut layers = PullLayers::default();
         assert!(layers.note(line("a", "Downloading", Some((1, 9)))));
         assert!(!layers.note(line("a", "Downloading", Some((1, 9)))));
         assert!(!layers.note(line("a", "Retrying in 5 seconds", None)));
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_layer_too_small_to_be_reported_is_no_obstacle() {
-        let mut layers = Layers::default();
+        let mut layers = PullLayers::default();
         layers.note(line("a", "Pulling fs layer", None));
         layers.note(line("a", "Download complete", None));
         assert_eq!(sum(&layers), (0, 0, 0, true));

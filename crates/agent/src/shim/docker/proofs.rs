@@ -13,22 +13,22 @@ use crate::digest::sha256_hex;
 use crate::shim::runtime::RegistryAuth;
 
 /// How long an answer of the registry holds.
-const HOLDS_MS: i64 = 60 * 60 * 1000;
+const PROOF_TTL_MS: i64 = 60 * 60 * 1000;
 /// Different credentials remembered for one image.
 const PROOFS_MAX: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct Proofs {
+pub(super) struct PullAccessStore {
     dir: PathBuf,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Note {
-    proofs: Vec<Proof>,
+struct ImageAccess {
+    proofs: Vec<AccessProof>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Proof {
+struct AccessProof {
     /// Of credentials and repository, with a salt of its own.
     digest: String,
     salt: String,
@@ -36,15 +36,15 @@ struct Proof {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum AccessState {
     /// It came without credentials.
-    Free,
+    Public,
     Proven,
     /// The registry must be asked.
     Unproven,
 }
 
-impl Proofs {
+impl PullAccessStore {
     pub(super) fn new(dir: PathBuf) -> Self {
         Self { dir }
     }
@@ -55,14 +55,14 @@ impl Proofs {
         repository: &str,
         auth: Option<&RegistryAuth>,
         now_ms: i64,
-    ) -> io::Result<Access> {
-        let Some(note) = self.read(image)? else { return Ok(Access::Free) };
-        let Some(auth) = auth else { return Ok(Access::Unproven) };
+    ) -> io::Result<AccessState> {
+        let Some(note) = self.read(image)? else { return Ok(AccessState::Public) };
+        let Some(auth) = auth else { return Ok(AccessState::Unproven) };
         let proven = note.proofs.iter().any(|proof| {
-            (0..HOLDS_MS).contains(&(now_ms - proof.at_ms))
+            (0..PROOF_TTL_MS).contains(&(now_ms - proof.at_ms))
                 && proof.digest == digest(&proof.salt, repository, auth)
         });
-        Ok(if proven { Access::Proven } else { Access::Unproven })
+        Ok(if proven { AccessState::Proven } else { AccessState::Unproven })
     }
 
     /// Notes that the image is private and that these credentials open it.
@@ -74,13 +74,13 @@ impl Proofs {
         now_ms: i64,
     ) -> io::Result<()> {
         let mut note = self.read(image)?.unwrap_or_default();
-        note.proofs.retain(|proof| (0..HOLDS_MS).contains(&(now_ms - proof.at_ms)));
+        note.proofs.retain(|proof| (0..PROOF_TTL_MS).contains(&(now_ms - proof.at_ms)));
         let surplus = (note.proofs.len() + 1).saturating_sub(PROOFS_MAX);
         note.proofs.drain(..surplus);
         let mut random = [0u8; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let salt = sha256_hex(&random);
-        note.proofs.push(Proof { digest: digest(&salt, repository, auth), salt, at_ms: now_ms });
+        note.proofs.push(AccessProof { digest: digest(&salt, repository, auth), salt, at_ms: now_ms });
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         let path = self.path(image);
         let half = path.with_extension(sha256_hex(&random));
@@ -88,7 +88,7 @@ impl Proofs {
         fs::rename(&half, &path)
     }
 
-    fn read(&self, image: &str) -> io::Result<Option<Note>> {
+    fn read(&self, image: &str) -> io::Result<Option<ImageAccess>> {
         match fs::read(self.path(image)) {
             Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).unwrap_or_default())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -112,9 +112,9 @@ fn digest(salt: &str, repository: &str, auth: &RegistryAuth) -> String {
 mod tests {
     use super::*;
 
-    struct Dir(PathBuf);
+    struct TempDirGuard(PathBuf);
 
-    impl Drop for Dir {
+    impl Drop for TempDirGuard {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -128,26 +128,26 @@ mod tests {
     fn a_private_image_is_open_to_those_who_proved_it_lately() {
         let mut random = [0u8; 6];
         getrandom::fill(&mut random).unwrap();
-        let dir = Dir(std::env::temp_dir().join(format!("windlass-proofs-{}", sha256_hex(&random))));
-        let proofs = Proofs::new(dir.0.clone());
+        let dir = TempDirGuard(std::env::temp_dir().join(format!("windlass-proofs-{}", sha256_hex(&random))));
+        let proofs = PullAccessStore::new(dir.0.clone());
         let ann = auth("ann", "secret");
         let access = |image: &str, repository: &str, auth: Option<&RegistryAuth>, now| {
             proofs.access(image, repository, auth, now).unwrap()
         };
-        assert_eq!(access("sha256:1", "r/a", None, 0), Access::Free);
+        assert_eq!(access("sha256:1", "r/a", None, 0), AccessState::Public);
         proofs.add("sha256:1", "r/a", &ann, 1000).unwrap();
-        assert_eq!(access("sha256:1", "r/a", Some(&ann), 2000), Access::Proven);
-        assert_eq!(access("sha256:1", "r/a", None, 2000), Access::Unproven);
-        assert_eq!(access("sha256:1", "r/a", Some(&auth("ann", "wrong")), 2000), Access::Unproven);
-        assert_eq!(access("sha256:1", "r/a", Some(&auth("an", "nsecret")), 2000), Access::Unproven);
-        assert_eq!(access("sha256:1", "r/b", Some(&ann), 2000), Access::Unproven);
-        assert_eq!(access("sha256:1", "r/a", Some(&ann), 1000 + HOLDS_MS), Access::Unproven);
+        assert_eq!(access("sha256:1", "r/a", Some(&ann), 2000), AccessState::Proven);
+        assert_eq!(access("sha256:1", "r/a", None, 2000), AccessState::Unproven);
+        assert_eq!(access("sha256:1", "r/a", Some(&auth("ann", "wrong")), 2000), AccessState::Unproven);
+        assert_eq!(access("sha256:1", "r/a", Some(&auth("an", "nsecret")), 2000), AccessState::Unproven);
+        assert_eq!(access("sha256:1", "r/b", Some(&ann), 2000), AccessState::Unproven);
+        assert_eq!(access("sha256:1", "r/a", Some(&ann), 1000 + PROOF_TTL_MS), AccessState::Unproven);
         assert_eq!(
             access("sha256:1", "r/a", Some(&ann), 500),
-            Access::Unproven,
+            AccessState::Unproven,
             "a clock set back proves nothing"
         );
-        assert_eq!(access("sha256:2", "r/a", None, 2000), Access::Free);
+        assert_eq!(access("sha256:2", "r/a", None, 2000), AccessState::Public);
         let kept = fs::read_to_string(fs::read_dir(&dir.0).unwrap().next().unwrap().unwrap().path()).unwrap();
         assert!(!kept.contains("secret") && !kept.contains("ann"));
     }

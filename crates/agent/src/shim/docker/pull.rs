@@ -17,35 +17,35 @@ use futures_util::StreamExt;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    call, failure,
-    failure::Registry,
-    progress::{Layers, Line},
-    proofs::{Access, Proofs},
-    reference::Reference,
+    call_with_timeout, failure,
+    failure::RegistryFailure,
+    progress::{ProgressLine, PullLayers},
+    proofs::{AccessState, PullAccessStore},
+    reference::ImageReference,
 };
 use crate::{
     clock,
-    shim::runtime::{OnProgress, RegistryAuth, RuntimeError},
+    shim::runtime::{ProgressCallback, RegistryAuth, RuntimeError},
 };
 
 /// For a registry to say whether credentials open an image.
-const ASK: Duration = Duration::from_secs(30);
+const REGISTRY_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) struct Pull<'a> {
+pub(super) struct ImagePull<'a> {
     pub(super) engine: &'a Engine,
-    pub(super) proofs: &'a Proofs,
+    pub(super) proofs: &'a PullAccessStore,
     /// How long no byte may come.
     pub(super) stall: Duration,
-    pub(super) image: Reference,
+    pub(super) image: ImageReference,
     pub(super) auth: Option<&'a RegistryAuth>,
-    pub(super) progress: OnProgress,
+    pub(super) progress: ProgressCallback,
 }
 
-impl Pull<'_> {
+impl ImagePull<'_> {
     pub(super) async fn run(self) -> Result<(), RuntimeError> {
         let here = self.here().await?;
         match here.filter(|_| !self.image.moves()) {
-            Some(here) => self.allow(&here).await,
+            Some(here) => self.check_access(&here).await,
             None => self.fetch().await,
         }
     }
@@ -53,50 +53,50 @@ impl Pull<'_> {
     async fn here(&self) -> Result<Option<ImageInspect>, RuntimeError> {
         let name = self.image.full();
         let what = format!("look for image {name}");
-        match call(what.clone(), self.engine.inspect_image(&name)).await? {
+        match call_with_timeout(what.clone(), self.engine.inspect_image(&name)).await? {
             Ok(image) => Ok(Some(image)),
             Err(error) if failure::status(&error) == Some(404) => Ok(None),
-            Err(error) => Err(failure::of_call(what, error)),
+            Err(error) => Err(failure::from_call_error(what, error)),
         }
     }
 
     async fn fetch(&self) -> Result<(), RuntimeError> {
         match self.transfer().await {
-            Ok(()) => self.remember().await,
-            Err(Broken::Stalled) => {
+            Ok(()) => self.record_access().await,
+            Err(TransferError::Stalled) => {
                 Err(RuntimeError::Stalled { what: self.image.full(), secs: self.stall.as_secs() })
             }
-            Err(Broken::Engine(error)) => {
-                let unreachable = failure::registry(&failure::said(&error)) == Registry::Unreachable;
+            Err(TransferError::Engine(error)) => {
+                let unreachable = failure::registry(&failure::said(&error)) == RegistryFailure::Unreachable;
                 match self.here().await {
                     Ok(Some(here)) if unreachable => {
                         tracing::warn!(
                             image = self.image.full(),
                             "the registry is out of reach; using what is here"
                         );
-                        self.allow(&here).await
+                        self.check_access(&here).await
                     }
-                    Ok(_) | Err(_) => Err(self.meaning(error)),
+                    Ok(_) | Err(_) => Err(self.registry_error(error)),
                 }
             }
         }
     }
 
     /// The transfer itself. Dropping this future closes the connection, which ends the pull in the engine.
-    async fn transfer(&self) -> Result<(), Broken> {
+    async fn transfer(&self) -> Result<(), TransferError> {
         let options = CreateImageOptionsBuilder::default()
             .from_image(&self.image.repository)
             .tag(self.image.version())
             .build();
         let mut lines = self.engine.create_image(Some(options), None, self.credentials());
-        let mut layers = Layers::default();
+        let mut layers = PullLayers::default();
         let mut deadline = Instant::now() + self.stall;
-        while let Some(line) = timeout_at(deadline, lines.next()).await.map_err(|_| Broken::Stalled)? {
-            let line = line.map_err(Broken::Engine)?;
+        while let Some(line) = timeout_at(deadline, lines.next()).await.map_err(|_| TransferError::Stalled)? {
+            let line = line.map_err(TransferError::Engine)?;
             let (Some(layer), Some(status)) = (&line.id, &line.status) else { continue };
             let number = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok());
             let detail = line.progress_detail.as_ref();
-            let line = Line {
+            let line = ProgressLine {
                 layer,
                 status,
                 current: detail.and_then(|detail| number(detail.current)),
@@ -111,54 +111,56 @@ impl Pull<'_> {
     }
 
     /// After a pull with credentials: the image is private, and these open it.
-    async fn remember(&self) -> Result<(), RuntimeError> {
+    async fn record_access(&self) -> Result<(), RuntimeError> {
         let Some(auth) = self.auth else { return Ok(()) };
         // An engine that says "done" without the image is asked again when the container is made.
         let Some(id) = self.here().await?.and_then(|here| here.id) else { return Ok(()) };
-        self.note(&id, auth)
+        self.save_proof(&id, auth)
     }
 
     /// Lets a local image be used by those who may.
-    async fn allow(&self, here: &ImageInspect) -> Result<(), RuntimeError> {
+    async fn check_access(&self, here: &ImageInspect) -> Result<(), RuntimeError> {
         let id = here.id.as_deref().unwrap_or_default();
         let access = self.proofs.access(id, &self.image.repository, self.auth, clock::now_ms());
-        match access.map_err(|source| self.notes_failed(source))? {
-            Access::Free | Access::Proven => Ok(()),
-            Access::Unproven => {
-                self.ask().await?;
-                self.auth.map_or(Ok(()), |auth| self.note(id, auth))
+        match access.map_err(|source| self.proof_store_error(source))? {
+            AccessState::Public | AccessState::Proven => Ok(()),
+            AccessState::Unproven => {
+                self.verify_with_registry().await?;
+                self.auth.map_or(Ok(()), |auth| self.save_proof(id, auth))
             }
         }
     }
 
     /// Asks the registry for the manifest, with what the task came with.
-    async fn ask(&self) -> Result<(), RuntimeError> {
+    async fn verify_with_registry(&self) -> Result<(), RuntimeError> {
         let name = self.image.full();
         let asked = self.engine.inspect_registry_image(&name, self.credentials());
-        match tokio::time::timeout(ASK, asked).await {
+        match tokio::time::timeout(REGISTRY_TIMEOUT, asked).await {
             Ok(Ok(_)) => Ok(()),
             // Podman cannot ask without pulling; a pull of what is here moves no layers.
-            Ok(Err(error)) if cannot_ask(&error) => match self.transfer().await {
+            Ok(Err(error)) if is_unsupported_call(&error) => match self.transfer().await {
                 Ok(()) => Ok(()),
-                Err(Broken::Stalled) => Err(RuntimeError::Stalled { what: name, secs: self.stall.as_secs() }),
-                Err(Broken::Engine(error)) => Err(self.meaning(error)),
+                Err(TransferError::Stalled) => {
+                    Err(RuntimeError::Stalled { what: name, secs: self.stall.as_secs() })
+                }
+                Err(TransferError::Engine(error)) => Err(self.registry_error(error)),
             },
-            Ok(Err(error)) => Err(self.meaning(error)),
-            Err(_) => Err(RuntimeError::Stalled { what: name, secs: ASK.as_secs() }),
+            Ok(Err(error)) => Err(self.registry_error(error)),
+            Err(_) => Err(RuntimeError::Stalled { what: name, secs: REGISTRY_TIMEOUT.as_secs() }),
         }
     }
 
-    fn note(&self, id: &str, auth: &RegistryAuth) -> Result<(), RuntimeError> {
+    fn save_proof(&self, id: &str, auth: &RegistryAuth) -> Result<(), RuntimeError> {
         let noted = self.proofs.add(id, &self.image.repository, auth, clock::now_ms());
-        noted.map_err(|source| self.notes_failed(source))
+        noted.map_err(|source| self.proof_store_error(source))
     }
 
-    fn notes_failed(&self, source: std::io::Error) -> RuntimeError {
-        failure::of_file(format!("keep who may use image {}", self.image.full()), source)
+    fn proof_store_error(&self, source: std::io::Error) -> RuntimeError {
+        failure::from_io_error(format!("keep who may use image {}", self.image.full()), source)
     }
 
-    fn meaning(&self, error: Error) -> RuntimeError {
-        failure::of_registry(&self.image.full(), self.auth.is_some(), error)
+    fn registry_error(&self, error: Error) -> RuntimeError {
+        failure::from_registry_error(&self.image.full(), self.auth.is_some(), error)
     }
 
     fn credentials(&self) -> Option<DockerCredentials> {
@@ -171,13 +173,13 @@ impl Pull<'_> {
     }
 }
 
-enum Broken {
+enum TransferError {
     Stalled,
     Engine(Error),
 }
 
 /// Whether the engine has no way to ask a registry about an image, as opposed to having asked.
-fn cannot_ask(error: &Error) -> bool {
+fn is_unsupported_call(error: &Error) -> bool {
     let said = failure::said(error).to_lowercase();
     let unknown_call = ["", "not found", "page not found", "not implemented"].contains(&said.as_str());
     unknown_call && matches!(failure::status(error), Some(404 | 405 | 501))

@@ -2,23 +2,23 @@
 
 /// A name, taken apart as far as pulling needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Reference {
+pub(super) struct ImageReference {
     /// With the registry's host, without tag and digest; as written.
     pub(super) repository: String,
-    pub(super) version: Version,
+    pub(super) version: ImageVersion,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum ImageVersion {
     Tag(String),
     /// `sha256:…`; a tag beside it says nothing more.
     Digest(String),
 }
 
 /// The registry meant by a name without a host.
-const HUB: &str = "docker.io";
+const DEFAULT_REGISTRY: &str = "docker.io";
 
-impl Reference {
+impl ImageReference {
     pub(super) fn parse(name: &str) -> Self {
         let (name, digest) = match name.split_once('@') {
             Some((name, digest)) => (name, Some(digest).filter(|digest| !digest.is_empty())),
@@ -34,9 +34,9 @@ impl Reference {
             None => (name, None),
         };
         let version = match (digest, tag) {
-            (Some(digest), _) => Version::Digest(digest.to_owned()),
-            (None, Some(tag)) => Version::Tag(tag.to_owned()),
-            (None, None) => Version::Tag("latest".to_owned()),
+            (Some(digest), _) => ImageVersion::Digest(digest.to_owned()),
+            (None, Some(tag)) => ImageVersion::Tag(tag.to_owned()),
+            (None, None) => ImageVersion::Tag("latest".to_owned()),
         };
         Self { repository: repository.to_owned(), version }
     }
@@ -44,28 +44,28 @@ impl Reference {
     /// What the engine's pull takes beside the repository. Never empty: that would pull every tag there is.
     pub(super) fn version(&self) -> &str {
         match &self.version {
-            Version::Tag(text) | Version::Digest(text) => text,
+            ImageVersion::Tag(text) | ImageVersion::Digest(text) => text,
         }
     }
 
     /// Whether the same name may mean another image tomorrow, by everybody's habit.
     pub(super) fn moves(&self) -> bool {
-        self.version == Version::Tag("latest".to_owned())
+        self.version == ImageVersion::Tag("latest".to_owned())
     }
 
     /// The registry's host, with its port.
     pub(super) fn registry(&self) -> &str {
         match self.repository.split_once('/') {
             Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => host,
-            Some(_) | None => HUB,
+            Some(_) | None => DEFAULT_REGISTRY,
         }
     }
 
     /// The name with its version spelled out.
     pub(super) fn full(&self) -> String {
         match &self.version {
-            Version::Tag(tag) => format!("{}:{tag}", self.repository),
-            Version::Digest(digest) => format!("{}@{digest}", self.repository),
+            ImageVersion::Tag(tag) => format!("{}:{tag}", self.repository),
+            ImageVersion::Digest(digest) => format!("{}@{digest}", self.repository),
         }
     }
 }
@@ -78,7 +78,7 @@ mod tests {
 
     #[track_caller]
     fn check(name: &str, registry: &str, repository: &str, version: &str, moves: bool) {
-        let parsed = Reference::parse(name);
+        let parsed = ImageReference::parse(name);
         let found = (parsed.registry(), parsed.repository.as_str(), parsed.version(), parsed.moves());
         assert_eq!(found, (registry, repository, version, moves), "{name}");
     }
@@ -112,7 +112,7 @@ mod tests {
             noise in "(?s).{0,40}",
         ) {
             for name in [words.concat(), noise] {
-                let parsed = Reference::parse(&name);
+                let parsed = ImageReference::parse(&name);
                 prop_assert!(!parsed.version().is_empty(), "{parsed:?} would pull every tag");
                 prop_assert!(!parsed.registry().is_empty(), "{parsed:?}");
                 let _ = parsed.full();

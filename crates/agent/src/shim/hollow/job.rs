@@ -11,13 +11,13 @@ pub(super) const LINE_BYTES: u64 = 26;
 /// Most lines handed out at once.
 pub(super) const LINES_MAX: u64 = 2000;
 /// Most lines of one job: those of one millisecond are handed out together.
-const ALL_LINES_MAX: u32 = 1_000_000;
+const JOB_LINES_MAX: u32 = 1_000_000;
 /// What the job exits with when it is interrupted, and when its task is ended.
-const INTERRUPTED: i32 = 130;
-const TERMINATED: i32 = 143;
+const EXIT_INTERRUPTED: i32 = 130;
+const EXIT_TERMINATED: i32 = 143;
 
 #[derive(Clone, Debug)]
-pub(super) struct Job {
+pub(super) struct SimulatedJob {
     plan: Plan,
     started: bool,
     /// When its commands began.
@@ -35,19 +35,19 @@ pub(super) struct Job {
 
 /// What a task waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
-    Over {
+pub(super) enum JobPhase {
+    Ended {
         code: i32,
     },
     /// Something happens by itself.
-    Next {
+    ChangesIn {
         in_ms: u64,
     },
     /// Something happens when somebody asks for it.
     Waiting,
 }
 
-impl Job {
+impl SimulatedJob {
     pub(super) fn new(plan: Plan) -> Self {
         Self {
             plan,
@@ -81,7 +81,7 @@ impl Job {
         self.plan.run = number(env, "HOLLOW_RUN_MS").map_or(self.plan.run, Duration::from_millis);
         self.plan.exit = number(env, "HOLLOW_EXIT").unwrap_or(self.plan.exit);
         self.plan.log_lines =
-            number(env, "HOLLOW_LOG_LINES").unwrap_or(self.plan.log_lines).min(ALL_LINES_MAX);
+            number(env, "HOLLOW_LOG_LINES").unwrap_or(self.plan.log_lines).min(JOB_LINES_MAX);
     }
 
     pub(super) fn run(&mut self, now: i64) {
@@ -90,12 +90,12 @@ impl Job {
 
     /// Interrupts the job; nothing happens before it began or after its end.
     pub(super) fn stop(&mut self, now: i64) {
-        self.end(now, INTERRUPTED);
+        self.end(now, EXIT_INTERRUPTED);
     }
 
     /// Ends the task, and the job with it.
     pub(super) fn kill(&mut self, now: i64) {
-        self.end(now, TERMINATED);
+        self.end(now, EXIT_TERMINATED);
         self.killed = true;
     }
 
@@ -148,7 +148,7 @@ impl Job {
     }
 
     /// States nobody was told of yet; they count as told now.
-    pub(super) fn untold(&mut self, now: i64) -> Vec<JobState> {
+    pub(super) fn take_new_states(&mut self, now: i64) -> Vec<JobState> {
         let states = self.states(now);
         let fresh = states.get(self.told_states..).unwrap_or_default().to_vec();
         self.told_states = states.len();
@@ -156,7 +156,7 @@ impl Job {
     }
 
     /// The end of the output, if it grew since this was asked last.
-    pub(super) fn untold_output(&mut self, now: i64) -> Option<u64> {
+    pub(super) fn take_new_output_end(&mut self, now: i64) -> Option<u64> {
         let end = self.output_end(now);
         (std::mem::replace(&mut self.told_bytes, end) < end).then_some(end)
     }
@@ -173,7 +173,7 @@ impl Job {
     }
 
     /// When line `n` came.
-    fn line_at(&self, n: u64) -> i64 {
+    fn line_time(&self, n: u64) -> i64 {
         let offset = u128::from(n) * u128::try_from(self.run_ms()).unwrap_or(0);
         let offset = offset.checked_div(u128::from(self.plan.log_lines)).unwrap_or(0);
         self.began
@@ -182,7 +182,7 @@ impl Job {
             .saturating_add(i64::try_from(offset).unwrap_or(i64::MAX / 4))
     }
 
-    fn line(&self, n: u64) -> String {
+    fn format_line(&self, n: u64) -> String {
         format!("line {:>8} of {:>8}\n", (n + 1) % 100_000_000, self.plan.log_lines % 100_000_000)
     }
 
@@ -194,7 +194,7 @@ impl Job {
     pub(super) fn output(&self, now: i64, offset: u64, limit: u64) -> Vec<u8> {
         let end = self.output_end(now).min(offset.saturating_add(limit.min(LINES_MAX * LINE_BYTES)));
         let (first, last) = (offset / LINE_BYTES, end.div_ceil(LINE_BYTES));
-        let text: String = (first..last).map(|n| self.line(n)).collect();
+        let text: String = (first..last).map(|n| self.format_line(n)).collect();
         let from = usize::try_from(offset % LINE_BYTES).unwrap_or(0);
         let length = usize::try_from(end.saturating_sub(offset)).unwrap_or(0);
         text.into_bytes().into_iter().skip(from).take(length).collect()
@@ -206,7 +206,7 @@ impl Job {
         let mut high = total;
         while low < high {
             let middle = low.midpoint(high);
-            if self.line_at(middle) <= after {
+            if self.line_time(middle) <= after {
                 low = middle + 1;
             } else {
                 high = middle;
@@ -214,30 +214,30 @@ impl Job {
         }
         let mut lines: Vec<(i64, String)> = Vec::new();
         for (n, taken) in (low..total).zip(0..) {
-            let at = self.line_at(n);
+            let at = self.line_time(n);
             match lines.last_mut() {
-                Some((last, text)) if *last == at => text.push_str(&self.line(n)),
+                Some((last, text)) if *last == at => text.push_str(&self.format_line(n)),
                 Some(_) | None if taken >= LINES_MAX => return (lines, false),
-                Some(_) | None => lines.push((at, self.line(n))),
+                Some(_) | None => lines.push((at, self.format_line(n))),
             }
         }
         (lines, true)
     }
 
     /// Everything there will ever be was read.
-    pub(super) fn all_read(&mut self) {
+    pub(super) fn mark_read(&mut self) {
         self.read = true;
     }
 
-    pub(super) fn life(&self, now: i64, linger: Duration) -> Life {
+    pub(super) fn life(&self, now: i64, linger: Duration) -> JobPhase {
         let code = self.cut.map_or(self.plan.exit, |(_, code)| code);
         let Some(end) = self.ended_at() else {
-            return if self.killed { Life::Over { code: TERMINATED } } else { Life::Waiting };
+            return if self.killed { JobPhase::Ended { code: EXIT_TERMINATED } } else { JobPhase::Waiting };
         };
-        let until = |at: i64| Life::Next { in_ms: u64::try_from(at - now).unwrap_or(1) };
+        let until = |at: i64| JobPhase::ChangesIn { in_ms: u64::try_from(at - now).unwrap_or(1) };
         let last = end.saturating_add(i64::try_from(linger.as_millis()).unwrap_or(i64::MAX / 4));
         if end <= now && (self.killed || self.read || last <= now) {
-            return Life::Over { code };
+            return JobPhase::Ended { code };
         }
         if now < end { until(end) } else { until(last) }
     }
@@ -247,29 +247,29 @@ impl Job {
 mod tests {
     use super::*;
 
-    fn job(run_ms: u64, lines: u32, exit: i32) -> Job {
+    fn job(run_ms: u64, lines: u32, exit: i32) -> SimulatedJob {
         let plan = Plan { pull: Duration::ZERO, run: Duration::from_millis(run_ms), exit, log_lines: lines };
-        let mut job = Job::new(plan);
+        let mut job = SimulatedJob::new(plan);
         job.start();
         job.run(1000);
         job
     }
 
-    fn words(job: &Job, now: i64) -> Vec<(String, i64, Option<i32>)> {
+    fn state_tuples(job: &SimulatedJob, now: i64) -> Vec<(String, i64, Option<i32>)> {
         job.states(now).into_iter().map(|s| (s.state, s.timestamp, s.exit_status)).collect()
     }
 
     #[test]
     fn a_job_runs_its_time_and_ends_as_it_was_told() {
         let job = job(500, 10, 3);
-        assert_eq!(words(&job, 1000), [("running".into(), 1000, None)]);
-        assert_eq!(words(&job, 1501).last().unwrap(), &("failed".into(), 1501, Some(3)));
-        assert_eq!(job.life(1100, LINGER), Life::Next { in_ms: 401 });
-        assert_eq!(job.life(1501, LINGER), Life::Next { in_ms: 1000 });
-        assert_eq!(job.life(2501, LINGER), Life::Over { code: 3 });
+        assert_eq!(state_tuples(&job, 1000), [("running".into(), 1000, None)]);
+        assert_eq!(state_tuples(&job, 1501).last().unwrap(), &("failed".into(), 1501, Some(3)));
+        assert_eq!(job.life(1100, READ_GRACE), JobPhase::ChangesIn { in_ms: 401 });
+        assert_eq!(job.life(1501, READ_GRACE), JobPhase::ChangesIn { in_ms: 1000 });
+        assert_eq!(job.life(2501, READ_GRACE), JobPhase::Ended { code: 3 });
     }
 
-    const LINGER: Duration = Duration::from_secs(1);
+    const READ_GRACE: Duration = Duration::from_secs(1);
 
     #[test]
     fn output_is_the_same_by_offset_and_by_time_and_complete_at_the_end() {
@@ -317,45 +317,45 @@ mod tests {
         job.stop(11_000);
         job.stop(12_000);
         job.kill(13_000);
-        assert_eq!(words(&job, 20_000).last().unwrap(), &("terminated".into(), 11_000, Some(130)));
+        assert_eq!(state_tuples(&job, 20_000).last().unwrap(), &("terminated".into(), 11_000, Some(130)));
         assert_eq!(job.output_end(90_000), 10 * LINE_BYTES);
-        assert_eq!(job.life(13_000, LINGER), Life::Over { code: 130 });
+        assert_eq!(job.life(13_000, READ_GRACE), JobPhase::Ended { code: 130 });
     }
 
     #[test]
     fn a_job_killed_as_it_begins_ends_a_moment_later() {
         let mut job = job(60_000, 60, 0);
         job.kill(1000);
-        assert_eq!(job.life(1000, LINGER), Life::Next { in_ms: 1 });
-        assert_eq!(job.life(1001, LINGER), Life::Over { code: 143 });
-        assert_eq!(words(&job, 1001).last().unwrap(), &("terminated".into(), 1001, Some(143)));
+        assert_eq!(job.life(1000, READ_GRACE), JobPhase::ChangesIn { in_ms: 1 });
+        assert_eq!(job.life(1001, READ_GRACE), JobPhase::Ended { code: 143 });
+        assert_eq!(state_tuples(&job, 1001).last().unwrap(), &("terminated".into(), 1001, Some(143)));
     }
 
     #[test]
     fn a_job_that_ended_is_not_changed_by_a_late_stop() {
         let mut job = job(10, 0, 0);
         job.stop(5000);
-        assert_eq!(words(&job, 6000).last().unwrap(), &("done".into(), 1011, Some(0)));
-        job.all_read();
-        assert_eq!(job.life(6000, LINGER), Life::Over { code: 0 });
+        assert_eq!(state_tuples(&job, 6000).last().unwrap(), &("done".into(), 1011, Some(0)));
+        job.mark_read();
+        assert_eq!(job.life(6000, READ_GRACE), JobPhase::Ended { code: 0 });
     }
 
     #[test]
     fn a_task_whose_job_never_began_waits_until_it_is_ended() {
-        let mut job = Job::new(Plan::default());
-        assert_eq!(job.life(0, LINGER), Life::Waiting);
+        let mut job = SimulatedJob::new(Plan::default());
+        assert_eq!(job.life(0, READ_GRACE), JobPhase::Waiting);
         job.kill(5);
-        assert_eq!(job.life(6, LINGER), Life::Over { code: 143 });
+        assert_eq!(job.life(6, READ_GRACE), JobPhase::Ended { code: 143 });
         assert!(job.states(7).is_empty());
     }
 
     #[test]
     fn states_are_told_once() {
         let mut job = job(10, 2, 0);
-        assert_eq!(job.untold(1000).len(), 1);
-        assert_eq!(job.untold(1005).len(), 0);
-        assert_eq!(job.untold(1011).len(), 1);
-        assert_eq!(job.untold_output(1011), Some(2 * LINE_BYTES));
-        assert_eq!(job.untold_output(1011), None);
+        assert_eq!(job.take_new_states(1000).len(), 1);
+        assert_eq!(job.take_new_states(1005).len(), 0);
+        assert_eq!(job.take_new_states(1011).len(), 1);
+        assert_eq!(job.take_new_output_end(1011), Some(2 * LINE_BYTES));
+        assert_eq!(job.take_new_output_end(1011), None);
     }
 }

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use windlass_api::agent::{
-    events::What,
+    events::ShimEventKind,
     shim::{Port, PullProgress},
 };
 use windlass_model::id::SubmissionId;
@@ -34,11 +34,12 @@ use windlass_model::id::SubmissionId;
 use super::{
     events::Events,
     runtime::{
-        Done, Exit, Found, FoundState, Handle, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError,
+        Done, Exit, Found, FoundState, Handle, Prepared, ProgressCallback, RegistryAuth, Runtime,
+        RuntimeError,
     },
 };
 use crate::{clock, taskdir::TaskDir};
-use job::{Job, Life};
+use job::{JobPhase, SimulatedJob};
 
 /// What every task does that is not told otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +58,7 @@ impl Default for Plan {
 
 /// [`Plan`] on a command line.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct PlanFlags {
+pub struct SimulationFlags {
     /// Hollow tasks: how long an image takes to come
     #[arg(long, value_name = "MS", env = "HOLLOW_PULL_MS", default_value_t = 0)]
     hollow_pull_ms: u64,
@@ -72,8 +73,8 @@ pub struct PlanFlags {
     hollow_log_lines: u32,
 }
 
-impl From<PlanFlags> for Plan {
-    fn from(flags: PlanFlags) -> Self {
+impl From<SimulationFlags> for Plan {
+    fn from(flags: SimulationFlags) -> Self {
         Self {
             pull: Duration::from_millis(flags.hollow_pull_ms),
             run: Duration::from_millis(flags.hollow_run_ms),
@@ -84,7 +85,7 @@ impl From<PlanFlags> for Plan {
 }
 
 /// After the job's end its output may be read for so long, as with a real runner.
-const LINGER: Duration = Duration::from_secs(300);
+const READ_GRACE: Duration = Duration::from_secs(300);
 /// Bytes a hollow image seems to have.
 const IMAGE_BYTES: u64 = 1 << 20;
 
@@ -94,12 +95,12 @@ pub struct Hollow {
     plan: Plan,
     /// States of jobs are told here at once; there is no file to watch.
     events: Events,
-    tasks: Mutex<HashMap<SubmissionId, Arc<Task>>>,
+    tasks: Mutex<HashMap<SubmissionId, Arc<SimulatedTask>>>,
 }
 
 #[derive(Debug)]
-struct Task {
-    job: Mutex<Job>,
+struct SimulatedTask {
+    job: Mutex<SimulatedJob>,
     /// Changes whenever `job` does.
     changed: watch::Sender<()>,
 }
@@ -109,36 +110,41 @@ impl Hollow {
         Self { plan, events, tasks: Mutex::new(HashMap::new()) }
     }
 
-    fn task(&self, id: SubmissionId) -> Option<Arc<Task>> {
+    fn task(&self, id: SubmissionId) -> Option<Arc<SimulatedTask>> {
         self.tasks.lock().get(&id).cloned()
     }
 
     /// Changes a job and tells of the states that came by it.
-    fn change<T>(&self, id: SubmissionId, task: &Task, change: impl FnOnce(&mut Job, i64) -> T) -> T {
+    fn change<T>(
+        &self,
+        id: SubmissionId,
+        task: &SimulatedTask,
+        change: impl FnOnce(&mut SimulatedJob, i64) -> T,
+    ) -> T {
         let now = clock::now_ms();
         let (result, told) = {
             let mut job = task.job.lock();
             let result = change(&mut job, now);
-            (result, job.untold(now))
+            (result, job.take_new_states(now))
         };
         task.changed.send_replace(());
         for state in told {
-            self.events.publish(What::Job { id, state });
+            self.events.publish(ShimEventKind::Job { id, state });
         }
         result
     }
 
     /// Returns when the task has ended, telling of the job's end when its time has come.
-    async fn ended(&self, id: SubmissionId, task: &Task) -> Exit {
+    async fn wait_ended(&self, id: SubmissionId, task: &SimulatedTask) -> Exit {
         let mut changed = task.changed.subscribe();
         loop {
-            let life = self.look(id, task);
+            let life = self.poll(id, task);
             let sleep = match life {
-                Life::Over { code } => {
+                JobPhase::Ended { code } => {
                     return Exit { code: Some(code), oom_killed: false, tail: Vec::new(), lost: None };
                 }
-                Life::Next { in_ms } => Duration::from_millis(in_ms),
-                Life::Waiting => {
+                JobPhase::ChangesIn { in_ms } => Duration::from_millis(in_ms),
+                JobPhase::Waiting => {
                     let _ = changed.changed().await;
                     continue;
                 }
@@ -147,18 +153,18 @@ impl Hollow {
         }
     }
 
-    fn look(&self, id: SubmissionId, task: &Task) -> Life {
+    fn poll(&self, id: SubmissionId, task: &SimulatedTask) -> JobPhase {
         let now = clock::now_ms();
         let (life, told, grown) = {
             let mut job = task.job.lock();
-            let told = job.untold(now);
-            (job.life(now, LINGER), told, job.untold_output(now))
+            let told = job.take_new_states(now);
+            (job.life(now, READ_GRACE), told, job.take_new_output_end(now))
         };
         if let Some(end) = grown {
-            self.events.publish(What::Log { id, stream: "job".to_owned(), end });
+            self.events.publish(ShimEventKind::Log { id, stream: "job".to_owned(), end });
         }
         for state in told {
-            self.events.publish(What::Job { id, state });
+            self.events.publish(ShimEventKind::Job { id, state });
         }
         life
     }
@@ -183,7 +189,7 @@ impl Runtime for Hollow {
         &'a self,
         task: &'a Prepared,
         _auth: Option<&'a RegistryAuth>,
-        progress: OnProgress,
+        progress: ProgressCallback,
     ) -> Done<'a, ()> {
         Box::pin(async move {
             tokio::time::sleep(pull_time(&task.spec.image_name).unwrap_or(self.plan.pull)).await;
@@ -199,8 +205,12 @@ impl Runtime for Hollow {
 
     fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
         let id = task.spec.id;
-        let fresh =
-            || Arc::new(Task { job: Mutex::new(Job::new(self.plan)), changed: watch::Sender::new(()) });
+        let fresh = || {
+            Arc::new(SimulatedTask {
+                job: Mutex::new(SimulatedJob::new(self.plan)),
+                changed: watch::Sender::new(()),
+            })
+        };
         self.tasks.lock().entry(id).or_insert_with(fresh);
         Box::pin(async move { Ok(handle(id)) })
     }
@@ -218,13 +228,13 @@ impl Runtime for Hollow {
         Box::pin(async move {
             let id = task.spec.id;
             let known = self.task(id).ok_or_else(|| gone("wait for", id))?;
-            Ok(self.ended(id, &known).await)
+            Ok(self.wait_ended(id, &known).await)
         })
     }
 
     fn stop<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle, _grace: Duration) -> Done<'a, ()> {
         if let Some(known) = self.task(task.id) {
-            self.change(task.id, &known, Job::kill);
+            self.change(task.id, &known, SimulatedJob::kill);
         }
         Box::pin(async { Ok(()) })
     }
@@ -232,7 +242,7 @@ impl Runtime for Hollow {
     fn remove<'a>(&'a self, task: &'a TaskDir, _handle: Option<&'a Handle>) -> Done<'a, ()> {
         let removed = self.tasks.lock().remove(&task.id);
         if let Some(known) = removed {
-            self.change(task.id, &known, Job::kill);
+            self.change(task.id, &known, SimulatedJob::kill);
         }
         Box::pin(async { Ok(()) })
     }
@@ -241,10 +251,10 @@ impl Runtime for Hollow {
         let tasks = self.tasks.lock();
         let found = tasks.iter().map(|(&task, known)| {
             let job = known.job.lock();
-            let state = match job.life(clock::now_ms(), LINGER) {
-                Life::Over { .. } => FoundState::Ended,
-                Life::Next { .. } | Life::Waiting if job.started() => FoundState::Running,
-                Life::Next { .. } | Life::Waiting => FoundState::Created,
+            let state = match job.life(clock::now_ms(), READ_GRACE) {
+                JobPhase::Ended { .. } => FoundState::Ended,
+                JobPhase::ChangesIn { .. } | JobPhase::Waiting if job.started() => FoundState::Running,
+                JobPhase::ChangesIn { .. } | JobPhase::Waiting => FoundState::Created,
             };
             Found { task, handle: handle(task), state }
         });
@@ -253,7 +263,7 @@ impl Runtime for Hollow {
     }
 
     fn play(&self, task: SubmissionId, call: Request<Bytes>) -> Option<BoxFuture<'_, Response<Body>>> {
-        Some(Box::pin(self.answer(task, call)))
+        Some(Box::pin(self.respond(task, call)))
     }
 }
 

@@ -10,21 +10,21 @@ use axum::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 
 use windlass_api::agent::{
-    Health, LOG_COMPLETE, LOG_END,
-    runner::{JobRecord, JobStarted, LogEvent, Metrics, Pull, SERVICE, Submit},
+    Health, LOG_COMPLETE_HEADER, LOG_END_HEADER,
+    runner::{JobRecord, JobStarted, LogEvent, Metrics, PullResponse, SERVICE, SubmitBody},
 };
 use windlass_model::id::SubmissionId;
 
-use super::{Hollow, Job, Task};
-use crate::{clock, http::Refusal, shim::runtime::JOB_RECORD};
+use super::{Hollow, SimulatedJob, SimulatedTask};
+use crate::{clock, http::Refusal, shim::runtime::JOB_RECORD_PATH};
 
 /// Longest wait for more output.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// How often a waiting reader looks for output that time alone brings.
-const WAIT_STEP: Duration = Duration::from_millis(100);
+const WAIT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Hollow {
-    pub(super) async fn answer(&self, id: SubmissionId, call: Request<Bytes>) -> Response<Body> {
+    pub(super) async fn respond(&self, id: SubmissionId, call: Request<Bytes>) -> Response<Body> {
         let Some(task) = self.task(id) else {
             return Refusal::not_found("there is no such task").into_response();
         };
@@ -37,31 +37,31 @@ impl Hollow {
             (&Method::POST, "/api/submit") => self.submit(id, &task, &body),
             (&Method::POST, "/api/upload_archive" | "/api/upload_code") => StatusCode::OK.into_response(),
             (&Method::POST, "/api/run") => {
-                self.change(id, &task, Job::run);
+                self.change(id, &task, SimulatedJob::run);
                 json(&JobStarted { working_dir: "/hollow".to_owned(), username: "root".to_owned() })
             }
             (&Method::POST, "/api/stop") => {
-                self.change(id, &task, Job::stop);
+                self.change(id, &task, SimulatedJob::stop);
                 StatusCode::OK.into_response()
             }
             (&Method::GET, "/api/pull") => {
-                let after = query.number("timestamp").unwrap_or(0);
+                let after = query.get("timestamp").unwrap_or(0);
                 json(&self.change(id, &task, |job, now| pull(job, now, after)))
             }
-            (&Method::GET, "/api/metrics") => json(&metrics(clock::now_us())),
-            (&Method::GET, "/api/logs") => logs(&task, &query).await,
+            (&Method::GET, "/api/metrics") => json(&metrics_response(clock::now_us())),
+            (&Method::GET, "/api/logs") => logs_response(&task, &query).await,
             (&Method::POST, "/api/logs/read") => {
-                let offset = query.number("offset").unwrap_or(0);
+                let offset = query.get("offset").unwrap_or(0);
                 self.change(id, &task, |job, now| read(job, now, offset));
                 StatusCode::OK.into_response()
             }
-            (&Method::GET, JOB_RECORD) => json(&record(&task.job.lock(), clock::now_ms())),
+            (&Method::GET, JOB_RECORD_PATH) => json(&job_record(&task.job.lock(), clock::now_ms())),
             _ => Refusal::not_found("a hollow runner has no such call").into_response(),
         }
     }
 
-    fn submit(&self, id: SubmissionId, task: &Task, body: &[u8]) -> Response<Body> {
-        let submit: Submit = match crate::http::parse(body) {
+    fn submit(&self, id: SubmissionId, task: &SimulatedTask, body: &[u8]) -> Response<Body> {
+        let submit: SubmitBody = match crate::http::parse(body) {
             Ok(submit) => submit,
             Err(refusal) => return refusal.into_response(),
         };
@@ -82,7 +82,7 @@ impl Hollow {
 struct Query<'a>(&'a str);
 
 impl Query<'_> {
-    fn number<T: std::str::FromStr>(&self, name: &str) -> Option<T> {
+    fn get<T: std::str::FromStr>(&self, name: &str) -> Option<T> {
         let pairs = self.0.split('&').filter_map(|pair| pair.split_once('='));
         pairs.into_iter().find(|(key, _)| *key == name)?.1.parse().ok()
     }
@@ -96,7 +96,7 @@ fn json<T: serde::Serialize>(body: &T) -> Response<Body> {
     axum::Json(body).into_response()
 }
 
-fn pull(job: &mut Job, now: i64, after: i64) -> Pull {
+fn pull(job: &mut SimulatedJob, now: i64, after: i64) -> PullResponse {
     let (lines, complete) = job.output_after(now, after);
     let cut = if complete { i64::MAX } else { lines.last().map_or(after, |(at, _)| *at) };
     let states =
@@ -106,9 +106,9 @@ fn pull(job: &mut Job, now: i64, after: i64) -> Pull {
     let message = |(timestamp, text): (i64, String)| LogEvent { timestamp, message: STANDARD.encode(text) };
     let over = job.over(now) && complete;
     if over {
-        job.all_read();
+        job.mark_read();
     }
-    Pull {
+    PullResponse {
         job_states,
         job_logs: lines.into_iter().map(message).collect(),
         runner_logs: Vec::new(),
@@ -118,17 +118,17 @@ fn pull(job: &mut Job, now: i64, after: i64) -> Pull {
     }
 }
 
-fn read(job: &mut Job, now: i64, offset: u64) {
+fn read(job: &mut SimulatedJob, now: i64, offset: u64) {
     if job.over(now) && offset >= job.output_end(now) {
-        job.all_read();
+        job.mark_read();
     }
 }
 
-fn record(job: &Job, now: i64) -> JobRecord {
+fn job_record(job: &SimulatedJob, now: i64) -> JobRecord {
     JobRecord { states: job.states(now), log_end: job.output_end(now), log_complete: job.over(now) }
 }
 
-fn metrics(now_us: i64) -> Metrics {
+fn metrics_response(now_us: i64) -> Metrics {
     Metrics {
         timestamp_micro: now_us,
         cpu_usage_micro: 0,
@@ -138,10 +138,10 @@ fn metrics(now_us: i64) -> Metrics {
     }
 }
 
-async fn logs(task: &Task, query: &Query<'_>) -> Response<Body> {
-    let offset = query.number("offset").unwrap_or(0);
-    let limit = query.number("limit").unwrap_or(u64::MAX);
-    let wait = query.number("wait_ms").map_or(Duration::ZERO, Duration::from_millis).min(WAIT_MAX);
+async fn logs_response(task: &SimulatedTask, query: &Query<'_>) -> Response<Body> {
+    let offset = query.get("offset").unwrap_or(0);
+    let limit = query.get("limit").unwrap_or(u64::MAX);
+    let wait = query.get("wait_ms").map_or(Duration::ZERO, Duration::from_millis).min(WAIT_MAX);
     let deadline = tokio::time::Instant::now() + wait;
     let mut changed = task.changed.subscribe();
     loop {
@@ -152,10 +152,10 @@ async fn logs(task: &Task, query: &Query<'_>) -> Response<Body> {
             (job.output(now, offset, limit.min(end.saturating_sub(offset))), end, job.over(now))
         };
         if !bytes.is_empty() || over || tokio::time::Instant::now() >= deadline {
-            let headers = [(LOG_END, end.to_string()), (LOG_COMPLETE, over.to_string())];
+            let headers = [(LOG_END_HEADER, end.to_string()), (LOG_COMPLETE_HEADER, over.to_string())];
             return (headers, bytes).into_response();
         }
-        let step = deadline.min(tokio::time::Instant::now() + WAIT_STEP);
+        let step = deadline.min(tokio::time::Instant::now() + WAIT_POLL_INTERVAL);
         let _ = tokio::time::timeout_at(step, changed.changed()).await;
     }
 }

@@ -67,10 +67,10 @@ fn gpus_have_one_owner(records: &[Record]) -> Vec<String> {
     wrong
 }
 
-type Is = fn(&Kind) -> bool;
+type KindPredicate = fn(&Kind) -> bool;
 
 /// What a task can hold, when it begins to and when it ends.
-const HELD: [(&str, Is, Is); 3] = [
+const HELD_RESOURCES: [(&str, KindPredicate, KindPredicate); 3] = [
     (
         "gpus",
         |kind| matches!(kind, Kind::GpuAcquired { .. }),
@@ -88,7 +88,7 @@ fn ends_once(records: &[Record]) -> Vec<String> {
     for record in records {
         let id = record.submission;
         let holds = held.entry(id).or_default();
-        for (what, begins, ends) in HELD {
+        for (what, begins, ends) in HELD_RESOURCES {
             if begins(&record.kind) {
                 holds.insert(what);
             } else if ends(&record.kind) {

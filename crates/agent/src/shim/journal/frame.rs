@@ -3,11 +3,11 @@
 use super::Record;
 
 /// Length and checksum, four bytes each, little endian.
-const HEAD: usize = 8;
+const HEADER_BYTES: usize = 8;
 /// More than any record needs; a longer one is damage.
 const RECORD_BYTES_MAX: usize = 64 * 1024;
 /// Every record begins so, which makes looking for the next whole one cheap.
-const FIRST_BYTES: &[u8] = b"{\"seq\":";
+const RECORD_PREFIX: &[u8] = b"{\"seq\":";
 
 /// What a file held.
 #[derive(Debug, Default, PartialEq)]
@@ -32,12 +32,12 @@ pub struct Damage {
 /// Appends one record to `out`.
 pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
     let at = out.len();
-    out.extend_from_slice(&[0; HEAD]);
+    out.extend_from_slice(&[0; HEADER_BYTES]);
     serde_json::to_writer(&mut *out, record)?;
-    let len = u32::try_from(out.len() - at - HEAD).unwrap_or(u32::MAX);
-    let sum = checksum(len, &out[at + HEAD..]);
+    let len = u32::try_from(out.len() - at - HEADER_BYTES).unwrap_or(u32::MAX);
+    let sum = checksum(len, &out[at + HEADER_BYTES..]);
     out[at..at + 4].copy_from_slice(&len.to_le_bytes());
-    out[at + 4..at + HEAD].copy_from_slice(&sum.to_le_bytes());
+    out[at + 4..at + HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
     Ok(())
 }
 
@@ -52,10 +52,10 @@ fn checksum(len: u32, json: &[u8]) -> u32 {
 /// The record at the front of `bytes` and how long it is there.
 fn decode(bytes: &[u8]) -> Option<(Record, usize)> {
     let len = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?);
-    let sum = u32::from_le_bytes(bytes.get(4..HEAD)?.try_into().ok()?);
-    let end = HEAD + usize::try_from(len).ok().filter(|len| *len <= RECORD_BYTES_MAX)?;
-    let json = bytes.get(HEAD..end)?;
-    if !json.starts_with(FIRST_BYTES) || checksum(len, json) != sum {
+    let sum = u32::from_le_bytes(bytes.get(4..HEADER_BYTES)?.try_into().ok()?);
+    let end = HEADER_BYTES + usize::try_from(len).ok().filter(|len| *len <= RECORD_BYTES_MAX)?;
+    let json = bytes.get(HEADER_BYTES..end)?;
+    if !json.starts_with(RECORD_PREFIX) || checksum(len, json) != sum {
         return None;
     }
     Some((serde_json::from_slice(json).ok()?, end))
@@ -67,7 +67,7 @@ fn is_torn(bytes: &[u8]) -> bool {
         return true;
     };
     // A file system may leave zeros where data never arrived.
-    HEAD.saturating_add(len as usize) > bytes.len() || bytes.iter().all(|byte| *byte == 0)
+    HEADER_BYTES.saturating_add(len as usize) > bytes.len() || bytes.iter().all(|byte| *byte == 0)
 }
 
 /// Every whole record, in order, and what lay between them.
@@ -82,7 +82,7 @@ pub fn scan(bytes: &[u8]) -> Reading {
         }
         let lost_at = at;
         let next = (at + 1..bytes.len()).find(|&from| {
-            bytes[from..].get(HEAD..).is_some_and(|json| json.starts_with(FIRST_BYTES))
+            bytes[from..].get(HEADER_BYTES..).is_some_and(|json| json.starts_with(RECORD_PREFIX))
                 && decode(&bytes[from..]).is_some()
         });
         at = next.unwrap_or(bytes.len());

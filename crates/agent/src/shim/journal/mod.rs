@@ -134,12 +134,12 @@ pub enum Error {
 
 #[derive(Clone, Debug)]
 pub struct Journal {
-    queue: Arc<Mutex<Queue>>,
-    disk: Option<Arc<tokio::sync::Mutex<Disk>>>,
+    queue: Arc<Mutex<PendingRecords>>,
+    disk: Option<Arc<tokio::sync::Mutex<JournalFile>>>,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct PendingRecords {
     next_seq: u64,
     /// Encoded, not yet on disk.
     bytes: Vec<u8>,
@@ -148,7 +148,7 @@ struct Queue {
 }
 
 #[derive(Debug)]
-struct Disk {
+struct JournalFile {
     path: PathBuf,
     file: File,
     /// Up to here the file holds whole records.
@@ -163,7 +163,7 @@ struct Disk {
 impl Journal {
     /// For hosts that are not real: kept in memory, gone with the process.
     pub fn in_memory() -> Self {
-        Self { queue: Arc::new(Mutex::new(Queue::from(1))), disk: None }
+        Self { queue: Arc::new(Mutex::new(PendingRecords::from(1))), disk: None }
     }
 
     /// Opens or makes the file, cuts a torn tail and says what it holds.
@@ -186,10 +186,16 @@ impl Journal {
         file.sync_all().map_err(failed)?;
         sync_parent(path).map_err(failed)?;
         let last = reading.records.iter().map(|record| record.seq).max().unwrap_or(0);
-        let disk =
-            Disk { path: path.to_owned(), file, len, compacted_len: len, synced: last, lock: Some(lock) };
+        let disk = JournalFile {
+            path: path.to_owned(),
+            file,
+            len,
+            compacted_len: len,
+            synced: last,
+            lock: Some(lock),
+        };
         disk.fill_reserve();
-        let queue = Arc::new(Mutex::new(Queue::from(last + 1)));
+        let queue = Arc::new(Mutex::new(PendingRecords::from(last + 1)));
         Ok((Self { queue, disk: Some(Arc::new(tokio::sync::Mutex::new(disk))) }, reading))
     }
 
@@ -203,7 +209,7 @@ impl Journal {
         queue.next_seq += 1;
         let record = Record { seq, at: clock::now_us(), submission, epoch, kind };
         if self.disk.is_none() {
-            queue.remember(record);
+            queue.keep_in_memory(record);
         } else if let Err(error) = frame::encode(&record, &mut queue.bytes) {
             // Strings and numbers always encode; a defect here must not end the shim.
             tracing::error!(%error, ?record, "encode a journal record");
@@ -235,7 +241,7 @@ impl Journal {
         &self,
         keep: impl FnOnce(Vec<Record>) -> Vec<Record> + Send + 'static,
     ) -> Result<(), Error> {
-        self.compact_if(Disk::is_long, keep).await
+        self.compact_if(JournalFile::is_long, keep).await
     }
 
     /// Rewrites the file with the records that `keep` wants; the old one is replaced in one step.
@@ -248,7 +254,7 @@ impl Journal {
 
     async fn compact_if(
         &self,
-        is_due: fn(&Disk) -> bool,
+        is_due: fn(&JournalFile) -> bool,
         keep: impl FnOnce(Vec<Record>) -> Vec<Record> + Send + 'static,
     ) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
@@ -277,12 +283,12 @@ impl Journal {
     }
 }
 
-impl Queue {
+impl PendingRecords {
     fn from(next_seq: u64) -> Self {
         Self { next_seq, bytes: Vec::new(), memory: Vec::new() }
     }
 
-    fn remember(&mut self, record: Record) {
+    fn keep_in_memory(&mut self, record: Record) {
         self.memory.push(record);
         if self.memory.len() > MEMORY_RECORDS_MAX {
             let removed: std::collections::HashSet<_> = self
@@ -299,7 +305,7 @@ impl Queue {
     }
 }
 
-impl Disk {
+impl JournalFile {
     fn is_long(&self) -> bool {
         self.len > COMPACT_BYTES_MIN && self.len > self.compacted_len.saturating_mul(2)
     }
@@ -309,7 +315,7 @@ impl Disk {
     }
 
     /// Writes what waits and syncs it. What could not be written waits on, in its place.
-    fn drain(&mut self, queue: &Mutex<Queue>) -> Result<(), Error> {
+    fn drain(&mut self, queue: &Mutex<PendingRecords>) -> Result<(), Error> {
         if self.lock.is_none() {
             return Err(Error::Closed { path: self.path.clone() });
         }
@@ -318,7 +324,9 @@ impl Disk {
             (std::mem::take(&mut queue.bytes), queue.next_seq - 1)
         };
         let written = self.write(&bytes).or_else(|error| {
-            if error.raw_os_error() != Some(rustix::io::Errno::NOSPC.raw_os_error()) || !self.open_reserve() {
+            if error.raw_os_error() != Some(rustix::io::Errno::NOSPC.raw_os_error())
+                || !self.release_reserve()
+            {
                 return Err(error);
             }
             tracing::warn!(path = %self.path.display(), "the disk is full; the journal uses its reserve");
@@ -355,7 +363,7 @@ impl Disk {
             frame::encode(record, &mut bytes)?;
         }
         let beside = self.path.with_extension("new");
-        let written = write_whole(&beside, &bytes).and_then(|file| {
+        let written = write_file(&beside, &bytes).and_then(|file| {
             std::fs::rename(&beside, &self.path)?;
             Ok(file)
         });
@@ -371,31 +379,31 @@ impl Disk {
         Ok(())
     }
 
-    fn reserve(&self) -> PathBuf {
+    fn reserve_path(&self) -> PathBuf {
         self.path.with_extension("reserve")
     }
 
     /// Without it the shim works too, until the disk is full.
     fn fill_reserve(&self) {
         let filled =
-            OpenOptions::new().write(true).create(true).truncate(false).open(self.reserve()).and_then(
+            OpenOptions::new().write(true).create(true).truncate(false).open(self.reserve_path()).and_then(
                 |file| {
                     use rustix::fs::{FallocateFlags, fallocate};
                     Ok(fallocate(&file, FallocateFlags::empty(), 0, RESERVE_BYTES)?)
                 },
             );
         if let Err(error) = filled {
-            let _ = std::fs::remove_file(self.reserve());
+            let _ = std::fs::remove_file(self.reserve_path());
             tracing::info!(%error, "there is no room for the journal's reserve");
         }
     }
 
-    fn open_reserve(&self) -> bool {
-        std::fs::remove_file(self.reserve()).is_ok()
+    fn release_reserve(&self) -> bool {
+        std::fs::remove_file(self.reserve_path()).is_ok()
     }
 }
 
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<File> {
+fn write_file(path: &Path, bytes: &[u8]) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let mut file = options.read(true).write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(bytes)?;

@@ -6,7 +6,7 @@ fn id(n: u128) -> SubmissionId {
     SubmissionId(uuid::Uuid::from_u128(n))
 }
 
-fn history() -> Vec<Record> {
+fn sample_records() -> Vec<Record> {
     let handle = Handle { name: "train".to_owned(), id: "c0ffee".to_owned() };
     let end = End {
         reason: "done_by_runner".to_owned(),
@@ -40,7 +40,7 @@ fn encoded(records: &[Record]) -> (Vec<u8>, Vec<usize>) {
 
 #[test]
 fn f35_a_cut_at_any_byte_leaves_exactly_the_whole_records() {
-    let records = history();
+    let records = sample_records();
     let (bytes, ends) = encoded(&records);
     for cut in 0..=bytes.len() {
         let whole = ends.iter().filter(|end| **end <= cut).count();
@@ -54,7 +54,7 @@ fn f35_a_cut_at_any_byte_leaves_exactly_the_whole_records() {
 
 #[test]
 fn f35_a_flipped_byte_loses_one_record_and_is_said() {
-    let records = history();
+    let records = sample_records();
     let (bytes, ends) = encoded(&records);
     for at in 0..bytes.len() {
         for flip in [0x01, 0x80, 0xff] {
@@ -77,7 +77,7 @@ fn f35_a_flipped_byte_loses_one_record_and_is_said() {
 
 #[test]
 fn f35_garbage_between_records_and_zeros_at_the_end_are_no_records() {
-    let records = history();
+    let records = sample_records();
     let (first, _) = encoded(&records[..3]);
     let (rest, _) = encoded(&records[3..]);
     let garbage: Vec<u8> = (0..4000u32).flat_map(|n| (n.wrapping_mul(2_654_435_761)).to_le_bytes()).collect();

@@ -62,7 +62,7 @@ const CAPABILITIES_DEFAULT: [&str; 10] = [
 ];
 /// Whoever holds one of these holds the host. Neither they nor what contains them nor what is below them is
 /// given by an entry for something larger.
-const SENSITIVE: [&str; 24] = [
+const SENSITIVE_PATHS: [&str; 24] = [
     "/bin",
     "/boot",
     "/dev",
@@ -89,9 +89,9 @@ const SENSITIVE: [&str; 24] = [
     "/var/spool",
 ];
 /// The agent's own, beside its home: nobody gets it by any entry.
-const AGENTS: [&str; 1] = ["/var/lib/windlass"];
+const AGENT_DIRS: [&str; 1] = ["/var/lib/windlass"];
 /// Where nothing may be put inside a container: the agent's own place and the kernel's.
-const TARGETS_TAKEN: [&str; 3] = ["/windlass", "/proc", "/sys"];
+const RESERVED_TARGETS: [&str; 3] = ["/windlass", "/proc", "/sys"];
 
 /// What the file says.
 #[derive(Clone, Debug, PartialEq)]
@@ -206,8 +206,8 @@ impl Policy {
 
     /// Adds directories of the agent that no entry gives away, those above them included: its home, the server's data.
     #[must_use]
-    pub fn keeping(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
-        let known = AGENTS.iter().map(PathBuf::from).filter(|path| path.exists());
+    pub fn with_agent_dirs(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
+        let known = AGENT_DIRS.iter().map(PathBuf::from).filter(|path| path.exists());
         for path in paths.into_iter().chain(known) {
             self.agents.push(fs::canonicalize(&path).unwrap_or(path));
         }
@@ -226,7 +226,7 @@ impl Policy {
 
     /// Adds what only this host knows to be sensitive: the engine's socket.
     #[must_use]
-    pub fn guarding(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
+    pub fn with_sensitive_paths(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
         for path in paths {
             self.sensitive.push(fs::canonicalize(&path).unwrap_or(path));
         }
@@ -238,7 +238,7 @@ impl Policy {
     }
 
     /// Whether images must come from certain registries.
-    pub fn limits_registries(&self) -> bool {
+    pub fn restricts_registries(&self) -> bool {
         self.rules.registries.is_some()
     }
 
@@ -255,14 +255,14 @@ impl Policy {
         let mut verdict = Verdict { problems: Vec::new(), left_out: Vec::new() };
         let rules = &self.rules;
         if spec.privileged && !rules.privileged {
-            verdict.forbid("privileged: not on this host", Some(say("privileged: true")));
+            verdict.forbid("privileged: not on this host", Some(set_hint("privileged: true")));
         }
         if spec.network_mode == NetworkMode::Host && !rules.host_network {
-            verdict.forbid("network_mode host: not on this host", Some(say("host_network: true")));
+            verdict.forbid("network_mode host: not on this host", Some(set_hint("host_network: true")));
         }
         if spec.pids > rules.pids {
             let what = format!("pids {}: at most {}", spec.pids, rules.pids);
-            verdict.forbid(what, Some(say(&format!("pids: {}", spec.pids))));
+            verdict.forbid(what, Some(set_hint(&format!("pids: {}", spec.pids))));
         }
         self.decide_image(spec, &mut verdict);
         self.decide_mounts(spec, seen, &mut verdict);
@@ -280,8 +280,8 @@ impl Policy {
         };
         if !registries.iter().any(is_below) {
             let registry = image.split('/').next().unwrap_or_default();
-            let what = format!("image {}: not from an allowed registry", shown(&spec.image_name));
-            verdict.forbid(what, Some(add(registry, "registries")));
+            let what = format!("image {}: not from an allowed registry", escape_name(&spec.image_name));
+            verdict.forbid(what, Some(add_hint(registry, "registries")));
         }
     }
 
@@ -289,48 +289,51 @@ impl Policy {
         for (index, (asked, found)) in spec.instance_mounts.iter().zip(&seen.mounts).enumerate() {
             let refused = match found {
                 Err(why) => Some((why.clone(), None)),
-                Ok(source) => self.why_not_mount(&source.real),
+                Ok(source) => self.mount_refusal(&source.real),
             };
             match refused {
                 None => {}
                 Some(_) if asked.optional => verdict.left_out.push(index),
                 Some((why, line)) => {
-                    verdict.forbid(format!("mount {}: {why}", shown(&asked.instance_path)), line);
+                    verdict.forbid(format!("mount {}: {why}", escape_name(&asked.instance_path)), line);
                 }
             }
         }
         let mut taken: Vec<&str> = Vec::new();
         let instance = spec.instance_mounts.iter().map(|mount| mount.path.as_str());
         for target in instance.chain(spec.volume_mounts.iter().map(|mount| mount.path.as_str())) {
-            if let Some(why) = why_not_target(target) {
-                verdict.forbid(format!("mount at {}: {why}", shown(target)), None);
+            if let Some(why) = target_refusal(target) {
+                verdict.forbid(format!("mount at {}: {why}", escape_name(target)), None);
             } else if taken.contains(&target) {
-                verdict.forbid(format!("mount at {}: two mounts want the same place", shown(target)), None);
+                verdict.forbid(
+                    format!("mount at {}: two mounts want the same place", escape_name(target)),
+                    None,
+                );
             }
             taken.push(target);
         }
     }
 
     /// Why a resolved path is not given, and the entry that would give it.
-    fn why_not_mount(&self, real: &Path) -> Option<(String, Option<String>)> {
+    fn mount_refusal(&self, real: &Path) -> Option<(String, Option<String>)> {
         let touches = |path: &&PathBuf| real.starts_with(path) || path.starts_with(real);
         if let Some(own) = self.agents.iter().find(touches) {
-            let real = shown(&real.to_string_lossy());
+            let real = escape_name(&real.to_string_lossy());
             return Some((format!("{real} touches {}, which is the agent's", own.display()), None));
         }
         if self.rules.mounts.iter().any(|entry| entry == real) {
             return None;
         }
-        let line = Some(add(&real.to_string_lossy(), "mounts"));
-        let known = SENSITIVE.iter().map(Path::new).chain(self.sensitive.iter().map(PathBuf::as_path));
+        let line = Some(add_hint(&real.to_string_lossy(), "mounts"));
+        let known = SENSITIVE_PATHS.iter().map(Path::new).chain(self.sensitive.iter().map(PathBuf::as_path));
         if let Some(sensitive) = { known }.find(|path| real.starts_with(path) || path.starts_with(real)) {
-            let (real, sensitive) = (shown(&real.to_string_lossy()), sensitive.display());
+            let (real, sensitive) = (escape_name(&real.to_string_lossy()), sensitive.display());
             return Some((format!("{real} touches {sensitive} and needs an entry of its own"), line));
         }
         if self.rules.mounts.iter().any(|entry| real.starts_with(entry)) {
             return None;
         }
-        Some((format!("{} is below no allowed path", shown(&real.to_string_lossy())), line))
+        Some((format!("{} is below no allowed path", escape_name(&real.to_string_lossy())), line))
     }
 
     fn decide_devices(&self, seen: &Seen, verdict: &mut Verdict) {
@@ -342,8 +345,8 @@ impl Policy {
                 Ok(_) => Some("not an allowed device".to_owned()),
             };
             if let Some(why) = why {
-                let line = add(asked, "devices");
-                verdict.forbid(format!("device {}: {why}", shown(asked)), Some(line));
+                let line = add_hint(asked, "devices");
+                verdict.forbid(format!("device {}: {why}", escape_name(asked)), Some(line));
             }
         }
     }
@@ -359,8 +362,8 @@ impl Policy {
             None => true,
         };
         if !allowed {
-            let what = format!("host_ssh_keys for {}: not this user", shown(user));
-            verdict.forbid(what, Some(add(user, "host_ssh_users")));
+            let what = format!("host_ssh_keys for {}: not this user", escape_name(user));
+            verdict.forbid(what, Some(add_hint(user, "host_ssh_users")));
         }
     }
 
@@ -383,16 +386,16 @@ impl Verdict {
     }
 }
 
-fn say(setting: &str) -> String {
+fn set_hint(setting: &str) -> String {
     format!("say `{setting}`")
 }
 
-fn add(entry: &str, list: &str) -> String {
-    format!("add `{}` to `{list}`", shown(entry))
+fn add_hint(entry: &str, list: &str) -> String {
+    format!("add `{}` to `{list}`", escape_name(entry))
 }
 
 /// Names come from the network and end in answers and logs.
-fn shown(text: &str) -> String {
+fn escape_name(text: &str) -> String {
     const CHARS_MAX: usize = 200;
     text.chars().take(CHARS_MAX).flat_map(char::escape_debug).collect()
 }
@@ -406,7 +409,7 @@ fn full_image_name(image: &str) -> String {
     }
 }
 
-fn why_not_target(target: &str) -> Option<&'static str> {
+fn target_refusal(target: &str) -> Option<&'static str> {
     let path = Path::new(target);
     if !path.is_absolute() || target.contains('\0') {
         return Some("not an absolute path");
@@ -421,7 +424,10 @@ fn why_not_target(target: &str) -> Option<&'static str> {
     if target.contains(':') {
         return Some("contains a colon");
     }
-    TARGETS_TAKEN.iter().any(|taken| path.starts_with(taken)).then_some("a place of the agent or the kernel")
+    RESERVED_TARGETS
+        .iter()
+        .any(|taken| path.starts_with(taken))
+        .then_some("a place of the agent or the kernel")
 }
 
 /// An entry means itself and what is below; one that ends in `*`, every name that begins so.
@@ -445,7 +451,7 @@ fn parse(file: &str, bytes: &[u8]) -> Result<Rules, String> {
     })
 }
 
-const KEYS: [&str; 12] = [
+const POLICY_KEYS: [&str; 12] = [
     "privileged",
     "host_network",
     "mounts",
@@ -463,7 +469,7 @@ const KEYS: [&str; 12] = [
 impl Decode for Rules {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         decode::expect_map(node, cx)?;
-        decode::check_keys(node, &KEYS, cx);
+        decode::check_keys(node, &POLICY_KEYS, cx);
         let default = Self::default();
         // Every field is read before any is missed: one pass tells all.
         let privileged = decode::optional_field(node, "privileged", cx, || default.privileged);

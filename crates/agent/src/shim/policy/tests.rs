@@ -14,7 +14,7 @@ fn policy(yaml: &str) -> Policy {
 }
 
 /// What the policy says to a change of the plainest specification; mounts lead where they say.
-fn says(yaml: &str, change: impl FnOnce(&mut TaskSpec)) -> Vec<String> {
+fn problems(yaml: &str, change: impl FnOnce(&mut TaskSpec)) -> Vec<String> {
     let mut spec = spec();
     change(&mut spec);
     let real = |path: &String| Source { real: PathBuf::from(path), missing: Vec::new() };
@@ -35,17 +35,17 @@ fn mount(path: &str) -> InstanceMount {
 
 #[track_caller]
 fn may_mount(yaml: &str, path: &str) {
-    assert_eq!(says(yaml, |spec| spec.instance_mounts.push(mount(path))), [""; 0]);
+    assert_eq!(problems(yaml, |spec| spec.instance_mounts.push(mount(path))), [""; 0]);
 }
 
 #[track_caller]
 fn may_not_mount(yaml: &str, path: &str) {
-    assert_ne!(says(yaml, |spec| spec.instance_mounts.push(mount(path))), [""; 0], "{path} is given");
+    assert_ne!(problems(yaml, |spec| spec.instance_mounts.push(mount(path))), [""; 0], "{path} is given");
 }
 
 #[test]
 fn a_plain_task_is_allowed_and_gets_the_defaults() {
-    assert_eq!(says("", |_| {}), [""; 0]);
+    assert_eq!(problems("", |_| {}), [""; 0]);
     let limits = policy("").limits(&spec());
     assert_eq!((limits.pids, limits.new_privileges), (PIDS_DEFAULT, false));
     assert!(limits.capabilities.contains(&"SETUID".to_owned()));
@@ -55,15 +55,15 @@ fn a_plain_task_is_allowed_and_gets_the_defaults() {
 #[test]
 fn x9_privileged_is_forbidden_until_the_file_says_otherwise() {
     let privileged = |spec: &mut TaskSpec| spec.privileged = true;
-    assert_eq!(says("", privileged), ["privileged: not on this host"]);
-    assert_eq!(says("privileged: true", privileged), [""; 0]);
+    assert_eq!(problems("", privileged), ["privileged: not on this host"]);
+    assert_eq!(problems("privileged: true", privileged), [""; 0]);
 }
 
 #[test]
 fn x9_the_hosts_network_can_be_forbidden() {
-    assert_eq!(says("host_network: false", |_| {}), ["network_mode host: not on this host"]);
+    assert_eq!(problems("host_network: false", |_| {}), ["network_mode host: not on this host"]);
     let bridge = |spec: &mut TaskSpec| spec.network_mode = NetworkMode::Bridge;
-    assert_eq!(says("host_network: false", bridge), [""; 0]);
+    assert_eq!(problems("host_network: false", bridge), [""; 0]);
 }
 
 #[test]
@@ -117,13 +117,13 @@ fn an_optional_mount_that_is_forbidden_is_left_out() {
 #[test]
 fn nothing_is_mounted_over_the_agent_or_the_kernel() {
     for target in ["/", "in", "/a/../b", "/proc/x", "/sys", "/windlass/run", "/a:b", "//"] {
-        let told = says("", |spec| {
+        let told = problems("", |spec| {
             spec.volume_mounts.push(VolumeMount { name: "v".to_owned(), path: target.to_owned() });
         });
         assert_eq!(told.len(), 1, "{target}: {told:?}");
     }
     let some = "mounts: [/mnt/a, /mnt/b]";
-    let twice = says(some, |spec| spec.instance_mounts = vec![mount("/mnt/a"), mount("/mnt/b")]);
+    let twice = problems(some, |spec| spec.instance_mounts = vec![mount("/mnt/a"), mount("/mnt/b")]);
     assert_eq!(twice, ["mount at /in: two mounts want the same place"]);
 }
 
@@ -135,12 +135,12 @@ fn images_come_from_allowed_registries() {
     };
     let yaml = "registries: [docker.io/library, ghcr.io/team, localhost:5000]";
     for name in ["debian:12", "docker.io/library/debian", "ghcr.io/team/x@sha256:00", "localhost:5000/a/b"] {
-        assert_eq!(says(yaml, image(name)), [""; 0], "{name}");
+        assert_eq!(problems(yaml, image(name)), [""; 0], "{name}");
     }
     for name in ["user/x", "ghcr.io/teammate/x", "ghcr.io/other", "evil.example/ghcr.io/team/x"] {
-        assert_eq!(says(yaml, image(name)).len(), 1, "{name}");
+        assert_eq!(problems(yaml, image(name)).len(), 1, "{name}");
     }
-    assert_eq!(says("registries: []", image("debian")).len(), 1);
+    assert_eq!(problems("registries: []", image("debian")).len(), 1);
 }
 
 #[test]
@@ -149,23 +149,23 @@ fn devices_and_users_and_pids_have_their_lists() {
         let device = format!(r#"[{{"path_on_host":"{path}","path_in_container":"/dev/x"}}]"#);
         move |spec: &mut TaskSpec| spec.gpu_devices = serde_json::from_str(&device).unwrap()
     };
-    assert_eq!(says("", device("/dev/nvidia0")), [""; 0]);
-    assert_eq!(says("", device("/dev/dri/renderD128")), [""; 0]);
-    assert_eq!(says("", device("/dev/sda")), ["device /dev/sda: not an allowed device"]);
-    assert_eq!(says("", device("/dev/nvidia/../sda")).len(), 1);
-    assert_eq!(says("devices: [/etc]", device("/etc/shadow")), ["device /etc/shadow: not below /dev"]);
+    assert_eq!(problems("", device("/dev/nvidia0")), [""; 0]);
+    assert_eq!(problems("", device("/dev/dri/renderD128")), [""; 0]);
+    assert_eq!(problems("", device("/dev/sda")), ["device /dev/sda: not an allowed device"]);
+    assert_eq!(problems("", device("/dev/nvidia/../sda")).len(), 1);
+    assert_eq!(problems("devices: [/etc]", device("/etc/shadow")), ["device /etc/shadow: not below /dev"]);
     let keys = |user: &'static str| {
         move |spec: &mut TaskSpec| {
             spec.host_ssh_keys = vec!["k".to_owned()];
             spec.host_ssh_user = user.to_owned();
         }
     };
-    assert_eq!(says("", keys("ubuntu")), [""; 0]);
-    assert_eq!(says("", keys("root")), [""; 0]);
-    assert_eq!(says("host_ssh_users: []", keys("root")), ["host_ssh_keys for root: not this user"]);
-    assert_eq!(says("host_ssh_users: [root]", keys("root")), [""; 0]);
-    assert_eq!(says("host_ssh_users: [root]", keys("ubuntu")).len(), 1);
-    assert_eq!(says("pids: 10", |spec| spec.pids = 11), ["pids 11: at most 10"]);
+    assert_eq!(problems("", keys("ubuntu")), [""; 0]);
+    assert_eq!(problems("", keys("root")), [""; 0]);
+    assert_eq!(problems("host_ssh_users: []", keys("root")), ["host_ssh_keys for root: not this user"]);
+    assert_eq!(problems("host_ssh_users: [root]", keys("root")), [""; 0]);
+    assert_eq!(problems("host_ssh_users: [root]", keys("ubuntu")).len(), 1);
+    assert_eq!(problems("pids: 10", |spec| spec.pids = 11), ["pids 11: at most 10"]);
 }
 
 #[test]
@@ -191,16 +191,16 @@ fn a_refusal_tells_everything_and_names_the_lines_that_help() {
 fn the_agents_own_directories_are_given_by_no_entry() {
     let dir = windlass_testkit::temp_dir("policy").unwrap();
     let rules = parse("policy.yml", b"mounts: [/var, /]").unwrap();
-    let policy = Policy::new(Path::new("/policy.yml"), rules).keeping([dir.path().to_owned()]);
+    let policy = Policy::new(Path::new("/policy.yml"), rules).with_agent_dirs([dir.path().to_owned()]);
     let mut policy = policy;
     policy.agents.push("/var/lib/windlass".into());
     let real = fs::canonicalize(dir.path()).unwrap();
     for path in ["/var", "/var/lib/windlass/agent", "/var/lib/windlass/home/enrolment.json", "/"] {
-        let why = policy.why_not_mount(Path::new(path)).unwrap();
+        let why = policy.mount_refusal(Path::new(path)).unwrap();
         assert!(why.0.contains("which is the agent's") && why.1.is_none(), "{path}: {why:?}");
     }
-    assert!(policy.why_not_mount(&real.join("tasks")).is_some());
-    assert_eq!(policy.why_not_mount(Path::new("/var/cache")), None);
+    assert!(policy.mount_refusal(&real.join("tasks")).is_some());
+    assert_eq!(policy.mount_refusal(Path::new("/var/cache")), None);
 }
 
 #[test]

@@ -11,20 +11,20 @@ use rustix::process::Signal;
 use windlass_model::id::SubmissionId;
 
 use super::{
-    OUTPUT, RuntimeError, Shared, TaskDir, environment, failed, held,
-    record::{Record, absent_is_fine},
+    OUTPUT_FILE, RuntimeError, Shared, TaskDir, environment, failed, held,
+    record::{ProcessRecord, absent_is_fine},
 };
 use crate::proc::{self, Held, Name, State};
 
 /// After its job was killed an init has this long to reap it and leave its last word.
-const LAST_WORD_PATIENCE: Duration = Duration::from_secs(5);
+const EXIT_RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 /// What was killed and is still there after this is stuck in the kernel.
-const KILL_PATIENCE: Duration = Duration::from_secs(20);
-const KILL_AGAIN: Duration = Duration::from_millis(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+const KILL_RETRY_DELAY: Duration = Duration::from_millis(10);
 
 #[derive(Debug, thiserror::Error)]
 #[error("{count} processes were killed and do not end, the first is {first}")]
-struct Stuck {
+struct UnkillableProcesses {
     count: usize,
     first: Name,
 }
@@ -36,7 +36,7 @@ impl Shared {
             && !init.ended(Duration::ZERO).unwrap_or(true)
         {
             self.kill_job(dir, &init);
-            ended_within(&init, LAST_WORD_PATIENCE);
+            has_ended_within(&init, EXIT_RECORD_TIMEOUT);
         }
         self.end(dir)
     }
@@ -60,8 +60,8 @@ impl Shared {
             let remaining =
                 self.remaining(dir).map_err(|error| failed("look for the task's processes", error))?;
             let Some(&first) = remaining.first() else { return Ok(()) };
-            if begun.elapsed() > KILL_PATIENCE {
-                let source = Box::new(Stuck { count: remaining.len(), first });
+            if begun.elapsed() > KILL_TIMEOUT {
+                let source = Box::new(UnkillableProcesses { count: remaining.len(), first });
                 return Err(RuntimeError::Failed { what: "kill the task".to_owned(), source });
             }
             self.groups.find(&dir.id.to_string()).kill();
@@ -71,7 +71,7 @@ impl Shared {
                     held.reap();
                 }
             }
-            std::thread::sleep(KILL_AGAIN);
+            std::thread::sleep(KILL_RETRY_DELAY);
         }
     }
 
@@ -112,18 +112,18 @@ impl Shared {
             .find(&dir.id.to_string())
             .remove()
             .map_err(|error| failed("remove the task's control groups", error))?;
-        let record = Record::load(dir).map_err(|error| failed("read the task's record", error))?;
+        let record = ProcessRecord::load(dir).map_err(|error| failed("read the task's record", error))?;
         for made in record.iter().flat_map(|record| record.made.iter().rev()) {
             // Removing a directory detaches what another task has mounted there.
-            if !Record::others_use(&self.home, dir, made) {
+            if !ProcessRecord::is_used_by_others(&self.home, dir, made) {
                 let _ = fs::remove_dir(made).or_else(|_| remove_empty_file(made));
             }
         }
         absent_is_fine(fs::remove_dir_all(dir.scratch()))
             .and_then(|()| absent_is_fine(fs::remove_dir_all(dir.private())))
-            .and_then(|()| absent_is_fine(fs::remove_file(dir.root().join(OUTPUT))))
-            .and_then(|()| self.give_user_back(dir, record.and_then(|record| record.user)))
-            .and_then(|()| Record::delete(dir))
+            .and_then(|()| absent_is_fine(fs::remove_file(dir.root().join(OUTPUT_FILE))))
+            .and_then(|()| self.release_user(dir, record.and_then(|record| record.user)))
+            .and_then(|()| ProcessRecord::delete(dir))
             .map_err(|error| failed("remove the task's files", error))
     }
 }
@@ -136,7 +136,7 @@ fn remove_empty_file(path: &std::path::Path) -> io::Result<()> {
     Ok(())
 }
 
-fn ended_within(held: &Held, patience: Duration) -> bool {
+fn has_ended_within(held: &Held, patience: Duration) -> bool {
     let begun = Instant::now();
     loop {
         let left = patience.saturating_sub(begun.elapsed());

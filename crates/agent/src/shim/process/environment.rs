@@ -27,12 +27,12 @@ pub(super) fn variables(
         ("LANG".to_owned(), "C.UTF-8".into()),
     ];
     variables.extend(added.iter().chain(marks).map(|(name, value)| (name.clone(), value.into())));
-    variables.extend(in_sight(gpus).into_iter().map(|(name, value)| (name.to_owned(), value.into())));
+    variables.extend(visible_gpus(gpus).into_iter().map(|(name, value)| (name.to_owned(), value.into())));
     variables
 }
 
 /// What tells each vendor's libraries which GPUs there are. With none, nothing is to be seen.
-fn in_sight(gpus: &[Gpu]) -> Vec<(&'static str, String)> {
+fn visible_gpus(gpus: &[Gpu]) -> Vec<(&'static str, String)> {
     let of = |vendor: Vendor, say: fn(&Gpu) -> String| {
         gpus.iter().filter(|gpu| gpu.vendor == vendor).map(say).collect::<Vec<_>>().join(",")
     };
@@ -68,7 +68,7 @@ mod tests {
 
     #[track_caller]
     fn check(gpus: &[Gpu], expected: &[(&str, &str)]) {
-        let seen = in_sight(gpus);
+        let seen = visible_gpus(gpus);
         let seen: Vec<(&str, &str)> = seen.iter().map(|(name, value)| (*name, value.as_str())).collect();
         assert_eq!(seen, expected);
     }

@@ -29,34 +29,34 @@ use rustix::process::Signal;
 
 use windlass_api::agent::{
     RUNNER_PORT, SSH_PORT,
-    shim::{ConfinedBy, Port, ProcessIsolation, ProcessMode, PullProgress, TaskSpec},
+    shim::{ConfinementMethod, Port, ProcessIsolation, ProcessMode, PullProgress, TaskSpec},
 };
 use windlass_model::id::SubmissionId;
 
 use super::runtime::{
-    Done, Exit, Found, FoundState, Handle, Lost, OnProgress, Prepared, RegistryAuth, Runtime, RuntimeError,
-    is_plain_process,
+    Done, Exit, Found, FoundState, Handle, Lost, Prepared, ProgressCallback, RegistryAuth, Runtime,
+    RuntimeError, is_plain_process,
 };
 use crate::{
-    cgroup::{Hierarchies, task::Groups},
+    cgroup::{Hierarchies, task::TaskGroups},
     digest::sha256_hex,
     isolation::{
         probe,
         user_ids::{DEFAULT_RANGE, Range},
     },
     proc::{self, Held},
-    taskdir::{LAST_WORD, LastWord, TaskDir},
+    taskdir::{EXIT_RECORD, LastWord, TaskDir},
 };
-use record::Record;
+use record::ProcessRecord;
 
 /// What the task's first process itself printed: not the job's output.
-const OUTPUT: &str = "output.log";
+const OUTPUT_FILE: &str = "output.log";
 /// How much of it is told at the end.
 const TAIL_LINES: usize = 20;
 const TAIL_BYTES: u64 = 16 * 1024;
 /// How long a runner may take to say where its SSH server listens.
-const PORT_PATIENCE: Duration = Duration::from_secs(15);
-const PORT_AGAIN: Duration = Duration::from_millis(5);
+const PORT_TIMEOUT: Duration = Duration::from_secs(15);
+const PORT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Hexadecimal digits of the hash that stands for a shim's home.
 const HOME_ID_LEN: usize = 12;
 /// How the names of handles begin.
@@ -74,12 +74,12 @@ struct Shared {
     /// Stands for `home` in names of groups and in marks.
     home_id: String,
     agent: PathBuf,
-    groups: Groups,
+    groups: TaskGroups,
     /// The owner of the host has said that images are to be ignored.
     ignores_images: bool,
     rules: Rules,
     /// What confines tasks here, or why nothing can. Tried when it is first asked for.
-    confined_by: OnceLock<Result<ConfinedBy, String>>,
+    confined_by: OnceLock<Result<ConfinementMethod, String>>,
     /// Starts are made one after another: whether one was made before is seen from the record.
     starting: Mutex<()>,
 }
@@ -117,7 +117,7 @@ impl Process {
         let real = home.canonicalize().unwrap_or_else(|_| home.clone());
         let mut home_id = sha256_hex(real.as_os_str().as_encoded_bytes());
         home_id.truncate(HOME_ID_LEN);
-        let groups = Groups::new(&home_id, hierarchies);
+        let groups = TaskGroups::new(&home_id, hierarchies);
         let shared = Shared {
             home,
             home_id,
@@ -142,7 +142,7 @@ impl Process {
 
     /// With what was found out about this host before.
     #[must_use]
-    pub fn confined_by(self, found: Result<ConfinedBy, String>) -> Self {
+    pub fn confined_by(self, found: Result<ConfinementMethod, String>) -> Self {
         let _ = self.shared.confined_by.set(found);
         self
     }
@@ -161,7 +161,7 @@ impl Process {
     }
 
     /// Runs what may block beside the runtime's own threads.
-    async fn apart<T: Send + 'static>(
+    async fn run_blocking<T: Send + 'static>(
         &self,
         what: String,
         work: impl FnOnce(&Shared) -> Result<T, RuntimeError> + Send + 'static,
@@ -179,7 +179,7 @@ impl Process {
         let Some(config) = dir.runner_config().filter(|config| config.ssh_listen.is_some()) else {
             return Ok(Vec::new());
         };
-        let deadline = tokio::time::Instant::now() + PORT_PATIENCE;
+        let deadline = tokio::time::Instant::now() + PORT_TIMEOUT;
         loop {
             let http = dir.http_port().filter(|_| config.has_any_http_port());
             if let Some(host) = dir.ssh_port().filter(|_| http.is_some() || !config.has_any_http_port()) {
@@ -195,7 +195,7 @@ impl Process {
                 tracing::warn!(task = %dir.id, "the runner does not say where its SSH server listens");
                 return Ok(Vec::new());
             }
-            tokio::time::sleep(PORT_AGAIN).await;
+            tokio::time::sleep(PORT_POLL_INTERVAL).await;
         }
     }
 
@@ -208,10 +208,10 @@ impl Process {
         };
         // An init that was killed has left its task running.
         let leftover = dir.clone();
-        self.apart("end the task".to_owned(), move |shared| shared.end(&leftover)).await?;
+        self.run_blocking("end the task".to_owned(), move |shared| shared.end(&leftover)).await?;
         let group = self.shared.groups.find(&dir.id.to_string());
-        let word = last_word(dir);
-        let boot = Record::load(dir).ok().flatten().map(|record| record.boot);
+        let word = read_exit_record(dir);
+        let boot = ProcessRecord::load(dir).ok().flatten().map(|record| record.boot);
         let code = word.as_ref().and_then(|word| word.exit_status).or(reaped);
         let lost = match (code, boot, proc::boot_id().ok()) {
             (Some(_), _, _) => None,
@@ -232,21 +232,21 @@ async fn ended(held: Held) -> Result<Held, RuntimeError> {
 
 /// The task's first process, if that is still the one that was started and it has not been reaped.
 fn held(dir: &TaskDir) -> io::Result<Option<Held>> {
-    let Some(record) = Record::load(dir)? else { return Ok(None) };
+    let Some(record) = ProcessRecord::load(dir)? else { return Ok(None) };
     let Some(name) = record.process.filter(|_| proc::boot_id().is_ok_and(|boot| boot == record.boot)) else {
         return Ok(None);
     };
     Held::open(name)
 }
 
-fn last_word(dir: &TaskDir) -> Option<LastWord> {
-    serde_json::from_str(&dir.small_file(LAST_WORD)?).ok()
+fn read_exit_record(dir: &TaskDir) -> Option<LastWord> {
+    serde_json::from_str(&dir.read_small_file(EXIT_RECORD)?).ok()
 }
 
 fn tail(dir: &TaskDir) -> Vec<String> {
     use std::io::{Read, Seek, SeekFrom};
     let read = || -> io::Result<Vec<u8>> {
-        let mut file = std::fs::File::open(dir.root().join(OUTPUT))?;
+        let mut file = std::fs::File::open(dir.root().join(OUTPUT_FILE))?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
         let mut bytes = Vec::new();
@@ -289,7 +289,7 @@ impl Runtime for Process {
         &'a self,
         _task: &'a Prepared,
         _auth: Option<&'a RegistryAuth>,
-        progress: OnProgress,
+        progress: ProgressCallback,
     ) -> Done<'a, ()> {
         progress(PullProgress { is_total_bytes_final: true, ..PullProgress::default() });
         Box::pin(async { Ok(()) })
@@ -298,14 +298,14 @@ impl Runtime for Process {
     fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
         Box::pin(async move {
             let task = task.clone();
-            self.apart("create the task".to_owned(), move |shared| shared.create(&task)).await
+            self.run_blocking("create the task".to_owned(), move |shared| shared.create(&task)).await
         })
     }
 
     fn start<'a>(&'a self, task: &'a Prepared, _handle: &'a Handle) -> Done<'a, Vec<Port>> {
         Box::pin(async move {
             let prepared = task.clone();
-            self.apart("start the task".to_owned(), move |shared| shared.start(&prepared)).await?;
+            self.run_blocking("start the task".to_owned(), move |shared| shared.start(&prepared)).await?;
             self.ports(&task.dir).await
         })
     }
@@ -322,20 +322,20 @@ impl Runtime for Process {
                 let _ = tokio::time::timeout(grace, ended(init)).await;
             }
             let dir = task.clone();
-            self.apart("stop the task".to_owned(), move |shared| shared.kill(&dir)).await
+            self.run_blocking("stop the task".to_owned(), move |shared| shared.kill(&dir)).await
         })
     }
 
     fn remove<'a>(&'a self, task: &'a TaskDir, _handle: Option<&'a Handle>) -> Done<'a, ()> {
         Box::pin(async move {
             let dir = task.clone();
-            self.apart("remove the task".to_owned(), move |shared| shared.remove(&dir)).await
+            self.run_blocking("remove the task".to_owned(), move |shared| shared.remove(&dir)).await
         })
     }
 
     fn found(&self) -> Done<'_, Vec<Found>> {
         Box::pin(async move {
-            self.apart("look for tasks".to_owned(), |shared| {
+            self.run_blocking("look for tasks".to_owned(), |shared| {
                 shared.found().map_err(|source| failed("look for tasks", source))
             })
             .await
@@ -344,14 +344,14 @@ impl Runtime for Process {
 }
 
 /// A path of the task's namespace must say exactly where it leads.
-fn is_plain(path: &Path) -> bool {
+fn is_plain_path(path: &Path) -> bool {
     use std::path::Component;
     path.is_absolute()
         && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
 }
 
 impl Shared {
-    fn confined_by(&self) -> Result<ConfinedBy, &str> {
+    fn confined_by(&self) -> Result<ConfinementMethod, &str> {
         let found = self.confined_by.get_or_init(|| probe::confined_by(&self.agent));
         found.as_ref().copied().map_err(String::as_str)
     }
@@ -383,7 +383,7 @@ impl Shared {
             Ok(entries) => {
                 let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
                 let recorded = |id: &SubmissionId| {
-                    Record::load(&TaskDir::new(&self.home, *id)).is_ok_and(|record| record.is_some())
+                    ProcessRecord::load(&TaskDir::new(&self.home, *id)).is_ok_and(|record| record.is_some())
                 };
                 ids.extend(names.filter(recorded));
             }
@@ -401,7 +401,7 @@ impl Shared {
     }
 
     fn state(&self, dir: &TaskDir) -> io::Result<FoundState> {
-        let record = Record::load(dir)?;
+        let record = ProcessRecord::load(dir)?;
         let alive = match held(dir)? {
             Some(held) => !held.ended(Duration::ZERO)?,
             None => false,
@@ -410,7 +410,7 @@ impl Shared {
             return Ok(FoundState::Running);
         }
         let never = match &record {
-            Some(record) => record.process.is_none() || starting::never_started(dir),
+            Some(record) => record.process.is_none() || starting::was_never_started(dir),
             None => false,
         };
         Ok(if never { FoundState::Created } else { FoundState::Ended })

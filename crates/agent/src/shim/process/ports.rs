@@ -9,10 +9,10 @@ use std::{
 use crate::cgroup::ports::PortMap;
 
 /// How often the system is asked for a port that no other task has.
-const TRIES: u32 = 100;
+const PORT_ATTEMPTS: u32 = 100;
 
 /// The very port where it is free, so that it is found where people look for it; else any.
-pub(super) fn choose(wanted: &[u16], of_others: &BTreeSet<u16>) -> io::Result<PortMap> {
+pub(super) fn choose_ports(wanted: &[u16], of_others: &BTreeSet<u16>) -> io::Result<PortMap> {
     let mut map = PortMap::new();
     for &port in wanted {
         let own = if !of_others.contains(&port) && is_free(port) {
@@ -38,7 +38,7 @@ fn is_free(port: u16) -> bool {
 }
 
 fn any(is_taken: impl Fn(u16) -> bool) -> io::Result<u16> {
-    for _ in 0..TRIES {
+    for _ in 0..PORT_ATTEMPTS {
         let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port();
         if !is_taken(port) {
             return Ok(port);
@@ -55,9 +55,13 @@ mod tests {
     fn a_port_is_kept_where_it_is_free_and_another_one_given_where_it_is_not() {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let busy = taken.local_addr().unwrap().port();
-        let map = choose(&[busy], &BTreeSet::new()).unwrap();
+        let map = choose_ports(&[busy], &BTreeSet::new()).unwrap();
         assert_ne!(map[&busy], busy, "somebody listens there");
         drop(taken);
-        assert_ne!(choose(&[busy], &BTreeSet::from([busy])).unwrap()[&busy], busy, "another task has it");
+        assert_ne!(
+            choose_ports(&[busy], &BTreeSet::from([busy])).unwrap()[&busy],
+            busy,
+            "another task has it"
+        );
     }
 }

@@ -18,7 +18,7 @@ use crate::{
 const FILE: &str = "process.json";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(super) struct ProcessRecord {
     /// Start times count from boot: a name of another boot names nobody.
     pub(super) boot: String,
     /// The first process of the task; absent until it was started.
@@ -35,7 +35,7 @@ pub(super) struct Record {
     pub(super) user: Option<u32>,
 }
 
-impl Record {
+impl ProcessRecord {
     pub(super) fn new(boot: String) -> Self {
         Self { boot, process: None, targets: Vec::new(), made: Vec::new(), ports: None, user: None }
     }
@@ -73,17 +73,17 @@ impl Record {
     }
 
     /// Whether any other task of this home has something mounted at or below `path`.
-    pub(super) fn others_use(home: &Path, but: &TaskDir, path: &Path) -> bool {
+    pub(super) fn is_used_by_others(home: &Path, but: &TaskDir, path: &Path) -> bool {
         Self::others(home, but).any(|record| record.targets.iter().any(|target| target.starts_with(path)))
     }
 
     /// Users that other tasks of this home have.
-    pub(super) fn users_of_others(home: &Path, but: &TaskDir) -> BTreeSet<u32> {
+    pub(super) fn other_users(home: &Path, but: &TaskDir) -> BTreeSet<u32> {
         Self::others(home, but).filter_map(|record| record.user).collect()
     }
 
     /// Ports of this machine that other tasks of this home have.
-    pub(super) fn ports_of_others(home: &Path, but: &TaskDir) -> BTreeSet<u16> {
+    pub(super) fn other_ports(home: &Path, but: &TaskDir) -> BTreeSet<u16> {
         Self::others(home, but)
             .filter_map(|record| record.ports)
             .flat_map(|ports| ports.map.into_values())

@@ -20,31 +20,31 @@ use std::{
 use windlass_api::agent::shim::ProcessIsolation;
 
 use super::{
-    Handle, OUTPUT, Prepared, RuntimeError, Shared, TaskDir,
+    Handle, OUTPUT_FILE, Prepared, RuntimeError, Shared, TaskDir,
     confining::is_own_place,
-    environment, failed, handle, is_plain, ports,
-    record::{Record, absent_is_fine},
+    environment, failed, handle, is_plain_path, ports,
+    record::{ProcessRecord, absent_is_fine},
 };
 use crate::{
     cgroup::{ports::rewrite, task::Limits},
     proc,
-    runner::init::{BindOrder, GATE, NEVER_STARTED, ORDERS_DONE, Orders},
-    taskdir::{LAST_WORD, PORTS, TaskPorts},
+    runner::init::{BindRequest, GATE_VARIABLE, NEVER_STARTED_FILE, Orders, REQUEST_DONE},
+    taskdir::{EXIT_RECORD, PORTS, TaskPorts},
 };
 
 /// Mounts and groups take milliseconds; a network file system that hangs may take for ever.
-const ORDERS_PATIENCE: Duration = Duration::from_secs(30);
+const ORDERS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Search permission for group and others.
-const PASS: u32 = 0o011;
+const SEARCH_BITS: u32 = 0o011;
 /// The answer to orders is one sentence.
-const ANSWER_MAX: u64 = 4096;
+const ANSWER_BYTES_MAX: u64 = 4096;
 
 /// An init was started, and its shim went away before it gave orders: nothing of the task ever ran.
-pub(super) fn never_started(dir: &TaskDir) -> bool {
-    dir.small_file(NEVER_STARTED).is_some() && dir.small_file(LAST_WORD).is_none()
+pub(super) fn was_never_started(dir: &TaskDir) -> bool {
+    dir.read_small_file(NEVER_STARTED_FILE).is_some() && dir.read_small_file(EXIT_RECORD).is_none()
 }
 
-fn refused(what: &str, why: impl Into<String>) -> RuntimeError {
+fn refused_error(what: &str, why: impl Into<String>) -> RuntimeError {
     RuntimeError::Refused { what: what.to_owned(), why: why.into() }
 }
 
@@ -52,20 +52,23 @@ impl Shared {
     pub(super) fn create(&self, task: &Prepared) -> Result<Handle, RuntimeError> {
         let is_confined = task.spec.process_isolation.is_confined();
         if !task.binds.is_empty() && !is_confined && !rustix::process::geteuid().is_root() {
-            return Err(refused("mount into the task", "without a container engine this takes root"));
+            return Err(refused_error("mount into the task", "without a container engine this takes root"));
         }
-        if let Some(odd) = task.binds.iter().find(|bind| !is_plain(Path::new(&bind.target))) {
-            return Err(refused(
+        if let Some(odd) = task.binds.iter().find(|bind| !is_plain_path(Path::new(&bind.target))) {
+            return Err(refused_error(
                 "mount into the task",
                 format!("`{}` is not a plain absolute path", odd.target),
             ));
         }
-        self.make_scratch(&task.dir, is_confined)
+        self.create_scratch(&task.dir, is_confined)
             .map_err(|error| failed("make the scratch directory", error))?;
-        let record = Record::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
+        let record =
+            ProcessRecord::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
         if record.is_none() {
             let boot = proc::boot_id().map_err(|error| failed("read the boot id", error))?;
-            Record::new(boot).save(&task.dir).map_err(|error| failed("write the task's record", error))?;
+            ProcessRecord::new(boot)
+                .save(&task.dir)
+                .map_err(|error| failed("write the task's record", error))?;
         }
         self.groups.make(&task.spec.id.to_string(), &limits(task));
         Ok(handle(task.spec.id))
@@ -75,14 +78,15 @@ impl Shared {
     pub(super) fn start(&self, task: &Prepared) -> Result<(), RuntimeError> {
         let _one_at_a_time = self.starting.lock();
         let boot = proc::boot_id().map_err(|error| failed("read the boot id", error))?;
-        let record = Record::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
-        let mut record = record.unwrap_or_else(|| Record::new(boot.clone()));
+        let record =
+            ProcessRecord::load(&task.dir).map_err(|error| failed("read the task's record", error))?;
+        let mut record = record.unwrap_or_else(|| ProcessRecord::new(boot.clone()));
         if record.process.is_some() {
             let alive = super::held(&task.dir).map_err(|error| failed("find the task's process", error))?;
-            if alive.is_some() || !never_started(&task.dir) {
+            if alive.is_some() || !was_never_started(&task.dir) {
                 return Ok(());
             }
-            absent_is_fine(fs::remove_file(task.dir.run().join(NEVER_STARTED)))
+            absent_is_fine(fs::remove_file(task.dir.run().join(NEVER_STARTED_FILE)))
                 .map_err(|error| failed("forget a start that failed", error))?;
         }
         record.boot = boot;
@@ -92,7 +96,7 @@ impl Shared {
 
     /// The runner gives it to the user of the job, whom nobody knows yet. That user must be able to walk there.
     /// A confined task has another way.
-    fn make_scratch(&self, dir: &TaskDir, is_confined: bool) -> io::Result<()> {
+    fn create_scratch(&self, dir: &TaskDir, is_confined: bool) -> io::Result<()> {
         match fs::DirBuilder::new().recursive(true).mode(0o700).create(dir.scratch()) {
             Ok(()) if rustix::process::geteuid().is_root() && !is_confined => {}
             done => return done,
@@ -101,15 +105,17 @@ impl Shared {
         above.into_iter().try_for_each(let_through)
     }
 
-    fn orders(&self, task: &Prepared, record: &mut Record) -> Result<Orders, RuntimeError> {
+    fn orders(&self, task: &Prepared, record: &mut ProcessRecord) -> Result<Orders, RuntimeError> {
         let (group, unenforced) = self.groups.make(&task.spec.id.to_string(), &limits(task));
         for one in &unenforced {
             tracing::warn!(task = %task.spec.id, "{one}");
         }
         let mut notices: Vec<String> = unenforced.iter().map(ToString::to_string).collect();
-        notices.extend(self.give_ports(task, record, group.group.v2.as_deref())?);
+        notices.extend(self.assign_ports(task, record, group.group.v2.as_deref())?);
         let confinement = match task.spec.process_isolation {
-            ProcessIsolation::Confined => Some(self.confine(task, record, group.group.v2.as_deref())?),
+            ProcessIsolation::Confined => {
+                Some(self.build_confinement(task, record, group.group.v2.as_deref())?)
+            }
             ProcessIsolation::Own => None,
         };
         let confinement = confinement.map(|(confinement, gap)| {
@@ -123,13 +129,13 @@ impl Shared {
             // What is the task's own is made in its namespaces.
             if !is_hidden {
                 record.targets.push(target.clone());
-                make_target(&bind.source, &target, &mut record.made)
+                create_mount_point(&bind.source, &target, &mut record.made)
                     .map_err(|error| failed(&format!("make the mount point {}", bind.target), error))?;
             }
-            binds.push(BindOrder { source: bind.source.clone(), target, read_only: bind.read_only });
+            binds.push(BindRequest { source: bind.source.clone(), target, read_only: bind.read_only });
         }
         Ok(Orders {
-            job_group: group.make_job(),
+            job_group: group.create_job_subgroup(),
             // All hierarchies: those of version 1 limit, that of version 2 kills.
             enter: group.directories(),
             binds,
@@ -139,18 +145,19 @@ impl Shared {
     }
 
     /// Chooses the task's ports on this machine, once, and tells its runner. Says what its program must know.
-    fn give_ports(
+    fn assign_ports(
         &self,
         task: &Prepared,
-        record: &mut Record,
+        record: &mut ProcessRecord,
         group: Option<&Path>,
     ) -> Result<Vec<String>, RuntimeError> {
         if task.spec.app_ports.is_empty() {
             return Ok(Vec::new());
         }
         if record.ports.is_none() {
-            let map = ports::choose(&task.spec.app_ports, &Record::ports_of_others(&self.home, &task.dir))
-                .map_err(|error| failed("find free ports", error))?;
+            let map =
+                ports::choose_ports(&task.spec.app_ports, &ProcessRecord::other_ports(&self.home, &task.dir))
+                    .map_err(|error| failed("find free ports", error))?;
             let rewritten = match group {
                 Some(group) => rewrite(group, &map),
                 None => Err(io::Error::new(io::ErrorKind::Unsupported, "no control groups of version 2")),
@@ -171,7 +178,12 @@ impl Shared {
         Ok(moved.map(notice).collect())
     }
 
-    fn launch(&self, task: &Prepared, record: &mut Record, orders: &Orders) -> Result<(), RuntimeError> {
+    fn launch(
+        &self,
+        task: &Prepared,
+        record: &mut ProcessRecord,
+        orders: &Orders,
+    ) -> Result<(), RuntimeError> {
         let cannot = |error| failed("start the task's first process", error);
         let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
         let mut child = self.command(task, theirs).and_then(|mut command| command.spawn()).map_err(cannot)?;
@@ -184,12 +196,12 @@ impl Shared {
             let _ = child.wait();
             return Err(failed("write the task's record", error));
         }
-        let answer =
-            give(ours, orders).map_err(|error| failed("give the task's first process its orders", error))?;
-        if answer != ORDERS_DONE {
+        let answer = send_orders(ours, orders)
+            .map_err(|error| failed("give the task's first process its orders", error))?;
+        if answer != REQUEST_DONE {
             let _ = child.wait();
             let why = if answer.is_empty() { "it ended without a word".to_owned() } else { answer };
-            return Err(refused("start the task's first process", why));
+            return Err(refused_error("start the task's first process", why));
         }
         Ok(())
     }
@@ -199,7 +211,7 @@ impl Shared {
             .append(true)
             .create(true)
             .mode(0o600)
-            .open(task.dir.root().join(OUTPUT))?;
+            .open(task.dir.root().join(OUTPUT_FILE))?;
         let home =
             std::env::var_os("HOME").or_else(|| Some("/root".into())).filter(|home| Path::new(home).is_dir());
         let marks = environment::marks(&self.home_id, task.spec.id);
@@ -211,7 +223,7 @@ impl Shared {
             .current_dir(task.dir.scratch())
             .env_clear()
             .envs(environment::variables(home, &task.env, &marks, &task.gpus))
-            .env(GATE, "1")
+            .env(GATE_VARIABLE, "1")
             .stdin(Stdio::from(OwnedFd::from(gate)))
             .stderr(Stdio::from(output.try_clone()?))
             .stdout(Stdio::from(output));
@@ -222,7 +234,7 @@ impl Shared {
 /// Others may pass through, and see nothing.
 fn let_through(dir: &Path) -> io::Result<()> {
     let mode = fs::metadata(dir)?.permissions().mode() & 0o7777;
-    let wanted = mode & 0o7770 | PASS;
+    let wanted = mode & 0o7770 | SEARCH_BITS;
     if mode == wanted {
         return Ok(());
     }
@@ -241,17 +253,17 @@ fn limits(task: &Prepared) -> Limits {
     }
 }
 
-fn give(mut gate: UnixStream, orders: &Orders) -> io::Result<String> {
-    gate.set_read_timeout(Some(ORDERS_PATIENCE))?;
+fn send_orders(mut gate: UnixStream, orders: &Orders) -> io::Result<String> {
+    gate.set_read_timeout(Some(ORDERS_TIMEOUT))?;
     gate.write_all(&serde_json::to_vec(orders)?)?;
     gate.shutdown(Shutdown::Write)?;
     let mut answer = String::new();
-    gate.take(ANSWER_MAX).read_to_string(&mut answer)?;
+    gate.take(ANSWER_BYTES_MAX).read_to_string(&mut answer)?;
     Ok(answer)
 }
 
 /// A mount point of the source's kind, noting what had to be made for it.
-fn make_target(source: &Path, target: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
+fn create_mount_point(source: &Path, target: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
     if target.symlink_metadata().is_ok() {
         return Ok(());
     }
@@ -262,7 +274,7 @@ fn make_target(source: &Path, target: &Path, made: &mut Vec<PathBuf>) -> io::Res
         if path == target && !source_is_directory {
             fs::OpenOptions::new().write(true).create_new(true).open(path)?;
         } else {
-            absent_or_there(fs::create_dir(path))?;
+            ignore_exists(fs::create_dir(path))?;
         }
         made.push(path.to_owned());
     }
@@ -270,7 +282,7 @@ fn make_target(source: &Path, target: &Path, made: &mut Vec<PathBuf>) -> io::Res
 }
 
 /// Another task may make the same mount point at the same time.
-fn absent_or_there(result: io::Result<()>) -> io::Result<()> {
+fn ignore_exists(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,

@@ -18,10 +18,10 @@ use windlass_model::{causes::chain, id::SubmissionId, ledger::Ledger};
 
 use super::{
     Host, Keep, Observer, Settings, Table, Tasks, files,
-    graves::Graves,
-    life::{self, Begin},
-    replay::{self, Story, Verdict},
-    task::{Acceptance, Ask, Task},
+    graves::Tombstones,
+    life::{self, StartFrom},
+    replay::{self, TaskHistory, Verdict},
+    task::{Acceptance, StopRequest, Task},
 };
 use crate::{
     clock,
@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Between two tries to ask a runtime what is there.
-const FOUND_EVERY: Duration = Duration::from_secs(1);
+const FIND_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -48,11 +48,11 @@ pub enum OpenError {
 }
 
 /// What is known of tasks before the runtime was asked.
-struct Remembered {
+struct RecoveredState {
     journal: Journal,
     tasks: BTreeMap<SubmissionId, Arc<Task>>,
     doubtful: Vec<SubmissionId>,
-    graves: Graves,
+    graves: Tombstones,
     /// Directories no record speaks of.
     unknown: Vec<TaskDir>,
     /// The journal lost records, so there may be tasks it does not know.
@@ -66,8 +66,8 @@ pub(super) async fn open(
     observer: Arc<dyn Observer>,
 ) -> Result<Arc<Tasks>, OpenError> {
     let remembered = match settings.keep {
-        Keep::InMemory => Remembered::nothing(Journal::in_memory()),
-        Keep::OnDisk => remember(&settings)?,
+        Keep::InMemory => RecoveredState::empty(Journal::in_memory()),
+        Keep::OnDisk => read_recovered_state(&settings)?,
     };
     let ledger = ledger(&settings, remembered.tasks.values());
     let tasks = Arc::new(Tasks {
@@ -90,55 +90,55 @@ pub(super) async fn open(
             // The old file holds all the same. A disk that is full needs a shim that takes tasks away.
             tracing::warn!(error = chain(&error), "rewrite the journal");
         }
-        let unknown = Unknown { dirs: remembered.unknown, lossy: remembered.lossy };
+        let unknown = UnknownDirs { dirs: remembered.unknown, lossy: remembered.lossy };
         // Before the first call can come: nobody's new keys are taken for old ones.
         tasks.sweep(remembered.tasks.values(), &unknown).await;
         let known = remembered.tasks.into_values().collect();
-        tasks.spawn(adopt(Arc::clone(&tasks), known, remembered.doubtful, unknown));
+        tasks.spawn(recover_tasks(Arc::clone(&tasks), known, remembered.doubtful, unknown));
     }
     Ok(tasks)
 }
 
-impl Remembered {
-    fn nothing(journal: Journal) -> Self {
+impl RecoveredState {
+    fn empty(journal: Journal) -> Self {
         Self {
             journal,
             tasks: BTreeMap::new(),
             doubtful: Vec::new(),
-            graves: Graves::default(),
+            graves: Tombstones::default(),
             unknown: Vec::new(),
             lossy: false,
         }
     }
 }
 
-fn remember(settings: &Settings) -> Result<Remembered, OpenError> {
+fn read_recovered_state(settings: &Settings) -> Result<RecoveredState, OpenError> {
     let home = &settings.home;
     let failed = |source| OpenError::Home { path: home.clone(), source };
     std::fs::create_dir_all(home.join("tasks")).map_err(failed)?;
     let path = home.join("journal");
     let (journal, reading) = Journal::open(&path)?;
-    report(&path, &reading);
+    report_damage(&path, &reading);
     let replayed = replay::replay(&reading.records);
-    let mut remembered = Remembered::nothing(journal);
+    let mut remembered = RecoveredState::empty(journal);
     for (id, (epoch, at)) in replayed.graves {
-        remembered.graves.dig(id, epoch, at);
+        remembered.graves.insert(id, epoch, at);
     }
     let mut dirs: BTreeMap<_, _> =
         files::dirs(home).map_err(failed)?.into_iter().map(|dir| (dir.id, dir)).collect();
     for (id, story) in replayed.stories {
         let there = dirs.remove(&id).is_some();
-        let doubtful = story.is_doubtful(&reading.damage);
+        let doubtful = story.may_be_incomplete(&reading.damage);
         if doubtful && !there {
             // Its removal may be what was lost; an id is never used twice.
-            remembered.graves.dig(id, story.state.epoch, clock::now_us());
+            remembered.graves.insert(id, story.state.epoch, clock::now_us());
             remembered.journal.append(id, story.state.epoch, Kind::Removed);
             continue;
         }
         if doubtful {
             remembered.doubtful.push(id);
         }
-        remembered.tasks.insert(id, Arc::new(recall(home, id, story)));
+        remembered.tasks.insert(id, Arc::new(restore_task(home, id, story)));
     }
     remembered.unknown = dirs.into_values().collect();
     remembered.lossy = reading.missing || !reading.damage.is_empty();
@@ -146,7 +146,7 @@ fn remember(settings: &Settings) -> Result<Remembered, OpenError> {
 }
 
 /// Damage is said loudly and the damaged file kept once, for people.
-fn report(path: &std::path::Path, reading: &Reading) {
+fn report_damage(path: &std::path::Path, reading: &Reading) {
     if reading.torn_bytes > 0 {
         tracing::info!(bytes = reading.torn_bytes, "cut a record off the journal that was never finished");
     }
@@ -162,7 +162,7 @@ fn report(path: &std::path::Path, reading: &Reading) {
 }
 
 /// A task of the journal with its files.
-fn recall(home: &std::path::Path, id: SubmissionId, story: Story) -> Task {
+fn restore_task(home: &std::path::Path, id: SubmissionId, story: TaskHistory) -> Task {
     let dir = TaskDir::new(home, id);
     let stored = files::read_task(&dir);
     let token = files::read_token(&dir).unwrap_or_else(|_| files::new_token());
@@ -171,16 +171,16 @@ fn recall(home: &std::path::Path, id: SubmissionId, story: Story) -> Task {
         if story.state.status.is_active() {
             tracing::error!(%error, %id, "read task.json; the task cannot go on");
         }
-        nameless(id)
+        placeholder_spec(id)
     });
     let task = Task::new(spec, auth, dir, token, story.state);
     task.acceptance.send_replace(Acceptance::Accepted);
-    task.ask.send_replace(story.ask.map(|ask| Ask::new(&ask, Instant::now())));
+    task.ask.send_replace(story.ask.map(|ask| StopRequest::new(&ask, Instant::now())));
     task
 }
 
 /// Stands for a specification that is lost: enough to end and to remove the task.
-fn nameless(id: SubmissionId) -> TaskSpec {
+fn placeholder_spec(id: SubmissionId) -> TaskSpec {
     TaskSpec {
         id,
         name: String::new(),
@@ -233,23 +233,23 @@ fn ledger<'a>(
         });
         live.push((task.id, state.held.gpus.clone()));
     }
-    Ledger::rebuilt(devices(), live).unwrap_or_else(|error| {
+    Ledger::rebuild(devices(), live).unwrap_or_else(|error| {
         tracing::error!(%error, "rebuild the ledger of GPUs");
         Ledger::new(devices())
     })
 }
 
-struct Unknown {
+struct UnknownDirs {
     dirs: Vec<TaskDir>,
     lossy: bool,
 }
 
 /// Asks the runtime what is there and goes on with every task.
-async fn adopt(
+async fn recover_tasks(
     tasks: Arc<Tasks>,
     mut known: Vec<Arc<Task>>,
     mut doubtful: Vec<SubmissionId>,
-    unknown: Unknown,
+    unknown: UnknownDirs,
 ) {
     let mut found: HashMap<_, _> = found(&tasks).await.into_iter().map(|found| (found.task, found)).collect();
     for dir in unknown.dirs {
@@ -257,7 +257,7 @@ async fn adopt(
         let may_be_ours = !removed && (unknown.lossy || found.contains_key(&dir.id));
         match may_be_ours.then(|| files::read_task(&dir)) {
             Some(Ok(stored)) => {
-                known.extend(tasks.enter_found(&dir, stored));
+                known.extend(tasks.register_found(&dir, stored));
                 doubtful.push(dir.id);
             }
             // Never accepted, or already removed: whatever runs under its mark goes below.
@@ -270,12 +270,12 @@ async fn adopt(
     }
     for task in known {
         let found = found.remove(&task.id);
-        tasks.go_on(&task, found, doubtful.contains(&task.id));
+        tasks.recover_task(&task, found, doubtful.contains(&task.id));
     }
     for stranger in found.into_values() {
         // A submission of this very moment is no stranger.
-        if tasks.here(stranger.task).is_none() {
-            tasks.spawn(drive_out(Arc::clone(&tasks), stranger));
+        if tasks.find(stranger.task).is_none() {
+            tasks.spawn(remove_stray(Arc::clone(&tasks), stranger));
         }
     }
 }
@@ -288,23 +288,23 @@ async fn found(tasks: &Tasks) -> Vec<Found> {
                 tracing::warn!(error = chain(&error), "find what runs on this host");
             }
         }
-        sleep(FOUND_EVERY).await;
+        sleep(FIND_RETRY_DELAY).await;
     }
 }
 
 /// Something with our mark that no task knows: it must not run.
-async fn drive_out(tasks: Arc<Tasks>, stranger: Found) {
+async fn remove_stray(tasks: Arc<Tasks>, stranger: Found) {
     let dir = TaskDir::new(&tasks.settings.home, stranger.task);
     tracing::warn!(id = %stranger.task, name = stranger.handle.name, "remove a container nobody knows");
     while let Err(error) = tasks.runtime.remove(&dir, Some(&stranger.handle)).await {
         tracing::warn!(error = chain(&error), id = %stranger.task, "remove a container nobody knows");
-        sleep(FOUND_EVERY).await;
+        sleep(FIND_RETRY_DELAY).await;
     }
 }
 
 impl Tasks {
     /// A task the journal lost, told by its own file and by what runs.
-    fn enter_found(&self, dir: &TaskDir, stored: files::Stored) -> Option<Arc<Task>> {
+    fn register_found(&self, dir: &TaskDir, stored: files::StoredTask) -> Option<Arc<Task>> {
         let id = dir.id;
         let mut table = self.table.lock();
         if table.tasks.contains_key(&id) {
@@ -328,7 +328,7 @@ impl Tasks {
     }
 
     /// Takes away keys and mounts of tasks that are over, or that nobody knows.
-    async fn sweep(&self, known: impl Iterator<Item = &Arc<Task>>, unknown: &Unknown) {
+    async fn sweep(&self, known: impl Iterator<Item = &Arc<Task>>, unknown: &UnknownDirs) {
         let known: Vec<_> = known.filter(|task| task.state.lock().status.is_active()).collect();
         for task in known.iter().filter(|task| task.state.lock().held.mounts) {
             // So that the host knows who uses what before it takes away what nobody does.
@@ -348,7 +348,7 @@ impl Tasks {
         }
     }
 
-    fn go_on(self: &Arc<Self>, task: &Arc<Task>, found: Option<Found>, doubtful: bool) {
+    fn recover_task(self: &Arc<Self>, task: &Arc<Task>, found: Option<Found>, doubtful: bool) {
         let verdict = {
             let mut state = task.state.lock();
             let same_boot = state.container.starting.as_ref().is_none_or(|boot| *boot == self.settings.boot);
@@ -358,7 +358,7 @@ impl Tasks {
                 let handle = found.handle.clone();
                 self.journal.append(task.id, state.epoch, Kind::ContainerCreated { handle: handle.clone() });
                 state.container.handle = Some(handle);
-                self.observer.changed(&task.info_of(&state));
+                self.observer.changed(&task.info_for_state(&state));
             }
             let doubtful = doubtful || task.spec.image_name.is_empty();
             replay::verdict(&state, found.as_ref().map(|found| found.state), same_boot, doubtful)
@@ -367,25 +367,25 @@ impl Tasks {
         let (tasks, task) = (Arc::clone(self), Arc::clone(task));
         match verdict {
             Verdict::Keep => {}
-            Verdict::EndAgain => {
+            Verdict::RemoveStray => {
                 if let Some(found) = found {
-                    self.spawn(drive_out(tasks, found));
+                    self.spawn(remove_stray(tasks, found));
                 }
             }
-            Verdict::Resume => self.spawn(life::live_on(tasks, task, Begin::WhereItWas)),
-            Verdict::Watch(state) => self.spawn(life::live_on(tasks, task, Begin::Found(state))),
-            Verdict::Lost(end) => self.spawn(life::end_lost(tasks, task, end)),
+            Verdict::Resume => self.spawn(life::resume(tasks, task, StartFrom::Resume)),
+            Verdict::Watch(state) => self.spawn(life::resume(tasks, task, StartFrom::Found(state))),
+            Verdict::Finish(end) => self.spawn(life::finish_lost(tasks, task, end)),
         }
     }
 
     async fn compact(&self) -> Result<(), journal::Error> {
         let now = clock::now_us();
-        self.journal.compact(move |records| replay::worth_keeping(records, now)).await
+        self.journal.compact(move |records| replay::retained_records(records, now)).await
     }
 
     pub(super) async fn compact_if_long(&self) {
         let now = clock::now_us();
-        let rewritten = self.journal.compact_if_long(move |records| replay::worth_keeping(records, now));
+        let rewritten = self.journal.compact_if_long(move |records| replay::retained_records(records, now));
         if let Err(error) = rewritten.await {
             tracing::warn!(error = chain(&error), "rewrite the journal");
         }

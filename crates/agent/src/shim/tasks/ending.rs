@@ -8,7 +8,7 @@ use windlass_model::{
 
 use super::{
     host::HostError,
-    task::{Ask, End},
+    task::{End, StopRequest},
 };
 use crate::{
     shim::runtime::{Exit, Lost, RuntimeError},
@@ -21,20 +21,20 @@ const MESSAGE_BYTES_MAX: usize = 4096;
 
 /// What the task left in its `run` directory. The job may have written it, so it may refine the end, never deny it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Left {
+pub(super) struct ExitEvidence {
     pub(super) last_word: Option<LastWord>,
     pub(super) job: Option<JobState>,
 }
 
 /// A container ended of itself.
-pub(super) fn exited(exit: &Exit, left: &Left) -> End {
+pub(super) fn exited(exit: &Exit, left: &ExitEvidence) -> End {
     match exit.lost {
         Some(Lost::EngineRestarted) => return Ending::host_runtime_restart().into(),
         Some(Lost::HostRebooted) => return Ending::host_reboot().into(),
-        Some(Lost::Vanished) => return vanished(),
+        Some(Lost::Vanished) => return for_vanished(),
         None => {}
     }
-    let Some(code) = exit.code else { return vanished() };
+    let Some(code) = exit.code else { return for_vanished() };
     let oom = exit.oom_killed || left.last_word.as_ref().is_some_and(|word| word.oom_killed);
     let detail =
         left.job.as_ref().and_then(|job| job.detail.as_deref()).and_then(|word| word.parse::<Detail>().ok());
@@ -59,17 +59,17 @@ pub(super) fn exited(exit: &Exit, left: &Left) -> End {
             ) => {}
         }
         let from = exit.tail.len().saturating_sub(TAIL_LINES_MAX);
-        ending = ending.saying(bounded(exit.tail[from..].join("\n")));
+        ending = ending.with_message(truncate_message(exit.tail[from..].join("\n")));
     }
     ending.into()
 }
 
 /// SIGKILL and SIGTERM, as shells count them.
-const SIGNALLED: [i32; 2] = [137, 143];
+const SIGNAL_EXIT_CODES: [i32; 2] = [137, 143];
 
 /// Whether it was ended by a signal that nobody accounts for: the job's runner says at most that it was told to end.
-pub(super) fn is_from_outside(exit: &Exit, left: &Left) -> bool {
-    let is_signalled = exit.code.is_some_and(|code| SIGNALLED.contains(&code));
+pub(super) fn is_external_kill(exit: &Exit, left: &ExitEvidence) -> bool {
+    let is_signalled = exit.code.is_some_and(|code| SIGNAL_EXIT_CODES.contains(&code));
     let is_oom = exit.oom_killed || left.last_word.as_ref().is_some_and(|word| word.oom_killed);
     let is_told = left.job.as_ref().is_some_and(|job| match job.state.as_str() {
         "done" | "failed" => true,
@@ -80,31 +80,32 @@ pub(super) fn is_from_outside(exit: &Exit, left: &Left) -> bool {
 }
 
 /// It ran, and is gone without a trace although the host and its engine stayed.
-pub(super) fn vanished() -> End {
-    Ending::new(TerminationReason::ExecutorError).saying("the container vanished").into()
+pub(super) fn for_vanished() -> End {
+    Ending::new(TerminationReason::ExecutorError).with_message("the container vanished").into()
 }
 
 /// It was made to end. What it exited with is kept where it is known.
-pub(super) fn stopped(ask: &Ask, exit: Option<&Exit>) -> End {
+pub(super) fn stopped(ask: &StopRequest, exit: Option<&Exit>) -> End {
     let exit_status = exit.filter(|exit| exit.lost.is_none()).and_then(|exit| exit.code);
     // The shim's own, and no word that clients know as a reason.
     if ask.reason == Detail::DiskLimitExceeded.as_str() {
-        let end = End::from(Ending::disk_limit_exceeded().saying(&ask.message));
+        let end = End::from(Ending::disk_limit_exceeded().with_message(&ask.message));
         return End { exit_status, ..end };
     }
     End { reason: ask.reason.clone(), message: ask.message.clone(), exit_status, detail: None }
 }
 
 /// GPUs, keys, volumes or mounts could not be had.
-pub(super) fn unprepared(error: &(dyn std::error::Error + 'static)) -> End {
-    let no_disk = error.downcast_ref::<HostError>().is_some_and(HostError::is_no_disk);
+pub(super) fn for_prepare_error(error: &(dyn std::error::Error + 'static)) -> End {
+    let no_disk = error.downcast_ref::<HostError>().is_some_and(HostError::is_disk_full);
     let ending = if no_disk { Ending::no_disk() } else { Ending::new(TerminationReason::ExecutorError) };
-    ending.saying(bounded(chain(error))).into()
+    ending.with_message(truncate_message(chain(error))).into()
 }
 
 /// The image could not be brought, or the container not be made.
-pub(super) fn uncreated(error: &RuntimeError) -> End {
-    let ending = Ending::new(TerminationReason::CreatingContainerError).saying(bounded(chain(error)));
+pub(super) fn for_create_error(error: &RuntimeError) -> End {
+    let ending =
+        Ending::new(TerminationReason::CreatingContainerError).with_message(truncate_message(chain(error)));
     match error {
         RuntimeError::NoDisk { .. } => ending.with(Detail::NoDisk),
         RuntimeError::NoImage { .. }
@@ -117,18 +118,18 @@ pub(super) fn uncreated(error: &RuntimeError) -> End {
     .into()
 }
 
-pub(super) fn pull_took_too_long(secs: u64) -> End {
+pub(super) fn for_pull_timeout(secs: u64) -> End {
     let said = format!("the image was not here after {secs} s");
-    Ending::new(TerminationReason::CreatingContainerError).saying(said).into()
+    Ending::new(TerminationReason::CreatingContainerError).with_message(said).into()
 }
 
 /// The journal lost records and nothing else tells what became of the task: it is never started on a guess.
-pub(super) fn forgotten() -> End {
+pub(super) fn for_lost_journal() -> End {
     let said = "the host's journal was damaged and nothing runs for this task";
-    Ending::new(TerminationReason::ExecutorError).saying(said).into()
+    Ending::new(TerminationReason::ExecutorError).with_message(said).into()
 }
 
-fn bounded(mut message: String) -> String {
+fn truncate_message(mut message: String) -> String {
     if message.len() > MESSAGE_BYTES_MAX {
         let end = message.floor_char_boundary(MESSAGE_BYTES_MAX);
         message.truncate(end);

@@ -19,25 +19,25 @@ use windlass_model::{id::SubmissionId, task::Status};
 
 use super::{
     Settings,
-    ending::Left,
-    task::{End, State, Task},
+    ending::ExitEvidence,
+    task::{End, Task, TaskState},
 };
 use crate::{
-    confine::Beneath,
+    confine::DirHandle,
     digest::sha256_hex,
     shim::runtime::{Handle, RegistryAuth},
-    taskdir::{LAST_WORD, LastWord, RUNNER_CONFIG, RunnerConfig, STATES, TaskDir},
+    taskdir::{EXIT_RECORD, LastWord, RUNNER_CONFIG, RunnerConfig, STATES, TaskDir},
 };
 
 /// What the job could make longer than is sensible.
-const LEFT_BYTES_MAX: u64 = 1024 * 1024;
-const EVERYWHERE: &str = "0.0.0.0";
+const EXIT_FILE_BYTES_MAX: u64 = 1024 * 1024;
+const ANY_ADDRESS: &str = "0.0.0.0";
 const LOOPBACK: &str = "127.0.0.1";
 
 /// `task.json`: the specification without credentials, and what became of it. The journal is what counts; this
 /// is what remains when the journal is lost.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Stored {
+pub(super) struct StoredTask {
     pub(super) spec: TaskSpec,
     pub(super) epoch: i64,
     pub(super) status: Status,
@@ -48,7 +48,7 @@ pub(super) struct Stored {
     pub(super) end: Option<End>,
 }
 
-impl Stored {
+impl StoredTask {
     pub(super) fn of(task: &Task) -> Self {
         let state = task.state.lock();
         Self {
@@ -64,8 +64,8 @@ impl Stored {
     }
 
     /// The state as far as this file knows it.
-    pub(super) fn state(&self) -> State {
-        let mut state = State::new(self.epoch);
+    pub(super) fn state(&self) -> TaskState {
+        let mut state = TaskState::new(self.epoch);
         state.status = self.status;
         state.container.handle.clone_from(&self.handle);
         state.container.starting.clone_from(&self.boot);
@@ -97,7 +97,7 @@ pub(super) fn new_token() -> String {
 /// Everything of a new task that must be there after a kill.
 pub(super) fn write_submission(
     dir: &TaskDir,
-    stored: &Stored,
+    stored: &StoredTask,
     token: &str,
     auth: Option<&RegistryAuth>,
 ) -> io::Result<()> {
@@ -106,24 +106,24 @@ pub(super) fn write_submission(
     private.create(dir.root())?;
     private.create(dir.run())?;
     private.create(dir.scratch())?;
-    replace(&dir.token(), token.as_bytes())?;
+    write_atomic(&dir.token(), token.as_bytes())?;
     if let Some(auth) = auth {
         let stored = StoredAuth { username: auth.username.clone(), password: auth.password.clone() };
-        replace(&dir.registry(), &serde_json::to_vec(&stored)?)?;
+        write_atomic(&dir.registry(), &serde_json::to_vec(&stored)?)?;
     }
-    replace(&dir.task(), &serde_json::to_vec(stored)?)?;
+    write_atomic(&dir.task(), &serde_json::to_vec(stored)?)?;
     match dir.root().parent() {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
     }
 }
 
-pub(super) fn write_task(dir: &TaskDir, stored: &Stored) -> io::Result<()> {
-    replace(&dir.task(), &serde_json::to_vec(stored)?)
+pub(super) fn write_task(dir: &TaskDir, stored: &StoredTask) -> io::Result<()> {
+    write_atomic(&dir.task(), &serde_json::to_vec(stored)?)
 }
 
-pub(super) fn read_task(dir: &TaskDir) -> io::Result<Stored> {
-    let stored: Stored = serde_json::from_slice(&fs::read(dir.task())?)?;
+pub(super) fn read_task(dir: &TaskDir) -> io::Result<StoredTask> {
+    let stored: StoredTask = serde_json::from_slice(&fs::read(dir.task())?)?;
     if stored.spec.id != dir.id {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is about another task"));
     }
@@ -140,16 +140,16 @@ pub(super) fn read_auth(dir: &TaskDir) -> Option<RegistryAuth> {
 }
 
 /// The credential is of no use once the image is here.
-pub(super) fn forget_auth(dir: &TaskDir) -> io::Result<()> {
-    absent_is_fine(fs::remove_file(dir.registry()))
+pub(super) fn delete_auth(dir: &TaskDir) -> io::Result<()> {
+    ignore_not_found(fs::remove_file(dir.registry()))
 }
 
 /// Everything of a task. What the job made below is deleted by handles, links are not followed.
 pub(super) fn remove(dir: &TaskDir) -> io::Result<()> {
-    absent_is_fine(fs::remove_dir_all(dir.root()))
+    ignore_not_found(fs::remove_dir_all(dir.root()))
 }
 
-fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         done => done,
@@ -190,36 +190,36 @@ pub(super) fn write_runner_config(
         gpus: gpus.to_vec(),
         wait_secs: settings.runner_wait_secs,
     };
-    replace(&task.dir.run().join(RUNNER_CONFIG), &serde_json::to_vec(&config)?)
+    write_atomic(&task.dir.run().join(RUNNER_CONFIG), &serde_json::to_vec(&config)?)
 }
 
 /// Where a runner listens.
 #[derive(Debug, PartialEq, Eq)]
-struct Doors {
+struct ListenAddresses {
     http: Option<String>,
     ssh: String,
     any_port_if_taken: bool,
 }
 
-fn doors(settings: &Settings, spec: &TaskSpec, runtime: &str) -> Doors {
-    let foreign = is_foreign(settings, spec);
+fn doors(settings: &Settings, spec: &TaskSpec, runtime: &str) -> ListenAddresses {
+    let foreign = is_from_dstack(settings, spec);
     let is_bridged = runtime == "docker" && spec.network_mode == NetworkMode::Bridge;
     let (address, port, any_port_if_taken) = match (is_bridged, runtime) {
-        (true, _) => (EVERYWHERE, SSH_PORT, false),
+        (true, _) => (ANY_ADDRESS, SSH_PORT, false),
         // Its other nodes come to exactly this port.
-        (false, _) if spec.cluster => (EVERYWHERE, SSH_PORT, false),
+        (false, _) if spec.cluster => (ANY_ADDRESS, SSH_PORT, false),
         // It does not say whether there are other nodes, and expects what an sshd does. Nodes have the whole host.
-        (false, _) if foreign && spec.network_mode == NetworkMode::Host => (EVERYWHERE, SSH_PORT, true),
+        (false, _) if foreign && spec.network_mode == NetworkMode::Host => (ANY_ADDRESS, SSH_PORT, true),
         // Plain processes share the host's ports with everybody: any free one.
         (false, "process") => (LOOPBACK, 0, false),
         (false, _) => (LOOPBACK, SSH_PORT, true),
     };
     // Whoever reaches that port is let in: on the host's network nobody from outside may.
-    let http_address = if is_bridged { EVERYWHERE } else { LOOPBACK };
+    let http_address = if is_bridged { ANY_ADDRESS } else { LOOPBACK };
     // Several blocks of a host are several runners, and plain processes have no network of their own.
     let is_one_of_many = runtime == "process" && spec.network_mode == NetworkMode::Bridge;
     let http_port = if is_one_of_many { 0 } else { RUNNER_PORT };
-    Doors {
+    ListenAddresses {
         http: foreign.then(|| format!("{http_address}:{http_port}")),
         ssh: format!("{address}:{port}"),
         any_port_if_taken,
@@ -227,13 +227,13 @@ fn doors(settings: &Settings, spec: &TaskSpec, runtime: &str) -> Doors {
 }
 
 /// Whether a dstack server sent it: ours makes claims.
-pub(super) fn is_foreign(settings: &Settings, spec: &TaskSpec) -> bool {
+pub(super) fn is_from_dstack(settings: &Settings, spec: &TaskSpec) -> bool {
     settings.compat_tcp && spec.claims.is_none()
 }
 
 /// Container ports that a bridge maps to the host's loopback.
 pub(super) fn publish(settings: &Settings, spec: &TaskSpec) -> Vec<u16> {
-    match (spec.network_mode, is_foreign(settings, spec)) {
+    match (spec.network_mode, is_from_dstack(settings, spec)) {
         (NetworkMode::Host, _) => Vec::new(),
         (NetworkMode::Bridge, true) => vec![RUNNER_PORT, SSH_PORT],
         (NetworkMode::Bridge, false) => vec![SSH_PORT],
@@ -241,21 +241,21 @@ pub(super) fn publish(settings: &Settings, spec: &TaskSpec) -> Vec<u16> {
 }
 
 /// What runner and job left. Anything unreadable is as if it were not there.
-pub(super) fn left(dir: &TaskDir) -> Left {
-    let Ok(run) = Beneath::open(&dir.run()) else { return Left::default() };
-    let mut left = Left::default();
-    if let Ok(file) = run.file(LAST_WORD) {
-        left.last_word = serde_json::from_reader::<_, LastWord>(file.take(LEFT_BYTES_MAX)).ok();
+pub(super) fn left(dir: &TaskDir) -> ExitEvidence {
+    let Ok(run) = DirHandle::open(&dir.run()) else { return ExitEvidence::default() };
+    let mut left = ExitEvidence::default();
+    if let Ok(file) = run.file(EXIT_RECORD) {
+        left.last_word = serde_json::from_reader::<_, LastWord>(file.take(EXIT_FILE_BYTES_MAX)).ok();
     }
     if let Ok(file) = run.file(STATES) {
-        let lines = io::BufReader::new(file.take(LEFT_BYTES_MAX)).lines().map_while(Result::ok);
+        let lines = io::BufReader::new(file.take(EXIT_FILE_BYTES_MAX)).lines().map_while(Result::ok);
         left.job = lines.filter_map(|line| serde_json::from_str::<JobState>(&line).ok()).last();
     }
     left
 }
 
 /// Writes beside and renames: a reader, or a kill, sees the old file or the new one.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let beside = path.with_extension("new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
     file.write_all(bytes)?;
@@ -302,7 +302,8 @@ mod tests {
             };
             let mut settings = Settings::in_memory("/".into(), Vec::new());
             settings.compat_tcp = true;
-            let expected = Doors { http: http.map(str::to_owned), ssh: ssh.to_owned(), any_port_if_taken };
+            let expected =
+                ListenAddresses { http: http.map(str::to_owned), ssh: ssh.to_owned(), any_port_if_taken };
             assert_eq!(doors(&settings, &spec, runtime), expected, "{runtime} {network_mode:?} {is_ours}");
             settings.compat_tcp = false;
             assert_eq!(doors(&settings, &spec, runtime).http, None);

@@ -5,20 +5,20 @@ use std::collections::{BTreeMap, HashMap};
 use windlass_model::id::SubmissionId;
 
 /// No server remembers a submission for longer.
-pub(super) const GRAVES_MAX: usize = 100_000;
+pub(super) const TOMBSTONES_MAX: usize = 100_000;
 pub(super) const AGE_US_MAX: i64 = 30 * 24 * 3600 * 1_000_000;
 
 #[derive(Debug, Default)]
-pub(super) struct Graves {
+pub(super) struct Tombstones {
     epochs: HashMap<SubmissionId, (i64, (i64, u64))>,
     /// By age, oldest first.
     order: BTreeMap<(i64, u64), SubmissionId>,
     dug: u64,
 }
 
-impl Graves {
+impl Tombstones {
     /// Buries an id; the oldest give way when there are too many.
-    pub(super) fn dig(&mut self, id: SubmissionId, epoch: i64, at: i64) {
+    pub(super) fn insert(&mut self, id: SubmissionId, epoch: i64, at: i64) {
         self.dug += 1;
         let place = (at, self.dug);
         if let Some((_, old)) = self.epochs.insert(id, (epoch, place)) {
@@ -26,7 +26,7 @@ impl Graves {
         }
         self.order.insert(place, id);
         while let Some((&oldest, &buried)) = self.order.first_key_value() {
-            if self.order.len() <= GRAVES_MAX && oldest.0 >= at.saturating_sub(AGE_US_MAX) {
+            if self.order.len() <= TOMBSTONES_MAX && oldest.0 >= at.saturating_sub(AGE_US_MAX) {
                 break;
             }
             self.order.remove(&oldest);
@@ -50,13 +50,13 @@ mod tests {
 
     #[test]
     fn the_oldest_graves_give_way() {
-        let mut graves = Graves::default();
-        for n in 0..=GRAVES_MAX as u128 {
-            graves.dig(id(n), 1, 5);
+        let mut graves = Tombstones::default();
+        for n in 0..=TOMBSTONES_MAX as u128 {
+            graves.insert(id(n), 1, 5);
         }
         assert_eq!(graves.epoch(id(0)), None);
         assert_eq!(graves.epoch(id(1)), Some(1));
-        graves.dig(id(1), 7, AGE_US_MAX + 6);
+        graves.insert(id(1), 7, AGE_US_MAX + 6);
         assert_eq!(graves.epoch(id(1)), Some(7));
         assert_eq!(graves.epoch(id(2)), None, "too old");
         assert_eq!(graves.order.len(), 1);

@@ -72,15 +72,15 @@ pub trait Observer: Send + Sync + 'static {
 
 /// Nobody looks.
 #[derive(Clone, Copy, Debug)]
-pub struct Unobserved;
+pub struct NoObserver;
 
-impl Observer for Unobserved {
+impl Observer for NoObserver {
     fn changed(&self, _: &TaskInfo) {}
     fn removed(&self, _: SubmissionId) {}
 }
 
 impl HostError {
-    pub(super) fn is_no_disk(&self) -> bool {
+    pub(super) fn is_disk_full(&self) -> bool {
         match self {
             Self::Refused { .. } => false,
             Self::Io { source, .. } => source.kind() == io::ErrorKind::StorageFull,

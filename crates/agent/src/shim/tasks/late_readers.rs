@@ -28,39 +28,39 @@ use super::{
     task::{End, Task},
 };
 use crate::{
-    confine::Beneath,
+    confine::DirHandle,
     runner::{api, ssh},
     spool::{Reader, Readers, Source, Stream, Watcher, http as spool},
     taskdir::TaskDir,
 };
 
 /// How long somebody may come. Tests wait until everything of a task is gone, and so it is less in builds for them.
-const OPEN_FOR: Duration = Duration::from_secs(if cfg!(feature = "testing") { 15 } else { 60 });
+const OPEN_TIMEOUT: Duration = Duration::from_secs(if cfg!(feature = "testing") { 15 } else { 60 });
 /// A client that has read everything closes its connection itself.
-const AFTER_READ: Duration = Duration::from_secs(2);
+const CLOSE_DELAY: Duration = Duration::from_secs(2);
 /// The engine gives a port back a moment after the container has ended.
-const BIND_WITHIN: Duration = Duration::from_secs(5);
-const BIND_AGAIN: Duration = Duration::from_millis(50);
+const BIND_TIMEOUT: Duration = Duration::from_secs(5);
+const BIND_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Ports at a time; the oldest is closed for a newer one.
 const PORTS_MAX: usize = 64;
 
 /// The ports that are open now, oldest first.
 #[derive(Default)]
 pub(super) struct LateReaders {
-    open: Mutex<VecDeque<Open>>,
+    open: Mutex<VecDeque<OpenPort>>,
     host_key: OnceLock<ssh::HostKey>,
 }
 
 #[derive(Clone)]
-struct Open {
+struct OpenPort {
     port: u16,
     stop: CancellationToken,
     closed: CancellationToken,
 }
 
 impl LateReaders {
-    fn enter(&self, port: u16) -> Open {
-        let entered = Open { port, stop: CancellationToken::new(), closed: CancellationToken::new() };
+    fn register(&self, port: u16) -> OpenPort {
+        let entered = OpenPort { port, stop: CancellationToken::new(), closed: CancellationToken::new() };
         let mut open = self.open.lock();
         open.retain(|other| !other.closed.is_cancelled());
         while open.len() >= PORTS_MAX {
@@ -73,8 +73,9 @@ impl LateReaders {
     }
 
     /// Closes a port that a task needs, and waits until it is free.
-    pub(super) async fn give_up(&self, port: u16) {
-        let there: Vec<Open> = self.open.lock().iter().filter(|open| open.port == port).cloned().collect();
+    pub(super) async fn close_port(&self, port: u16) {
+        let there: Vec<OpenPort> =
+            self.open.lock().iter().filter(|open| open.port == port).cloned().collect();
         for open in there {
             open.stop.cancel();
             open.closed.cancelled().await;
@@ -93,28 +94,28 @@ impl LateReaders {
 }
 
 /// The output of a task that has ended, and the port where people look for it.
-pub(super) struct Output {
+pub(super) struct EndedOutput {
     reader: Reader,
     port: u16,
 }
 
 /// Opens the output of a task that ends, while it is there. Nothing where nobody would come: only runs that are done
 /// are attached to, and a dstack server keeps the task until its output was read.
-pub(super) async fn open(tasks: &Tasks, task: &Task, end: &End) -> Option<Output> {
+pub(super) async fn open(tasks: &Tasks, task: &Task, end: &End) -> Option<EndedOutput> {
     let is_done = end.reason == TerminationReason::DoneByRunner.as_str();
-    let is_kept = tasks.settings.keep == Keep::OnDisk && !files::is_foreign(&tasks.settings, &task.spec);
+    let is_kept = tasks.settings.keep == Keep::OnDisk && !files::is_from_dstack(&tasks.settings, &task.spec);
     if !is_done || !is_kept || task.spec.container_ssh_keys.is_empty() {
         return None;
     }
     let port = ssh_port(task.state.lock().ports.as_deref()?);
     let dir = task.dir.clone();
     let opened = tokio::task::spawn_blocking(move || open_reader(&dir)).await.ok()?;
-    opened.ok().map(|reader| Output { reader, port })
+    opened.ok().map(|reader| EndedOutput { reader, port })
 }
 
 /// Both files are open when this returns: they can be read when their directory is gone.
 fn open_reader(dir: &TaskDir) -> io::Result<Reader> {
-    let reader = Reader::new(Arc::new(Beneath::open(&dir.run())?), Stream::Job);
+    let reader = Reader::new(Arc::new(DirHandle::open(&dir.run())?), Stream::Job);
     reader.position()?;
     Ok(reader)
 }
@@ -125,8 +126,8 @@ fn ssh_port(ports: &[Port]) -> u16 {
 }
 
 /// Lets people read the output, for a while.
-pub(super) async fn serve(tasks: Arc<Tasks>, task: Arc<Task>, output: Output) {
-    let open = tasks.late_readers.enter(output.port);
+pub(super) async fn serve(tasks: Arc<Tasks>, task: Arc<Task>, output: EndedOutput) {
+    let open = tasks.late_readers.register(output.port);
     // Whichever way this ends, nobody waits for the port.
     let _closed = open.closed.clone().drop_guard();
     let Some(listener) = bind(&open).await else { return };
@@ -147,17 +148,17 @@ pub(super) async fn serve(tasks: Arc<Tasks>, task: Arc<Task>, output: Output) {
         keys,
         host_key,
         sessions: None,
-        connections: ssh::Connections::new(),
-        runner: Some(api::for_people(spool::tail_of(source, Arc::clone(&readers)))),
+        connections: ssh::ConnectionTracker::new(),
+        runner: Some(api::guest_router(spool::tail_router(source, Arc::clone(&readers)))),
     };
     let over = async {
         let read = async {
             readers.tailed().await;
-            sleep(AFTER_READ).await;
+            sleep(CLOSE_DELAY).await;
         };
         tokio::select! {
             () = read => {}
-            () = sleep(OPEN_FOR) => {}
+            () = sleep(OPEN_TIMEOUT) => {}
             () = open.stop.cancelled() => {}
         }
         open.stop.cancel();
@@ -169,8 +170,8 @@ pub(super) async fn serve(tasks: Arc<Tasks>, task: Arc<Task>, output: Output) {
 }
 
 /// On the loopback alone: people come through the host's own SSH server, or are on this machine.
-async fn bind(open: &Open) -> Option<TcpListener> {
-    let until = Instant::now() + BIND_WITHIN;
+async fn bind(open: &OpenPort) -> Option<TcpListener> {
+    let until = Instant::now() + BIND_TIMEOUT;
     loop {
         match TcpListener::bind((Ipv4Addr::LOCALHOST, open.port)).await {
             Ok(listener) => return Some(listener),
@@ -181,7 +182,7 @@ async fn bind(open: &Open) -> Option<TcpListener> {
             Err(_) => {}
         }
         tokio::select! {
-            () = sleep(BIND_AGAIN) => {}
+            () = sleep(BIND_RETRY_DELAY) => {}
             () = open.stop.cancelled() => return None,
         }
     }
@@ -194,24 +195,24 @@ mod tests {
     #[tokio::test]
     async fn the_oldest_port_is_closed_for_a_newer_one() {
         let late = LateReaders::default();
-        let first = late.enter(1);
-        let rest: Vec<Open> = (2..=64).map(|port| late.enter(port)).collect();
+        let first = late.register(1);
+        let rest: Vec<OpenPort> = (2..=64).map(|port| late.register(port)).collect();
         assert!(!first.stop.is_cancelled());
         // One that has closed makes room by itself.
         rest[0].closed.cancel();
-        late.enter(65);
+        late.register(65);
         assert!(!first.stop.is_cancelled());
-        late.enter(66);
+        late.register(66);
         assert!(first.stop.is_cancelled() && !rest[1].stop.is_cancelled());
     }
 
     #[tokio::test]
     async fn a_port_that_a_task_needs_is_given_up_before_the_task_has_it() {
         let late = Arc::new(LateReaders::default());
-        let (wanted, other) = (late.enter(SSH_PORT), late.enter(7));
+        let (wanted, other) = (late.register(SSH_PORT), late.register(7));
         let given = tokio::spawn({
             let late = Arc::clone(&late);
-            async move { late.give_up(SSH_PORT).await }
+            async move { late.close_port(SSH_PORT).await }
         });
         wanted.stop.cancelled().await;
         assert!(!given.is_finished(), "it is not closed yet");

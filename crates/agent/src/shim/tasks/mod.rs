@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use windlass_api::agent::shim::{TaskInfo, TaskItem, TaskSpec, Terminate};
+use windlass_api::agent::shim::{TaskInfo, TaskItem, TaskSpec, TerminateRequest};
 use windlass_model::{
     id::SubmissionId,
     ledger::Ledger,
@@ -35,8 +35,8 @@ use windlass_model::{
 };
 
 use self::{
-    graves::Graves,
-    task::{Acceptance, Ask, Removal, State, Task},
+    graves::Tombstones,
+    task::{Acceptance, Removal, StopRequest, Task, TaskState},
 };
 use super::{
     journal::{self, Journal, Kind},
@@ -45,11 +45,11 @@ use super::{
 use crate::{host::gpu::Gpu, taskdir::TaskDir};
 
 pub use adopt::OpenError;
-pub use host::{Done, Grant, Host, HostError, Observer, Unobserved};
+pub use host::{Done, Grant, Host, HostError, NoObserver, Observer};
 pub use task::End;
 
 /// Clients give up after 9 s.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// More tasks than this on one host are refused; removed ones do not count.
 const TASKS_MAX: usize = 10_000;
 
@@ -107,7 +107,7 @@ impl Settings {
             compat_tcp: false,
             runner_wait_secs: 300,
             pull_secs_max: 20 * 60,
-            answer_within: ANSWER_WITHIN,
+            answer_within: RESPONSE_TIMEOUT,
             boot: boot_id(),
             pause_at: pause_at(),
         }
@@ -149,7 +149,7 @@ pub enum TaskError {
     Alive { id: SubmissionId },
     /// It goes on; asking again tells.
     #[error("remove task {id}: not done yet")]
-    Unfinished { id: SubmissionId },
+    RemovalPending { id: SubmissionId },
     #[error("accept task {id}: {max} tasks are here")]
     Full { id: SubmissionId, max: usize },
     #[error("accept task {id}: {why}")]
@@ -178,14 +178,14 @@ pub struct Tasks {
 #[derive(Default)]
 struct Table {
     tasks: HashMap<SubmissionId, Arc<Task>>,
-    graves: Graves,
+    graves: Tombstones,
 }
 
-enum Known {
-    Here(Arc<Task>),
+enum TaskLookup {
+    Present(Arc<Task>),
     /// Removed, with the epoch of the removal.
-    Grave(i64),
-    Never,
+    Removed(i64),
+    Unknown,
 }
 
 impl Tasks {
@@ -210,16 +210,16 @@ impl Tasks {
     /// Accepts a task that policy allows, and starts it. A repeat is accepted and has no second effect.
     pub async fn submit(self: &Arc<Self>, spec: TaskSpec, epoch: Option<i64>) -> Result<(), TaskError> {
         let id = spec.id;
-        let (task, fresh) = self.enter(spec, epoch)?;
+        let (task, fresh) = self.register(spec, epoch)?;
         if fresh {
-            self.spawn(life::accept_and_live(Arc::clone(self), Arc::clone(&task)));
+            self.spawn(life::accept_and_run(Arc::clone(self), Arc::clone(&task)));
         } else {
-            self.raise(&task, epoch).await?;
+            self.raise_epoch(&task, epoch).await?;
         }
-        accepted(id, &task).await
+        wait_accepted(id, &task).await
     }
 
-    fn enter(&self, mut spec: TaskSpec, epoch: Option<i64>) -> Result<(Arc<Task>, bool), TaskError> {
+    fn register(&self, mut spec: TaskSpec, epoch: Option<i64>) -> Result<(Arc<Task>, bool), TaskError> {
         let id = spec.id;
         let mut table = self.table.lock();
         if table.graves.epoch(id).is_some() {
@@ -227,8 +227,8 @@ impl Tasks {
         }
         if let Some(task) = table.tasks.get(&id) {
             return match task.state.lock().removal {
-                Removal::No => Ok((Arc::clone(task), false)),
-                Removal::Going | Removal::Done => Err(TaskError::Gone { id }),
+                Removal::NotRequested => Ok((Arc::clone(task), false)),
+                Removal::InProgress | Removal::Done => Err(TaskError::Gone { id }),
             };
         }
         if table.tasks.len() >= TASKS_MAX {
@@ -239,7 +239,8 @@ impl Tasks {
         let auth =
             (!username.is_empty() || !password.is_empty()).then_some(RegistryAuth { username, password });
         let dir = TaskDir::new(&self.settings.home, id);
-        let task = Arc::new(Task::new(spec, auth, dir, files::new_token(), State::new(epoch.unwrap_or(0))));
+        let task =
+            Arc::new(Task::new(spec, auth, dir, files::new_token(), TaskState::new(epoch.unwrap_or(0))));
         table.tasks.insert(id, Arc::clone(&task));
         Ok((task, true))
     }
@@ -249,12 +250,12 @@ impl Tasks {
     pub async fn terminate(
         self: &Arc<Self>,
         id: SubmissionId,
-        terminate: Terminate,
+        terminate: TerminateRequest,
         epoch: Option<i64>,
     ) -> Result<TaskInfo, TaskError> {
-        let Known::Here(task) = self.known(id) else { return Err(TaskError::NotFound { id }) };
-        accepted(id, &task).await?;
-        self.raise(&task, epoch).await?;
+        let TaskLookup::Present(task) = self.known(id) else { return Err(TaskError::NotFound { id }) };
+        wait_accepted(id, &task).await?;
+        self.raise_epoch(&task, epoch).await?;
         if let Some(seq) = self.ask(&task, &terminate) {
             self.journal.settle(seq).await.map_err(|source| TaskError::Journal { id, source })?;
         }
@@ -263,12 +264,12 @@ impl Tasks {
     }
 
     /// Notes what is asked; the record of the first ask is to be settled before anybody is answered.
-    fn ask(&self, task: &Task, terminate: &Terminate) -> Option<u64> {
+    fn ask(&self, task: &Task, terminate: &TerminateRequest) -> Option<u64> {
         let state = task.state.lock();
         if state.status.is_final() {
             return None;
         }
-        let ask = Ask::new(terminate, Instant::now());
+        let ask = StopRequest::new(terminate, Instant::now());
         let mut seq = None;
         task.ask.send_if_modified(|asked| match asked {
             None => {
@@ -293,39 +294,39 @@ impl Tasks {
     /// Forgets a terminated task and deletes all that is left of it. Its id can never be used again.
     pub async fn remove(self: &Arc<Self>, id: SubmissionId, epoch: Option<i64>) -> Result<(), TaskError> {
         match self.known(id) {
-            Known::Here(task) => {
-                accepted(id, &task).await?;
-                self.raise(&task, epoch).await?;
+            TaskLookup::Present(task) => {
+                wait_accepted(id, &task).await?;
+                self.raise_epoch(&task, epoch).await?;
                 self.begin_removal(&task)?;
                 if self.wait_for(&task, |state| state.removal == Removal::Done).await {
                     Ok(())
                 } else {
-                    Err(TaskError::Unfinished { id })
+                    Err(TaskError::RemovalPending { id })
                 }
             }
-            Known::Grave(seen) => match epoch {
-                Some(epoch) if epoch < seen => Err(self.refuse(id, epoch, seen).await),
+            TaskLookup::Removed(seen) => match epoch {
+                Some(epoch) if epoch < seen => Err(self.refuse_epoch(id, epoch, seen).await),
                 Some(_) | None => Ok(()),
             },
-            Known::Never => self.remove_unknown(id, epoch).await,
+            TaskLookup::Unknown => self.tombstone_unknown(id, epoch).await,
         }
     }
 
     fn begin_removal(self: &Arc<Self>, task: &Arc<Task>) -> Result<(), TaskError> {
         let mut state = task.state.lock();
-        match machine::step(state.status, machine::Event::RemoveAsked) {
+        match machine::step(state.status, machine::Event::RemoveRequested) {
             Step::Refuse => return Err(TaskError::Alive { id: task.id }),
             Step::Stay | Step::To(_) => {}
         }
-        if state.removal == Removal::No {
-            state.removal = Removal::Going;
-            self.spawn(life::bury(Arc::clone(self), Arc::clone(task)));
+        if state.removal == Removal::NotRequested {
+            state.removal = Removal::InProgress;
+            self.spawn(life::remove_task(Arc::clone(self), Arc::clone(task)));
         }
         Ok(())
     }
 
     /// A server that fears a late submission buries the id before it came.
-    async fn remove_unknown(&self, id: SubmissionId, epoch: Option<i64>) -> Result<(), TaskError> {
+    async fn tombstone_unknown(&self, id: SubmissionId, epoch: Option<i64>) -> Result<(), TaskError> {
         let Some(epoch) = epoch else { return Err(TaskError::NotFound { id }) };
         let seq = {
             let mut table = self.table.lock();
@@ -333,7 +334,7 @@ impl Tasks {
                 // It came in this very moment; the caller asks again.
                 return Err(TaskError::Alive { id });
             }
-            table.graves.dig(id, epoch, crate::clock::now_us());
+            table.graves.insert(id, epoch, crate::clock::now_us());
             self.journal.append(id, epoch, Kind::Removed)
         };
         self.journal.settle(seq).await.map_err(|source| TaskError::Journal { id, source })
@@ -342,16 +343,16 @@ impl Tasks {
     /// Checks the epoch of any other call for a task, and remembers a higher one.
     pub async fn admit(&self, id: SubmissionId, epoch: Option<i64>) -> Result<(), TaskError> {
         match self.known(id) {
-            Known::Here(task) => {
-                accepted(id, &task).await?;
-                self.raise(&task, epoch).await
+            TaskLookup::Present(task) => {
+                wait_accepted(id, &task).await?;
+                self.raise_epoch(&task, epoch).await
             }
-            Known::Grave(_) | Known::Never => Err(TaskError::NotFound { id }),
+            TaskLookup::Removed(_) | TaskLookup::Unknown => Err(TaskError::NotFound { id }),
         }
     }
 
     /// Writes down that a specification was refused: signature, claims or policy.
-    pub async fn refused_spec(&self, id: SubmissionId, epoch: Option<i64>, why: &str) {
+    pub async fn record_refused_spec(&self, id: SubmissionId, epoch: Option<i64>, why: &str) {
         let why = why.chars().take(1000).collect();
         let seq = self.journal.append(id, epoch.unwrap_or(0), Kind::RefusedSpec { why });
         if let Err(error) = self.journal.settle(seq).await {
@@ -373,16 +374,16 @@ impl Tasks {
     }
 
     pub fn info(&self, id: SubmissionId) -> Option<TaskInfo> {
-        self.here(id).map(|task| task.info())
+        self.find(id).map(|task| task.info())
     }
 
     pub fn dir(&self, id: SubmissionId) -> Option<TaskDir> {
-        self.here(id).map(|task| task.dir.clone())
+        self.find(id).map(|task| task.dir.clone())
     }
 
     /// What the shim says to the runner of this task.
     pub fn runner_token(&self, id: SubmissionId) -> Option<String> {
-        self.here(id).map(|task| task.token.clone())
+        self.find(id).map(|task| task.token.clone())
     }
 
     /// Devices that no task holds.
@@ -399,7 +400,7 @@ impl Tasks {
         table.tasks.values().filter_map(limit).collect()
     }
 
-    pub fn gpus_free(&self) -> usize {
+    pub fn free_gpu_count(&self) -> usize {
         self.ledger.lock().free()
     }
 
@@ -407,20 +408,20 @@ impl Tasks {
         &self.journal
     }
 
-    fn here(&self, id: SubmissionId) -> Option<Arc<Task>> {
+    fn find(&self, id: SubmissionId) -> Option<Arc<Task>> {
         self.table.lock().tasks.get(&id).cloned()
     }
 
-    fn known(&self, id: SubmissionId) -> Known {
+    fn known(&self, id: SubmissionId) -> TaskLookup {
         let table = self.table.lock();
         if let Some(task) = table.tasks.get(&id) {
-            return Known::Here(Arc::clone(task));
+            return TaskLookup::Present(Arc::clone(task));
         }
-        table.graves.epoch(id).map_or(Known::Never, Known::Grave)
+        table.graves.epoch(id).map_or(TaskLookup::Unknown, TaskLookup::Removed)
     }
 
     /// Refuses an older epoch; a newer one is on disk before this returns.
-    async fn raise(&self, task: &Task, epoch: Option<i64>) -> Result<(), TaskError> {
+    async fn raise_epoch(&self, task: &Task, epoch: Option<i64>) -> Result<(), TaskError> {
         let Some(epoch) = epoch else { return Ok(()) };
         let (seq, seen) = {
             let mut state = task.state.lock();
@@ -435,7 +436,7 @@ impl Tasks {
             }
         };
         match seq {
-            None => Err(self.refuse(task.id, epoch, seen).await),
+            None => Err(self.refuse_epoch(task.id, epoch, seen).await),
             Some(seq) => {
                 let settled = self.journal.settle(seq).await;
                 settled.map_err(|source| TaskError::Journal { id: task.id, source })
@@ -443,7 +444,7 @@ impl Tasks {
         }
     }
 
-    async fn refuse(&self, id: SubmissionId, epoch: i64, seen: i64) -> TaskError {
+    async fn refuse_epoch(&self, id: SubmissionId, epoch: i64, seen: i64) -> TaskError {
         let seq = self.journal.append(id, epoch, Kind::RefusedEpoch { seen });
         if let Err(source) = self.journal.settle(seq).await {
             return TaskError::Journal { id, source };
@@ -453,7 +454,7 @@ impl Tasks {
     }
 
     /// Whether the state came to be so within the time a call may take.
-    async fn wait_for(&self, task: &Task, is_so: impl Fn(&State) -> bool) -> bool {
+    async fn wait_for(&self, task: &Task, is_so: impl Fn(&TaskState) -> bool) -> bool {
         let mut changes = task.changes.subscribe();
         let reached = async {
             while !is_so(&task.state.lock()) {
@@ -475,14 +476,14 @@ impl Tasks {
 }
 
 /// Waits until the submission is on disk, or could not be brought there.
-async fn accepted(id: SubmissionId, task: &Task) -> Result<(), TaskError> {
+async fn wait_accepted(id: SubmissionId, task: &Task) -> Result<(), TaskError> {
     let mut acceptance = task.acceptance.subscribe();
-    let answer = match acceptance.wait_for(|state| *state != Acceptance::Waits).await {
+    let answer = match acceptance.wait_for(|state| *state != Acceptance::Pending).await {
         Ok(answer) => answer.clone(),
         Err(_) => Acceptance::Failed("the shim is closing".to_owned()),
     };
     match answer {
         Acceptance::Failed(why) => Err(TaskError::NotAccepted { id, why }),
-        Acceptance::Accepted | Acceptance::Waits => Ok(()),
+        Acceptance::Accepted | Acceptance::Pending => Ok(()),
     }
 }

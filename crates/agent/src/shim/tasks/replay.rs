@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use windlass_api::agent::shim::Terminate;
+use windlass_api::agent::shim::TerminateRequest;
 use windlass_model::{id::SubmissionId, job::Ending, task::Status};
 
 use super::{
     ending, graves,
-    task::{End, State},
+    task::{End, TaskState},
 };
 use crate::shim::{
     journal::{Damage, Kind, Record},
@@ -16,30 +16,30 @@ use crate::shim::{
 
 /// A task as the journal tells it.
 #[derive(Clone, Debug)]
-pub(super) struct Story {
+pub(super) struct TaskHistory {
     pub(super) first_seq: u64,
     /// Its submission is in the journal.
     pub(super) submitted: bool,
-    pub(super) state: State,
-    pub(super) ask: Option<Terminate>,
+    pub(super) state: TaskState,
+    pub(super) ask: Option<TerminateRequest>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Replayed {
-    pub(super) stories: BTreeMap<SubmissionId, Story>,
+pub(super) struct ReplayedJournal {
+    pub(super) stories: BTreeMap<SubmissionId, TaskHistory>,
     /// Removed ids, the epoch and the moment.
     pub(super) graves: BTreeMap<SubmissionId, (i64, i64)>,
 }
 
-pub(super) fn replay(records: &[Record]) -> Replayed {
-    let mut replayed = Replayed::default();
+pub(super) fn replay(records: &[Record]) -> ReplayedJournal {
+    let mut replayed = ReplayedJournal::default();
     for record in records {
         replayed.take(record);
     }
     replayed
 }
 
-impl Replayed {
+impl ReplayedJournal {
     fn take(&mut self, record: &Record) {
         let id = record.submission;
         if record.kind.is_refusal() {
@@ -51,10 +51,10 @@ impl Replayed {
             self.graves.insert(id, (record.epoch, record.at));
         } else if !self.graves.contains_key(&id) {
             // A record after the removal can only be a last breath.
-            let story = self.stories.entry(id).or_insert_with(|| Story {
+            let story = self.stories.entry(id).or_insert_with(|| TaskHistory {
                 first_seq: record.seq,
                 submitted: false,
-                state: State::new(record.epoch),
+                state: TaskState::new(record.epoch),
                 ask: None,
             });
             story.state.epoch = story.state.epoch.max(record.epoch);
@@ -63,7 +63,7 @@ impl Replayed {
     }
 }
 
-impl Story {
+impl TaskHistory {
     fn take(&mut self, kind: &Kind) {
         let state = &mut self.state;
         match kind {
@@ -88,7 +88,7 @@ impl Story {
             }
             Kind::ContainerExited { .. } => state.container.exited = true,
             Kind::TerminateAsked { reason, message, timeout } => {
-                self.ask.get_or_insert_with(|| Terminate {
+                self.ask.get_or_insert_with(|| TerminateRequest {
                     termination_reason: reason.clone(),
                     termination_message: message.clone(),
                     timeout: *timeout,
@@ -103,7 +103,7 @@ impl Story {
     }
 
     /// Whether records of this task may be among the lost ones.
-    pub(super) fn is_doubtful(&self, damage: &[Damage]) -> bool {
+    pub(super) fn may_be_incomplete(&self, damage: &[Damage]) -> bool {
         !self.submitted || damage.iter().any(|damage| damage.after_seq >= self.first_seq)
     }
 }
@@ -114,19 +114,24 @@ pub(super) enum Verdict {
     /// It is over; nothing to do.
     Keep,
     /// It is over, yet something of it runs.
-    EndAgain,
+    RemoveStray,
     /// Go on where it was: every step may be repeated.
     Resume,
     /// A container was started; waiting for it tells the rest.
     Watch(FoundState),
     /// It was started, or nobody can know that it was not, and there is nothing.
-    Lost(End),
+    Finish(End),
 }
 
-pub(super) fn verdict(state: &State, found: Option<FoundState>, same_boot: bool, doubtful: bool) -> Verdict {
+pub(super) fn verdict(
+    state: &TaskState,
+    found: Option<FoundState>,
+    same_boot: bool,
+    doubtful: bool,
+) -> Verdict {
     if state.status.is_final() {
         return match found {
-            Some(FoundState::Running) => Verdict::EndAgain,
+            Some(FoundState::Running) => Verdict::RemoveStray,
             Some(FoundState::Created | FoundState::Ended) | None => Verdict::Keep,
         };
     }
@@ -134,9 +139,9 @@ pub(super) fn verdict(state: &State, found: Option<FoundState>, same_boot: bool,
         Some(found @ (FoundState::Running | FoundState::Ended)) => Verdict::Watch(found),
         Some(FoundState::Created) if !state.container.started => Verdict::Resume,
         None if state.container.starting.is_none() && !doubtful => Verdict::Resume,
-        None if state.container.starting.is_none() => Verdict::Lost(ending::forgotten()),
-        Some(FoundState::Created) | None if same_boot => Verdict::Lost(ending::vanished()),
-        Some(FoundState::Created) | None => Verdict::Lost(Ending::host_reboot().into()),
+        None if state.container.starting.is_none() => Verdict::Finish(ending::for_lost_journal()),
+        Some(FoundState::Created) | None if same_boot => Verdict::Finish(ending::for_vanished()),
+        Some(FoundState::Created) | None => Verdict::Finish(Ending::host_reboot().into()),
     }
 }
 
@@ -144,7 +149,7 @@ pub(super) fn verdict(state: &State, found: Option<FoundState>, same_boot: bool,
 const REFUSALS_KEPT_MAX: usize = 1000;
 
 /// What a rewritten journal keeps: living tasks, graves that are not too old, the last refusals.
-pub(super) fn worth_keeping(records: Vec<Record>, now_us: i64) -> Vec<Record> {
+pub(super) fn retained_records(records: Vec<Record>, now_us: i64) -> Vec<Record> {
     let replayed = replay(&records);
     let mut refusals = 0;
     let mut graves = HashSet::new();
@@ -158,7 +163,7 @@ pub(super) fn worth_keeping(records: Vec<Record>, now_us: i64) -> Vec<Record> {
                 refusals <= REFUSALS_KEPT_MAX
             } else if record.kind == Kind::Removed {
                 record.at >= now_us.saturating_sub(graves::AGE_US_MAX)
-                    && graves.len() < graves::GRAVES_MAX
+                    && graves.len() < graves::TOMBSTONES_MAX
                     && graves.insert(record.submission)
             } else {
                 replayed.stories.contains_key(&record.submission)

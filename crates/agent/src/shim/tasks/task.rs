@@ -6,7 +6,9 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, time::Instant};
 
-use windlass_api::agent::shim::{Port, PullProgress, TaskInfo, TaskItem, TaskSpec, TaskStatus, Terminate};
+use windlass_api::agent::shim::{
+    Port, PullProgress, TaskInfo, TaskItem, TaskSpec, TaskStatus, TerminateRequest,
+};
 use windlass_model::{id::SubmissionId, job::Detail, job::Ending, task::Status};
 
 use crate::{
@@ -39,15 +41,15 @@ impl From<Ending> for End {
 
 /// That the server wants the task to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ask {
+pub(super) struct StopRequest {
     pub(super) reason: String,
     pub(super) message: String,
     /// When politeness ends. Later asks may only bring it forward.
     pub(super) until: Instant,
 }
 
-impl Ask {
-    pub(super) fn new(terminate: &Terminate, now: Instant) -> Self {
+impl StopRequest {
+    pub(super) fn new(terminate: &TerminateRequest, now: Instant) -> Self {
         let grace = Duration::from_secs(terminate.timeout.min(GRACE_SECS_MAX));
         Self {
             reason: terminate.termination_reason.clone(),
@@ -62,7 +64,7 @@ const GRACE_SECS_MAX: u64 = 24 * 3600;
 
 /// What the task holds on the host. Each is set before it is taken and cleared after it was given back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct HeldResources {
     pub(super) gpus: Vec<String>,
     pub(super) keys: bool,
     pub(super) mounts: bool,
@@ -70,7 +72,7 @@ pub(super) struct Held {
 
 /// How far the container came.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Container {
+pub(super) struct ContainerProgress {
     pub(super) handle: Option<Handle>,
     /// The boot of the host in which the start was decided.
     pub(super) starting: Option<String>,
@@ -79,14 +81,14 @@ pub(super) struct Container {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct TaskState {
     pub(super) status: Status,
     /// The highest seen.
     pub(super) epoch: i64,
     /// The record that raised it.
     pub(super) epoch_seq: u64,
-    pub(super) held: Held,
-    pub(super) container: Container,
+    pub(super) held: HeldResources,
+    pub(super) container: ContainerProgress,
     pub(super) ports: Option<Vec<Port>>,
     pub(super) progress: Option<PullProgress>,
     /// The GPUs it has or had.
@@ -97,24 +99,24 @@ pub(super) struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Removal {
-    No,
-    Going,
+    NotRequested,
+    InProgress,
     Done,
 }
 
-impl State {
+impl TaskState {
     pub(super) fn new(epoch: i64) -> Self {
         Self {
             status: Status::Pending,
             epoch,
             epoch_seq: 0,
-            held: Held::default(),
-            container: Container::default(),
+            held: HeldResources::default(),
+            container: ContainerProgress::default(),
             ports: None,
             progress: None,
             gpus: Vec::new(),
             end: None,
-            removal: Removal::No,
+            removal: Removal::NotRequested,
         }
     }
 }
@@ -122,7 +124,7 @@ impl State {
 /// Whether the submission is on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Acceptance {
-    Waits,
+    Pending,
     Accepted,
     Failed(String),
 }
@@ -134,9 +136,9 @@ pub(super) struct Task {
     pub(super) dir: TaskDir,
     pub(super) token: String,
     pub(super) auth: Mutex<Option<RegistryAuth>>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<TaskState>,
     pub(super) acceptance: watch::Sender<Acceptance>,
-    pub(super) ask: watch::Sender<Option<Ask>>,
+    pub(super) ask: watch::Sender<Option<StopRequest>>,
     /// Counts changes of the state, for those who wait for one.
     pub(super) changes: watch::Sender<u64>,
 }
@@ -147,7 +149,7 @@ impl Task {
         auth: Option<RegistryAuth>,
         dir: TaskDir,
         token: String,
-        state: State,
+        state: TaskState,
     ) -> Self {
         Self {
             id: spec.id,
@@ -156,22 +158,22 @@ impl Task {
             token,
             auth: Mutex::new(auth),
             state: Mutex::new(state),
-            acceptance: watch::Sender::new(Acceptance::Waits),
+            acceptance: watch::Sender::new(Acceptance::Pending),
             ask: watch::Sender::new(None),
             changes: watch::Sender::new(0),
         }
     }
 
     pub(super) fn info(&self) -> TaskInfo {
-        self.info_of(&self.state.lock())
+        self.info_for_state(&self.state.lock())
     }
 
-    pub(super) fn info_of(&self, state: &State) -> TaskInfo {
+    pub(super) fn info_for_state(&self, state: &TaskState) -> TaskInfo {
         let end = state.end.as_ref();
         let handle = state.container.handle.as_ref();
         TaskInfo {
             id: self.id,
-            status: wire(state.status),
+            status: to_wire_status(state.status),
             termination_reason: end.map(|end| end.reason.clone()).unwrap_or_default(),
             termination_message: end.map(|end| end.message.clone()).unwrap_or_default(),
             ports: state.ports.clone(),
@@ -186,12 +188,12 @@ impl Task {
     }
 
     pub(super) fn item(&self) -> TaskItem {
-        TaskItem { id: self.id, status: wire(self.state.lock().status) }
+        TaskItem { id: self.id, status: to_wire_status(self.state.lock().status) }
     }
 }
 
 /// The machine's word on the wire.
-pub(super) const fn wire(status: Status) -> TaskStatus {
+pub(super) const fn to_wire_status(status: Status) -> TaskStatus {
     match status {
         Status::Pending => TaskStatus::Pending,
         Status::Preparing => TaskStatus::Preparing,

@@ -6,17 +6,19 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::spool::{
-    index::{Kind, Record},
+    index::{IndexRecord, IndexRecordKind},
     read::{READ_MAX, Wanted},
 };
 
-fn look_at_everything(reader: &Reader, offset: u64, time: i64) -> Result<(), TestCaseError> {
+fn check_all_reads(reader: &Reader, offset: u64, time: i64) -> Result<(), TestCaseError> {
     let end = reader.end().unwrap();
     let bytes = reader.read(offset, usize::MAX).unwrap();
     prop_assert!(bytes.len() as u64 <= end.saturating_sub(offset) && bytes.len() <= READ_MAX);
     prop_assert!(reader.offset_at(time).unwrap() <= end);
     let _ = (reader.is_complete().unwrap(), reader.damage().unwrap());
-    for wanted in [ALL, Wanted { after: time, upto: time.saturating_add(9), bytes_max: 10, events_max: 3 }] {
+    for wanted in
+        [ALL_EVENTS, Wanted { after: time, upto: time.saturating_add(9), bytes_max: 10, events_max: 3 }]
+    {
         let found = reader.events(wanted).unwrap();
         prop_assert!(found.events.len() <= wanted.events_max);
         for event in &found.events {
@@ -32,8 +34,8 @@ fn record() -> impl Strategy<Value = Vec<u8>> {
     let time = prop_oneof![-5i64..50, any::<i64>()];
     prop_oneof![
         4 => (near, time, any::<Option<u32>>(), any::<bool>()).prop_map(|(offset, time, before, complete)| {
-            let kind = if complete { Kind::Complete } else { Kind::Event };
-            Record { offset, time, before, kind }.encode().to_vec()
+            let kind = if complete { IndexRecordKind::Complete } else { IndexRecordKind::Event };
+            IndexRecord { offset, time, before, kind }.encode().to_vec()
         }),
         1 => proptest::collection::vec(any::<u8>(), 1..70),
     ]
@@ -49,24 +51,24 @@ proptest! {
         offset in prop_oneof![0u64..6000, any::<u64>()],
         time in prop_oneof![-5i64..50, any::<i64>()],
     ) {
-        let run = Run::new();
+        let run = RunDir::new();
         fs::write(run.file("job.idx"), records.concat()).unwrap();
         fs::write(run.file("job.log"), &log).unwrap();
         let reader = run.reader();
-        look_at_everything(&reader, offset, time)?;
-        prop_assert_eq!(&everything(&reader, 777), &log);
+        check_all_reads(&reader, offset, time)?;
+        prop_assert_eq!(&read_all(&reader, 777), &log);
         // It shrinks under the reader's hands.
         fs::OpenOptions::new().write(true).open(run.file("job.log")).unwrap().set_len(log.len() as u64 / 2).unwrap();
-        look_at_everything(&reader, offset, time)?;
+        check_all_reads(&reader, offset, time)?;
         // And a writer that comes upon it still starts.
-        let writer = run.writer(&Stamps::manual(1));
+        let writer = run.writer(&Timestamps::manual(1));
         prop_assert!(writer.position().complete || writer.append(b"x").is_ok());
     }
 }
 
 #[test]
 fn links_pipes_and_devices_are_not_followed_nor_waited_for() {
-    let run = Run::new();
+    let run = RunDir::new();
     let secret = run.file("secret");
     fs::write(&secret, "of the host").unwrap();
     let log = run.file("job.log");
@@ -74,7 +76,7 @@ fn links_pipes_and_devices_are_not_followed_nor_waited_for() {
         let kind = run.reader().read(0, 100).unwrap_err().kind();
         assert_eq!(kind, std::io::ErrorKind::InvalidInput, "{what}");
         assert!(
-            Writer::open(&Beneath::open(run.path()).unwrap(), Stream::Job, Stamps::manual(1)).is_err(),
+            Writer::open(&DirHandle::open(run.path()).unwrap(), Stream::Job, Timestamps::manual(1)).is_err(),
             "{what}"
         );
         if fs::remove_file(&log).is_err() {
@@ -98,16 +100,16 @@ fn links_pipes_and_devices_are_not_followed_nor_waited_for() {
 
 #[test]
 fn a_pipe_in_place_of_the_index_hides_times_not_bytes() {
-    let run = Run::new();
+    let run = RunDir::new();
     fs::write(run.file("job.log"), "output").unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, run.file("job.idx"), rustix::fs::Mode::RUSR).unwrap();
-    assert_eq!(everything(&run.reader(), 100), b"output");
-    assert_eq!(run.reader().events(ALL).unwrap().events.len(), 1);
+    assert_eq!(read_all(&run.reader(), 100), b"output");
+    assert_eq!(run.reader().events(ALL_EVENTS).unwrap().events.len(), 1);
 }
 
 #[test]
 fn a_huge_file_of_nothing_costs_nothing() {
-    let run = Run::new();
+    let run = RunDir::new();
     for name in ["job.log", "job.idx"] {
         fs::File::create(run.file(name)).unwrap().set_len(1 << 40).unwrap();
     }
@@ -119,20 +121,20 @@ fn a_huge_file_of_nothing_costs_nothing() {
     let some = Wanted { after: 5, upto: 9, bytes_max: 100, events_max: 10 };
     assert_eq!(reader.events(some).unwrap().events, []);
     fs::OpenOptions::new().write(true).open(run.file("job.log")).unwrap().set_len(1 << 20).unwrap();
-    assert_eq!(run.writer(&Stamps::manual(1)).position().end, 1 << 20);
-    assert_eq!(run.reader().events(ALL).unwrap().events.len(), 4);
+    assert_eq!(run.writer(&Timestamps::manual(1)).position().end, 1 << 20);
+    assert_eq!(run.reader().events(ALL_EVENTS).unwrap().events.len(), 4);
 }
 
 #[tokio::test]
 async fn a_stream_that_is_not_there_yet_is_waited_for() {
-    let run = Run::new();
+    let run = RunDir::new();
     let ended = tokio_util::sync::CancellationToken::new();
     let source = Source::there(run.reader(), Watcher::default(), ended.clone());
     assert_eq!(source.wait(0, Duration::from_millis(1)).await.unwrap(), Position::default());
     let (waited, ()) = tokio::join!(source.wait(0, Duration::from_secs(60)), async {
-        run.writer(&Stamps::new()).append(b"now").unwrap();
+        run.writer(&Timestamps::new()).append(b"now").unwrap();
     });
     assert_eq!(waited.unwrap().end, 3);
     ended.cancel();
-    assert_eq!(source.completed().await, 3);
+    assert_eq!(source.wait_complete().await, 3);
 }

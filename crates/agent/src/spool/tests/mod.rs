@@ -14,9 +14,9 @@ use windlass_testkit::{TempDir, temp_dir};
 use super::*;
 
 /// A `run` directory, removed at the end.
-struct Run(TempDir);
+struct RunDir(TempDir);
 
-impl Run {
+impl RunDir {
     fn new() -> Self {
         Self(temp_dir("spool").unwrap())
     }
@@ -29,16 +29,16 @@ impl Run {
         self.path().join(name)
     }
 
-    fn writer(&self, stamps: &Arc<Stamps>) -> Writer {
-        Writer::open(&Beneath::open(self.path()).unwrap(), Stream::Job, Arc::clone(stamps)).unwrap()
+    fn writer(&self, stamps: &Arc<Timestamps>) -> Writer {
+        Writer::open(&DirHandle::open(self.path()).unwrap(), Stream::Job, Arc::clone(stamps)).unwrap()
     }
 
     fn reader(&self) -> Reader {
-        Reader::new(Arc::new(Beneath::open(self.path()).unwrap()), Stream::Job)
+        Reader::new(Arc::new(DirHandle::open(self.path()).unwrap()), Stream::Job)
     }
 }
 
-fn everything(reader: &Reader, piece: usize) -> Vec<u8> {
+fn read_all(reader: &Reader, piece: usize) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
         let bytes = reader.read(all.len() as u64, piece).unwrap();
@@ -50,5 +50,5 @@ fn everything(reader: &Reader, piece: usize) -> Vec<u8> {
     }
 }
 
-const ALL: read::Wanted =
+const ALL_EVENTS: read::Wanted =
     read::Wanted { after: i64::MIN, upto: i64::MAX, bytes_max: u64::MAX, events_max: usize::MAX };

@@ -7,7 +7,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
-use windlass_api::agent::runner::{JobState, LogEvent, Pull};
+use windlass_api::agent::runner::{JobState, LogEvent, PullResponse};
 
 use super::*;
 use crate::spool::{pull, write::Error};
@@ -20,7 +20,7 @@ proptest! {
         chunks in proptest::collection::vec((proptest::collection::vec(any::<u8>(), 0..3000), 0i64..30), 0..40),
         piece in 1usize..5000,
     ) {
-        let (run, stamps) = (Run::new(), Stamps::manual(1000));
+        let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
         let (writer, reader) = (run.writer(&stamps), run.reader());
         let (mut written, mut seen) = (Vec::new(), Vec::new());
         for (chunk, pause) in &chunks {
@@ -33,9 +33,9 @@ proptest! {
         prop_assert_eq!(reader.position().unwrap(), Position { end: written.len() as u64, complete: false });
         writer.finish().unwrap();
         prop_assert_eq!(reader.position().unwrap(), Position { end: written.len() as u64, complete: true });
-        prop_assert_eq!(&everything(&reader, piece), &written);
+        prop_assert_eq!(&read_all(&reader, piece), &written);
 
-        let events = reader.events(ALL).unwrap().events;
+        let events = reader.events(ALL_EVENTS).unwrap().events;
         prop_assert!(events.windows(2).all(|two| two[0].time < two[1].time && two[0].end == two[1].start));
         prop_assert_eq!(events.iter().map(|event| event.size()).sum::<u64>(), written.len() as u64);
         prop_assert!(events.iter().all(|event| event.size() <= EVENT_MAX));
@@ -79,7 +79,7 @@ struct Server {
 }
 
 impl Server {
-    fn keep(&mut self, pull: Pull) {
+    fn keep(&mut self, pull: PullResponse) {
         let bytes = |events: &[LogEvent]| -> Vec<u8> {
             events.iter().flat_map(|event| STANDARD.decode(&event.message).unwrap()).collect()
         };
@@ -107,13 +107,18 @@ fn state(timestamp: i64, word: &str) -> JobState {
     }
 }
 
-async fn ask(spool: &Arc<Spool>, after: i64, bounds: pull::Bounds, states: &Mutex<Vec<JobState>>) -> Pull {
+async fn pull_once(
+    spool: &Arc<Spool>,
+    after: i64,
+    bounds: pull::PullBounds,
+    states: &Mutex<Vec<JobState>>,
+) -> PullResponse {
     let plan = pull::plan(spool, after, bounds, || states.lock().clone()).await.unwrap();
     let body = pull::body(spool, plan, 7).unwrap();
     serde_json::from_slice(&to_bytes(body, usize::MAX).await.unwrap()).unwrap()
 }
 
-fn change(stamps: &Arc<Stamps>, states: &Mutex<Vec<JobState>>, word: &str) -> i64 {
+fn publish_state(stamps: &Arc<Timestamps>, states: &Mutex<Vec<JobState>>, word: &str) -> i64 {
     let issued = stamps.issue();
     states.lock().push(state(issued.at(), word));
     issued.at()
@@ -128,9 +133,9 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let outcome: Result<(), TestCaseError> = runtime.block_on(async {
-            let (run, stamps) = (Run::new(), Stamps::manual(1000));
+            let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
             let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
-            let (bounds, states) = (pull::Bounds { bytes, events }, Mutex::new(Vec::new()));
+            let (bounds, states) = (pull::PullBounds { bytes, events }, Mutex::new(Vec::new()));
             let (mut job, mut runner, mut changed) = (Vec::new(), Vec::new(), Vec::new());
             let mut server = Server::default();
             for (number, step) in steps.iter().enumerate() {
@@ -142,9 +147,9 @@ proptest! {
                         kept.extend(bytes);
                     }
                     Step::Pause(ms) => stamps.advance(*ms),
-                    Step::State => changed.push(change(&stamps, &states, "running")),
+                    Step::State => changed.push(publish_state(&stamps, &states, "running")),
                     Step::Pull(kept) => {
-                        let pull = ask(&spool, server.cursor, bounds, &states).await;
+                        let pull = pull_once(&spool, server.cursor, bounds, &states).await;
                         prop_assert!(pull.has_more);
                         if *kept {
                             server.keep(pull);
@@ -153,16 +158,16 @@ proptest! {
                 }
             }
             spool.writer(Stream::Job).finish().unwrap();
-            changed.push(change(&stamps, &states, "done"));
+            changed.push(publish_state(&stamps, &states, "done"));
             for _ in 0..10_000 {
-                let pull = ask(&spool, server.cursor, bounds, &states).await;
+                let pull = pull_once(&spool, server.cursor, bounds, &states).await;
                 let more = pull.has_more;
                 server.keep(pull);
                 if !more {
                     break;
                 }
             }
-            prop_assert!(ask(&spool, server.cursor, bounds, &states).await.job_logs.is_empty());
+            prop_assert!(pull_once(&spool, server.cursor, bounds, &states).await.job_logs.is_empty());
             prop_assert!(server.job == job && server.runner == runner, "bytes differ");
             prop_assert_eq!(server.states, changed);
             prop_assert!(server.times.windows(2).all(|two| two[0] < two[1]));
@@ -176,7 +181,7 @@ proptest! {
 /// The same with real threads and a real clock: what is published late must not be passed by the cursor.
 #[tokio::test]
 async fn o1_pulls_race_with_writers_and_lose_nothing() {
-    let (run, stamps) = (Run::new(), Stamps::new());
+    let (run, stamps) = (RunDir::new(), Timestamps::new());
     let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
     let states = Arc::new(Mutex::new(Vec::new()));
     let left = Arc::new(std::sync::atomic::AtomicUsize::new(3));
@@ -194,20 +199,20 @@ async fn o1_pulls_race_with_writers_and_lose_nothing() {
         let (stamps, states, left) = (Arc::clone(&stamps), Arc::clone(&states), Arc::clone(&left));
         std::thread::spawn(move || {
             for _ in 0..200 {
-                change(&stamps, &states, "running");
+                publish_state(&stamps, &states, "running");
                 std::thread::yield_now();
             }
             left.fetch_sub(1, Ordering::SeqCst);
         })
     }];
     let mut server = Server::default();
-    let bounds = pull::Bounds { bytes: 16 * 1024, events: 50 };
+    let bounds = pull::PullBounds { bytes: 16 * 1024, events: 50 };
     loop {
         if left.load(Ordering::SeqCst) == 0 && !ended.swap(true, Ordering::SeqCst) {
             spool.writer(Stream::Job).finish().unwrap();
-            change(&stamps, &states, "done");
+            publish_state(&stamps, &states, "done");
         }
-        let pull = ask(&spool, server.cursor, bounds, &states).await;
+        let pull = pull_once(&spool, server.cursor, bounds, &states).await;
         let more = pull.has_more;
         server.keep(pull);
         if !more {
@@ -228,44 +233,44 @@ async fn o1_pulls_race_with_writers_and_lose_nothing() {
 
 #[tokio::test]
 async fn o1_a_state_published_late_is_not_passed_by_the_cursor() {
-    let (run, stamps) = (Run::new(), Stamps::manual(1000));
+    let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
     let states = Mutex::new(Vec::new());
     let mut server = Server::default();
     spool.writer(Stream::Job).append(b"before ").unwrap();
     let issued = stamps.issue();
     spool.writer(Stream::Job).append(b"after").unwrap();
-    server.keep(ask(&spool, server.cursor, pull::BOUNDS, &states).await);
+    server.keep(pull_once(&spool, server.cursor, pull::PULL_BOUNDS, &states).await);
     assert_eq!(server.job, b"before ", "what came after the state waits for it");
     states.lock().push(state(issued.at(), "running"));
     drop(issued);
-    server.keep(ask(&spool, server.cursor, pull::BOUNDS, &states).await);
+    server.keep(pull_once(&spool, server.cursor, pull::PULL_BOUNDS, &states).await);
     assert_eq!((server.job.as_slice(), server.states.len()), (b"before after".as_slice(), 1));
 }
 
 #[tokio::test]
 async fn pulled_output_has_no_terminal_codes_and_offsets_do() {
-    let (run, stamps) = (Run::new(), Stamps::manual(1000));
+    let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
     let states = Mutex::new(Vec::new());
     let mut server = Server::default();
     for piece in ["one\x1b[", "31", "mred\x1b]0;ti", "tle\x07", "\x1b", "[0m end"] {
         spool.writer(Stream::Job).append(piece.as_bytes()).unwrap();
-        server.keep(ask(&spool, server.cursor, pull::BOUNDS, &states).await);
+        server.keep(pull_once(&spool, server.cursor, pull::PULL_BOUNDS, &states).await);
     }
     assert_eq!(String::from_utf8(server.job).unwrap(), "onered end");
-    assert_eq!(everything(&run.reader(), 100), b"one\x1b[31mred\x1b]0;title\x07\x1b[0m end");
+    assert_eq!(read_all(&run.reader(), 100), b"one\x1b[31mred\x1b]0;title\x07\x1b[0m end");
 }
 
 #[test]
 fn o6_the_quota_is_exact_and_final() {
-    let (run, stamps) = (Run::new(), Stamps::manual(1000));
+    let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let writer = run.writer(&stamps);
     writer.limit(Some(10));
     writer.append(b"0123456").unwrap();
     writer.append(b"789").unwrap();
     let Err(Error::QuotaExceeded { per_hour: 10, kept: 0 }) = writer.append(b"x") else { panic!("over") };
-    assert_eq!(everything(&run.reader(), 100), b"0123456789");
+    assert_eq!(read_all(&run.reader(), 100), b"0123456789");
     stamps.advance(2 * 3_600_000);
     assert!(
         matches!(writer.append(b"later"), Err(Error::QuotaExceeded { kept: 0, .. })),
@@ -275,26 +280,26 @@ fn o6_the_quota_is_exact_and_final() {
 
 #[test]
 fn o6_a_new_hour_has_a_new_quota() {
-    let (run, stamps) = (Run::new(), Stamps::manual(1000));
+    let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let writer = run.writer(&stamps);
     writer.limit(Some(10));
     writer.append(b"0123456789").unwrap();
     stamps.advance(3_600_000);
     writer.append(b"abcdefgh").unwrap();
     let Err(Error::QuotaExceeded { kept: 2, .. }) = writer.append(b"ijkl") else { panic!("over") };
-    assert_eq!(everything(&run.reader(), 100), b"0123456789abcdefghij");
+    assert_eq!(read_all(&run.reader(), 100), b"0123456789abcdefghij");
     writer.finish().unwrap();
     assert!(run.reader().is_complete().unwrap());
 }
 
 #[test]
 fn a_complete_stream_takes_nothing_more_even_when_opened_again() {
-    let (run, stamps) = (Run::new(), Stamps::manual(1000));
+    let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let writer = run.writer(&stamps);
     writer.append(b"all").unwrap();
     writer.finish().unwrap();
     writer.finish().unwrap();
     assert!(matches!(writer.append(b"more"), Err(Error::Complete)));
     assert!(matches!(run.writer(&stamps).append(b"more"), Err(Error::Complete)));
-    assert_eq!(everything(&run.reader(), 100), b"all");
+    assert_eq!(read_all(&run.reader(), 100), b"all");
 }

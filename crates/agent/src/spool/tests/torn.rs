@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::spool::{index, read::Damage, write::Error};
 
-fn cut(path: &Path, left: u64) {
+fn truncate(path: &Path, left: u64) {
     let file = OpenOptions::new().write(true).open(path).unwrap();
     let length = file.metadata().unwrap().len();
     file.set_len(left.min(length)).unwrap();
@@ -22,7 +22,7 @@ proptest! {
         log_cut: prop::sample::Index, index_cut: prop::sample::Index,
         which in 0..3, finished: bool,
     ) {
-        let (run, stamps) = (Run::new(), Stamps::manual(1000));
+        let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
         let writer = run.writer(&stamps);
         let mut written = Vec::new();
         for (number, (size, pause)) in chunks.iter().enumerate() {
@@ -37,14 +37,14 @@ proptest! {
         drop(writer);
         let (log, index) = (run.file("job.log"), run.file("job.idx"));
         if which != 0 {
-            cut(&index, index_cut.index(std::fs::metadata(&index).unwrap().len() as usize + 1) as u64);
+            truncate(&index, index_cut.index(std::fs::metadata(&index).unwrap().len() as usize + 1) as u64);
         }
         if which != 1 {
-            cut(&log, log_cut.index(written.len() + 1) as u64);
+            truncate(&log, log_cut.index(written.len() + 1) as u64);
         }
         let left = std::fs::read(&log).unwrap();
         prop_assert!(written.starts_with(&left));
-        prop_assert_eq!(&everything(&run.reader(), 700), &left, "before anybody repairs it");
+        prop_assert_eq!(&read_all(&run.reader(), 700), &left, "before anybody repairs it");
 
         let last = stamps.last();
         let writer = run.writer(&stamps);
@@ -55,8 +55,8 @@ proptest! {
             all.extend(b"after the crash");
         }
         let reader = run.reader();
-        prop_assert_eq!(&everything(&reader, 700), &all);
-        let events = reader.events(ALL).unwrap().events;
+        prop_assert_eq!(&read_all(&reader, 700), &all);
+        let events = reader.events(ALL_EVENTS).unwrap().events;
         prop_assert!(events.windows(2).all(|two| two[0].time < two[1].time && two[0].end == two[1].start));
         prop_assert_eq!(events.first().map_or(0, |event| event.start), 0);
         prop_assert_eq!(events.last().map_or(0, |event| event.end), all.len() as u64);
@@ -69,12 +69,12 @@ proptest! {
 
 #[test]
 fn f35_a_lost_index_loses_no_byte_by_time_either() {
-    let (run, stamps) = (Run::new(), Stamps::manual(1000));
+    let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let written = vec![7u8; EVENT_MAX as usize * 3 + 5];
     run.writer(&stamps).append(&written).unwrap();
     std::fs::remove_file(run.file("job.idx")).unwrap();
     let covers = |reader: &Reader| {
-        let events = reader.events(ALL).unwrap().events;
+        let events = reader.events(ALL_EVENTS).unwrap().events;
         assert_eq!(events.len(), 4);
         assert!(events.windows(2).all(|two| two[0].time < two[1].time && two[0].end == two[1].start));
         assert_eq!((events[0].start, events[3].end), (0, written.len() as u64));
@@ -89,7 +89,7 @@ fn f35_a_lost_index_loses_no_byte_by_time_either() {
 
 #[test]
 fn f35_a_flipped_byte_is_reported() {
-    let (run, stamps) = (Run::new(), Stamps::manual(1000));
+    let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let writer = run.writer(&stamps);
     for _ in 0..3 {
         writer.append(&[1; 100]).unwrap();
@@ -104,8 +104,8 @@ fn f35_a_flipped_byte_is_reported() {
 
 #[test]
 fn f11_a_full_disk_is_said_and_what_was_kept_stays() {
-    let (run, stamps) = (Run::new(), Stamps::manual(1000));
-    let mounted = Mounted::tmpfs(run.path(), "size=64k");
+    let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
+    let mounted = MountedTmpfs::tmpfs(run.path(), "size=64k");
     let writer = run.writer(&stamps);
     let mut written = Vec::new();
     let kept = loop {
@@ -121,7 +121,7 @@ fn f11_a_full_disk_is_said_and_what_was_kept_stays() {
         stamps.advance(20);
     };
     assert!(kept < 3000);
-    assert_eq!(everything(&run.reader(), 999), written);
+    assert_eq!(read_all(&run.reader(), 999), written);
     // Readers are told of the end although the disk has no room to say so.
     let _ = writer.finish();
     assert!(writer.position().complete);
@@ -129,14 +129,14 @@ fn f11_a_full_disk_is_said_and_what_was_kept_stays() {
 
     let again = run.writer(&stamps);
     assert_eq!(again.position().end, written.len() as u64);
-    assert_eq!(everything(&run.reader(), 999), written);
+    assert_eq!(read_all(&run.reader(), 999), written);
     drop((again, mounted));
 }
 
 #[test]
 fn f11_a_record_that_found_no_room_is_written_again_later() {
-    let (run, stamps) = (Run::new(), Stamps::manual(1000));
-    let mounted = Mounted::tmpfs(run.path(), "size=64k");
+    let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
+    let mounted = MountedTmpfs::tmpfs(run.path(), "size=64k");
     let writer = run.writer(&stamps);
     writer.append(b"first").unwrap();
     let filler = run.file("filler");
@@ -149,7 +149,7 @@ fn f11_a_record_that_found_no_room_is_written_again_later() {
     drop(hog);
     stamps.advance(20);
     writer.append(b"last").unwrap();
-    let all = everything(&run.reader(), 10_000);
+    let all = read_all(&run.reader(), 10_000);
     assert_eq!(all.len(), 5 + kept + 4);
     assert!(all.starts_with(b"first") && all.ends_with(b"last"));
     writer.finish().unwrap();
@@ -158,9 +158,9 @@ fn f11_a_record_that_found_no_room_is_written_again_later() {
 }
 
 /// A small file system over the directory, taken away at the end.
-struct Mounted(PathBuf);
+struct MountedTmpfs(PathBuf);
 
-impl Mounted {
+impl MountedTmpfs {
     fn tmpfs(at: &Path, options: &str) -> Self {
         let options = std::ffi::CString::new(options).unwrap();
         rustix::mount::mount(
@@ -175,7 +175,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountedTmpfs {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
     }

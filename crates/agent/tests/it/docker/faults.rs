@@ -11,23 +11,23 @@ use windlass_agent::shim::{
 };
 use windlass_testkit::wait::WITHIN;
 
-use super::{Host, is_away, read, settings, written};
+use super::{DockerHost, is_unavailable, read, settings, wait_written};
 use crate::support::{
-    engine::{Kind, Private},
+    engine::{Kind, PrivateEngine},
     images::Tar,
     registry::Registry,
 };
 
-const UNTIL_TOLD: &str =
+const WAIT_FOR_GO: &str =
     "cd /windlass/run; touch up; while ! [ -e go ]; do sleep 0.05; done; echo done > out; exit 4";
 
 #[tokio::test]
 async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
-    let mut engine = Private::start(Kind::Plain).await;
-    let host = Host::at(&engine.socket(), |_| {}).await;
-    let task = host.task(UNTIL_TOLD).await;
+    let mut engine = PrivateEngine::start(Kind::Plain).await;
+    let host = DockerHost::at(&engine.socket(), |_| {}).await;
+    let task = host.task(WAIT_FOR_GO).await;
     let handle = host.start(&task).await;
-    written(&task, "up").await;
+    wait_written(&task, "up").await;
     let mut waiting = host.docker.wait(&task, &handle);
     assert!(tokio::time::timeout(Duration::from_millis(300), &mut waiting).await.is_err());
     engine.kill_dockerd();
@@ -46,11 +46,11 @@ async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
 
 #[tokio::test]
 async fn f12_docker_stopped_in_order_takes_the_task_along_too() {
-    let mut engine = Private::start(Kind::Plain).await;
-    let host = Host::at(&engine.socket(), |_| {}).await;
+    let mut engine = PrivateEngine::start(Kind::Plain).await;
+    let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let task = host.task("trap 'exit 9' TERM; touch /windlass/run/up; while :; do sleep 0.05; done").await;
     let handle = host.start(&task).await;
-    written(&task, "up").await;
+    wait_written(&task, "up").await;
     let waiting = host.docker.wait(&task, &handle);
     let restart = async {
         engine.stop_dockerd().await;
@@ -63,12 +63,12 @@ async fn f12_docker_stopped_in_order_takes_the_task_along_too() {
 
 #[tokio::test]
 async fn f12_docker_with_live_restore_leaves_the_task_alone() {
-    let mut engine = Private::start(Kind::LiveRestore).await;
-    let host = Host::at(&engine.socket(), |_| {}).await;
-    let (task, second) = (host.task(UNTIL_TOLD).await, host.task(UNTIL_TOLD).await);
+    let mut engine = PrivateEngine::start(Kind::LiveRestore).await;
+    let host = DockerHost::at(&engine.socket(), |_| {}).await;
+    let (task, second) = (host.task(WAIT_FOR_GO).await, host.task(WAIT_FOR_GO).await);
     let (handle, other) = (host.start(&task).await, host.start(&second).await);
-    written(&task, "up").await;
-    written(&second, "up").await;
+    wait_written(&task, "up").await;
+    wait_written(&second, "up").await;
     let waiting = async {
         let exit = host.docker.wait(&task, &handle).await.unwrap();
         (exit.code, exit.lost)
@@ -77,7 +77,7 @@ async fn f12_docker_with_live_restore_leaves_the_task_alone() {
         engine.kill_dockerd();
         // One ends while the engine is away.
         fs::write(second.dir.run().join("go"), "").unwrap();
-        written(&second, "out").await;
+        wait_written(&second, "out").await;
         engine.start_dockerd().await;
         assert_eq!(
             host.docker.found().await.unwrap().iter().filter(|one| one.state == FoundState::Running).count(),
@@ -98,17 +98,17 @@ async fn f12_docker_with_live_restore_leaves_the_task_alone() {
 
 #[tokio::test]
 async fn f13_docker_frozen_during_a_stop_times_out_and_a_repeat_is_harmless() {
-    let engine = Private::start(Kind::Plain).await;
-    let host = Host::at(&engine.socket(), |_| {}).await;
-    let task = host.task(UNTIL_TOLD).await;
+    let engine = PrivateEngine::start(Kind::Plain).await;
+    let host = DockerHost::at(&engine.socket(), |_| {}).await;
+    let task = host.task(WAIT_FOR_GO).await;
     let handle = host.start(&task).await;
-    written(&task, "up").await;
+    wait_written(&task, "up").await;
     engine.freeze();
     let begun = Instant::now();
     let stopped = host.docker.stop(&task.dir, &handle, Duration::ZERO).await;
-    assert!(is_away(&stopped.unwrap_err()));
+    assert!(is_unavailable(&stopped.unwrap_err()));
     assert!(begun.elapsed() < Duration::from_secs(30));
-    assert!(is_away(&host.docker.found().await.unwrap_err()));
+    assert!(is_unavailable(&host.docker.found().await.unwrap_err()));
     engine.thaw();
     let begun = Instant::now();
     host.docker.stop(&task.dir, &handle, Duration::ZERO).await.unwrap();
@@ -121,16 +121,16 @@ async fn f13_docker_frozen_during_a_stop_times_out_and_a_repeat_is_harmless() {
 
 #[tokio::test]
 async fn f11_docker_without_space_says_so_and_still_removes() {
-    let engine = Private::start(Kind::SmallDisk(24 << 20)).await;
-    let host = Host::at(&engine.socket(), |_| {}).await;
+    let engine = PrivateEngine::start(Kind::SmallDisk(24 << 20)).await;
+    let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let task = host.task("touch /windlass/run/up; sleep 600").await;
     let handle = host.start(&task).await;
-    written(&task, "up").await;
+    wait_written(&task, "up").await;
     let registry = Registry::start().await;
     let mut tar = Tar::new();
     tar.file("much", &vec![7; 40 << 20], 0o644);
     let (name, _) = registry.put("much", "1", tar.done());
-    let pulled = host.docker.pull(&host.task_of(&name, ""), None, super::quiet()).await;
+    let pulled = host.docker.pull(&host.task_with_image(&name, ""), None, super::ignore_progress()).await;
     assert!(matches!(pulled, Err(RuntimeError::NoDisk { .. })), "{pulled:?}");
     host.docker.stop(&task.dir, &handle, Duration::ZERO).await.unwrap();
     assert_eq!(host.wait(&task, &handle).await.code, Some(137));
@@ -140,11 +140,12 @@ async fn f11_docker_without_space_says_so_and_still_removes() {
 
 #[tokio::test]
 async fn docker_makes_one_network_however_many_ask_at_once() {
-    let engine = Private::start(Kind::Plain).await;
-    let (one, two) = (Host::at(&engine.socket(), |_| {}).await, Host::at(&engine.socket(), |_| {}).await);
+    let engine = PrivateEngine::start(Kind::Plain).await;
+    let (one, two) =
+        (DockerHost::at(&engine.socket(), |_| {}).await, DockerHost::at(&engine.socket(), |_| {}).await);
     let mut tasks = Vec::new();
     for host in [&one, &two, &one, &two, &one, &two] {
-        tasks.push((host, host.bridged("touch /windlass/run/up; sleep 600").await));
+        tasks.push((host, host.bridged_task("touch /windlass/run/up; sleep 600").await));
     }
     let created = tasks.iter().map(|(host, task)| host.docker.create(task));
     let handles = futures_util::future::try_join_all(created).await.unwrap();

@@ -18,12 +18,12 @@ use windlass_agent::{
 };
 use windlass_testkit::wait::eventually_async;
 
-use super::{Host, is_away, read, settings, written};
+use super::{DockerHost, is_unavailable, read, settings, wait_written};
 use crate::support::{TempDir, engine, images::Image, temp_dir};
 
 #[tokio::test]
 async fn docker_runs_a_task_to_its_end_and_takes_it_away() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let task = host
         .task(
             "echo first >&2; echo $WINDLASS_TASK_ID $FROM_IMAGE $(pwd) $(id -u) > /windlass/run/out; exit 7",
@@ -50,10 +50,10 @@ async fn docker_runs_a_task_to_its_end_and_takes_it_away() {
 
 #[tokio::test]
 async fn docker_tells_the_runner_what_the_image_would_have_run() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let config = async |image: Image| -> ImageConfig {
         let name = image.ensure(&host.engine).await;
-        let task = host.task_of(&name, "");
+        let task = host.task_with_image(&name, "");
         host.docker.create(&task).await.unwrap();
         serde_json::from_slice(&fs::read(task.dir.run().join(IMAGE_CONFIG)).unwrap()).unwrap()
     };
@@ -66,13 +66,13 @@ async fn docker_tells_the_runner_what_the_image_would_have_run() {
 
 #[tokio::test]
 async fn docker_starts_the_agent_in_an_image_with_nothing_else() {
-    let host = Host::at(&engine::shared(), |settings| {
+    let host = DockerHost::at(&engine::shared(), |settings| {
         settings.entrypoint = vec!["/windlass/agent".into(), "--version".into()];
     })
     .await;
     for image in [Image::Bare, Image::Bash] {
         let name = image.ensure(&host.engine).await;
-        let exit = host.run(&host.task_of(&name, "")).await;
+        let exit = host.run(&host.task_with_image(&name, "")).await;
         assert_eq!(exit.code, Some(0), "{image:?}");
         assert_eq!(exit.tail, [concat!("windlass-agent ", env!("CARGO_PKG_VERSION"))]);
     }
@@ -80,7 +80,7 @@ async fn docker_starts_the_agent_in_an_image_with_nothing_else() {
 
 #[tokio::test]
 async fn a2_docker_calls_repeated_have_one_effect() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let task = host.task("echo ran >> /windlass/run/out").await;
     let handle = host.docker.create(&task).await.unwrap();
     assert_eq!(host.docker.create(&task).await.unwrap(), handle, "found again");
@@ -103,15 +103,15 @@ async fn a2_docker_calls_repeated_have_one_effect() {
 
 #[tokio::test]
 async fn docker_never_hangs_on_a_container_that_ends_at_once() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let name = Image::Busybox.ensure(&host.engine).await;
     let one = async |code: i32| {
-        let task = host.task_of(&name, &format!("exit {code}"));
+        let task = host.task_with_image(&name, &format!("exit {code}"));
         let handle = host.docker.create(&task).await.unwrap();
         // Somebody who waits already must be told as well as one who comes late.
         let (waited, started) = tokio::join!(
             async {
-                written(&task, "image.json").await;
+                wait_written(&task, "image.json").await;
                 loop {
                     match host.docker.wait(&task, &handle).await {
                         Err(RuntimeError::Refused { .. }) => tokio::task::yield_now().await,
@@ -132,12 +132,12 @@ async fn docker_never_hangs_on_a_container_that_ends_at_once() {
 
 #[tokio::test]
 async fn docker_asks_politely_and_kills_after_the_grace() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let polite = host.task("trap 'echo bye > /windlass/run/out; exit 3' TERM; touch /windlass/run/up; while :; do sleep 0.05; done").await;
     let deaf = host.task("trap '' TERM; touch /windlass/run/up; while :; do sleep 0.05; done").await;
     for (task, code) in [(&polite, 3), (&deaf, 137)] {
         let handle = host.start(task).await;
-        written(task, "up").await;
+        wait_written(task, "up").await;
         let begun = Instant::now();
         host.docker.stop(&task.dir, &handle, Duration::from_secs(1)).await.unwrap();
         assert!(begun.elapsed() < Duration::from_secs(10));
@@ -152,17 +152,17 @@ async fn docker_asks_politely_and_kills_after_the_grace() {
 
 #[tokio::test]
 async fn docker_removes_a_running_container_without_its_handle_and_its_volumes_with_it() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let task = host.task("touch /windlass/run/up; sleep 600").await;
     let handle = host.start(&task).await;
-    written(&task, "up").await;
+    wait_written(&task, "up").await;
     host.docker.remove(&task.dir, None).await.unwrap();
     assert!(host.engine.inspect_container(&handle.id, None).await.is_err());
 }
 
 #[tokio::test]
 async fn docker_finds_only_what_is_its_own() {
-    let (one, other) = (Host::new().await, Host::new().await);
+    let (one, other) = (DockerHost::new().await, DockerHost::new().await);
     let task = one.task("").await;
     let handle = one.docker.create(&task).await.unwrap();
     assert_eq!(other.docker.found().await.unwrap(), []);
@@ -179,7 +179,7 @@ async fn docker_finds_only_what_is_its_own() {
 
 #[tokio::test]
 async fn docker_keeps_an_older_agent_for_as_long_as_a_task_uses_it() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let copies = || fs::read_dir(host.scratch.path().join("bin")).unwrap().count();
     let task = host.task("").await;
     let handle = host.docker.create(&task).await.unwrap();
@@ -196,8 +196,8 @@ async fn docker_keeps_an_older_agent_for_as_long_as_a_task_uses_it() {
 
 #[tokio::test]
 async fn docker_says_that_an_image_is_missing_and_that_a_task_was_never_started() {
-    let host = Host::new().await;
-    let missing = host.task_of("windlass-test/none:1", "");
+    let host = DockerHost::new().await;
+    let missing = host.task_with_image("windlass-test/none:1", "");
     assert!(matches!(host.docker.create(&missing).await, Err(RuntimeError::NoImage { .. })));
     let task = host.task("").await;
     let handle = host.docker.create(&task).await.unwrap();
@@ -209,35 +209,35 @@ async fn docker_that_is_not_there_is_away() {
     let scratch = temp_dir("away").unwrap();
     let nothing = scratch.path().join("none.sock");
     let connected = Docker::connect(settings(&nothing, scratch.path(), |_| {})).await;
-    assert!(is_away(&connected.err().unwrap()));
+    assert!(is_unavailable(&connected.err().unwrap()));
     // A socket that takes connections and says nothing.
     let _deaf = std::os::unix::net::UnixListener::bind(&nothing).unwrap();
     let begun = Instant::now();
     let connected = Docker::connect(settings(&nothing, scratch.path(), |_| {})).await;
-    assert!(is_away(&connected.err().unwrap()));
+    assert!(is_unavailable(&connected.err().unwrap()));
     assert!(begun.elapsed() < Duration::from_secs(10));
 }
 
 /// Stands before an engine and takes the time in which at least one question is open.
-struct Stopwatch {
-    taken: Arc<Mutex<Taken>>,
+struct EngineTimingProxy {
+    taken: Arc<Mutex<EngineTiming>>,
     scratch: TempDir,
     /// Dropped with the rest, which ends the thread.
     _end: tokio::sync::oneshot::Sender<()>,
 }
 
 #[derive(Default)]
-struct Taken {
+struct EngineTiming {
     questions: usize,
     open: usize,
     since: Option<Instant>,
     busy: Duration,
 }
 
-impl Stopwatch {
-    fn before(engine: &Path) -> Self {
+impl EngineTimingProxy {
+    fn start(engine: &Path) -> Self {
         let scratch = temp_dir("stopwatch").unwrap();
-        let taken: Arc<Mutex<Taken>> = Arc::default();
+        let taken: Arc<Mutex<EngineTiming>> = Arc::default();
         let (at, engine, shared) = (scratch.path().join("sock"), engine.to_owned(), Arc::clone(&taken));
         let (end, ended) = tokio::sync::oneshot::channel();
         let listener = std::os::unix::net::UnixListener::bind(at).unwrap();
@@ -249,7 +249,7 @@ impl Stopwatch {
                 let listener = tokio::net::UnixListener::from_std(listener).unwrap();
                 let serve = async {
                     while let Ok((client, _)) = listener.accept().await {
-                        tokio::spawn(pass(client, engine.clone(), Arc::clone(&shared)));
+                        tokio::spawn(forward_request(client, engine.clone(), Arc::clone(&shared)));
                     }
                 };
                 tokio::select! {
@@ -275,7 +275,11 @@ impl Stopwatch {
 }
 
 /// Carries one question to the engine and its answer back.
-async fn pass(mut client: tokio::net::UnixStream, engine: PathBuf, taken: Arc<Mutex<Taken>>) {
+async fn forward_request(
+    mut client: tokio::net::UnixStream,
+    engine: PathBuf,
+    taken: Arc<Mutex<EngineTiming>>,
+) {
     {
         let mut taken = taken.lock();
         taken.questions += 1;
@@ -294,15 +298,15 @@ async fn pass(mut client: tokio::net::UnixStream, engine: PathBuf, taken: Arc<Mu
 
 #[tokio::test]
 async fn docker_start_adds_little_to_what_the_engine_takes() {
-    let watch = Stopwatch::before(&engine::shared());
-    let host = Host::at(&watch.socket(), |_| {}).await;
+    let watch = EngineTimingProxy::start(&engine::shared());
+    let host = DockerHost::at(&watch.socket(), |_| {}).await;
     let image = Image::Busybox.ensure(&host.engine).await;
     let mut least = Duration::MAX;
     for _ in 0..5 {
-        let task = host.task_of(&image, "sleep 60");
+        let task = host.task_with_image(&image, "sleep 60");
         watch.read().await;
         let begun = Instant::now();
-        host.docker.pull(&task, None, super::quiet()).await.unwrap();
+        host.docker.pull(&task, None, super::ignore_progress()).await.unwrap();
         let handle = host.start(&task).await;
         let took = begun.elapsed();
         let (questions, engine) = watch.read().await;

@@ -6,14 +6,14 @@ use windlass_agent::shim::runtime::{Bind, Runtime};
 use windlass_api::agent::shim::NetworkMode;
 use windlass_testkit::wait::eventually_async;
 
-use super::{Host, read, written};
+use super::{DockerHost, read, wait_written};
 use crate::support::{engine, images::Image, temp_dir};
 
 const MIB: i64 = 1 << 20;
 
 #[tokio::test]
 async fn docker_limits_are_seen_from_inside() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let mut task = host
         .task(
             "cd /windlass/run
@@ -36,7 +36,7 @@ async fn docker_limits_are_seen_from_inside() {
 
 #[tokio::test]
 async fn docker_pids_limit_stops_a_fork_bomb() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let mut task =
         host.task("for i in $(seq 100); do sleep 5 & done; jobs | wc -l > /windlass/run/out").await;
     task.limits.pids = 20;
@@ -47,7 +47,7 @@ async fn docker_pids_limit_stops_a_fork_bomb() {
 
 #[tokio::test]
 async fn docker_says_when_memory_ran_out() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     // Jobs begin when the shim hands them over. By then it watches the container, also where the engine says nothing.
     let mut task = host
         .task(
@@ -57,7 +57,7 @@ async fn docker_says_when_memory_ran_out() {
         .await;
     task.spec.memory = 16 * MIB;
     let handle = host.start(&task).await;
-    written(&task, "up").await;
+    wait_written(&task, "up").await;
     let seen = host.engine.inspect_container(&handle.id, None).await.unwrap();
     let first = seen.state.and_then(|state| state.pid).unwrap();
     let (exit, ()) = tokio::join!(host.wait(&task, &handle), async {
@@ -76,7 +76,7 @@ fn is_watched(pid: i64) -> bool {
 
 #[tokio::test]
 async fn docker_tasks_have_no_more_rights_than_listed() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let said = host
         .said(&host.task("cd /windlass/run; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status | cut -f2 > out").await)
         .await;
@@ -91,7 +91,7 @@ async fn docker_tasks_have_no_more_rights_than_listed() {
 
 #[tokio::test]
 async fn docker_tasks_cannot_write_the_agents_binary_nor_see_the_engine() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let script = "cd /windlass/run
         (echo evil > /windlass/agent) 2>/dev/null && echo wrote
         rm -f /windlass/agent 2>/dev/null && echo removed
@@ -112,7 +112,7 @@ async fn docker_tasks_cannot_write_the_agents_binary_nor_see_the_engine() {
 
 #[tokio::test]
 async fn docker_refuses_to_start_with_a_changed_binary() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let task = host.task("").await;
     let handle = host.docker.create(&task).await.unwrap();
     let copy = fs::read_dir(host.scratch.path().join("bin")).unwrap().next().unwrap().unwrap().path();
@@ -123,7 +123,7 @@ async fn docker_refuses_to_start_with_a_changed_binary() {
 
 #[tokio::test]
 async fn docker_binds_are_private_and_read_only_where_said() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let data = temp_dir("data").unwrap();
     for name in ["open", "closed"] {
         fs::create_dir(data.path().join(name)).unwrap();
@@ -154,7 +154,7 @@ async fn docker_binds_are_private_and_read_only_where_said() {
 
 #[tokio::test]
 async fn docker_puts_no_secret_into_what_inspection_shows() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let mut task = host.task("").await;
     task.spec.registry_password = "hunter2-registry".into();
     task.spec.registry_username = "hunter2-user".into();
@@ -169,15 +169,15 @@ async fn docker_puts_no_secret_into_what_inspection_shows() {
 
 #[tokio::test]
 async fn docker_tasks_share_a_host_by_their_parts_of_it() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let script = "cd /windlass/run; touch up; while ! [ -e go ]; do sleep 0.05; done
         cat /sys/fs/cgroup/pids/pids.max 2>/dev/null > out || cat /sys/fs/cgroup/pids.max > out";
     let (mut one, mut two) = (host.task(script).await, host.task(script).await);
     one.limits.pids = 31;
     two.limits.pids = 32;
     let (first, second) = (host.start(&one).await, host.start(&two).await);
-    written(&one, "up").await;
-    written(&two, "up").await;
+    wait_written(&one, "up").await;
+    wait_written(&two, "up").await;
     for task in [&one, &two] {
         assert_eq!(task.spec.network_mode, NetworkMode::Host);
         fs::write(task.dir.run().join("go"), "").unwrap();
@@ -189,24 +189,25 @@ async fn docker_tasks_share_a_host_by_their_parts_of_it() {
 
 #[tokio::test]
 async fn docker_runs_a_dynamic_userland_as_root_whatever_the_image_says() {
-    let host = Host::at(&engine::shared(), |settings| {
+    let host = DockerHost::at(&engine::shared(), |settings| {
         settings.entrypoint = vec!["/usr/bin/bash".into(), "/windlass/run/script".into()];
     })
     .await;
     let image = Image::Bash.ensure(&host.engine).await;
-    let task = host.task_of(&image, "id -u > /windlass/run/out; stat -c %U /home >> /windlass/run/out");
+    let task =
+        host.task_with_image(&image, "id -u > /windlass/run/out; stat -c %U /home >> /windlass/run/out");
     assert_eq!(tokio::time::timeout(Duration::from_secs(60), host.said(&task)).await.unwrap(), "0\nroot");
 }
 
 #[tokio::test]
 async fn docker_follows_no_link_that_a_task_left_in_its_directory() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let script = "cd /windlass/run; rm image.json; ln -s VICTIM image.json; ln -s VICTIM .image.json; touch up; sleep 600";
     let victim = host.scratch.path().join("victim");
     fs::write(&victim, "untouched").unwrap();
     let task = host.task(&script.replace("VICTIM", &victim.to_string_lossy())).await;
     let handle = host.start(&task).await;
-    written(&task, "up").await;
+    wait_written(&task, "up").await;
     assert_eq!(host.docker.create(&task).await.unwrap(), handle);
     assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
     assert!(fs::symlink_metadata(task.dir.run().join("image.json")).unwrap().is_file());

@@ -19,7 +19,7 @@ use serde_json::json;
 use windlass_agent::shim::runtime::Runtime as _;
 use windlass_api::agent::shim::TaskStatus;
 
-use super::Host;
+use super::DockerHost;
 use crate::support::{
     client::Client,
     shim::{Setup, Shim},
@@ -27,7 +27,7 @@ use crate::support::{
 
 /// A service on the loopback of the host that asks nobody who they are: what a database must not be, and what
 /// shows which places share the loopback.
-fn unguarded() -> u16 {
+fn start_open_service() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -42,7 +42,7 @@ fn unguarded() -> u16 {
 }
 
 /// Everything a task can try without being told. What answers is written down, a line each.
-fn probe(paths: &[PathBuf], port: u16) -> String {
+fn probe_script(paths: &[PathBuf], port: u16) -> String {
     let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     format!(
         "cd /windlass/run; : > out
@@ -113,17 +113,17 @@ async fn x5_docker_tasks_and_neighbours_reach_no_agent_runner_engine_or_metadata
     let shim = Shim::start(Setup::docker());
     let id = shim.submit(&shim.spec("victim"), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
-    let port = unguarded();
-    let host = Host::new().await;
+    let port = start_open_service();
+    let host = DockerHost::new().await;
     let mut targets = sockets(&shim.home());
     assert!(targets.len() >= 2, "the shim's and the runner's: {targets:?}");
     targets.push(host.socket.clone());
     targets.push(shim.home());
 
     // The question works: on the host's network the loopback is the host's own.
-    let task = host.task(&probe(&targets, port)).await;
+    let task = host.task(&probe_script(&targets, port)).await;
     assert_eq!(host.said(&task).await, "database", "from the host's network");
-    let task = host.bridged(&probe(&targets, port)).await;
+    let task = host.bridged_task(&probe_script(&targets, port)).await;
     assert_eq!(host.said(&task).await, "", "from the bridge");
 
     // A neighbour on the same machine, with a network and rights of its own.

@@ -20,7 +20,7 @@ use bollard::Docker as Engine;
 use windlass_agent::{
     shim::{
         docker::{Docker, Settings},
-        runtime::{Exit, Handle, Limits, OnProgress, Prepared, Runtime, RuntimeError},
+        runtime::{Exit, Handle, Limits, Prepared, ProgressCallback, Runtime, RuntimeError},
     },
     taskdir::{self, TaskDir},
 };
@@ -33,14 +33,14 @@ use crate::support::{self, TempDir, engine, images::Image, temp_dir};
 const SCRIPT: &str = "script";
 
 /// A host with an engine: whatever it made is gone when it goes.
-struct Host {
+struct DockerHost {
     docker: Docker,
     engine: Engine,
     socket: PathBuf,
     scratch: TempDir,
 }
 
-impl Host {
+impl DockerHost {
     async fn new() -> Self {
         Self::at(&engine::shared(), |_| {}).await
     }
@@ -62,10 +62,10 @@ impl Host {
     /// A task on the host's network whose container runs `script`.
     async fn task(&self, script: &str) -> Prepared {
         let image = Image::Busybox.ensure(&self.engine).await;
-        self.task_of(&image, script)
+        self.task_with_image(&image, script)
     }
 
-    fn task_of(&self, image: &str, script: &str) -> Prepared {
+    fn task_with_image(&self, image: &str, script: &str) -> Prepared {
         let id = SubmissionId::from(uuid::Uuid::from_bytes(random()));
         let spec: TaskSpec = serde_json::from_value(serde_json::json!({
             "id": id, "name": "docker-test", "image_name": image, "container_user": "root", "network_mode": "host",
@@ -87,7 +87,7 @@ impl Host {
     }
 
     /// The same on the bridge, with a port.
-    async fn bridged(&self, script: &str) -> Prepared {
+    async fn bridged_task(&self, script: &str) -> Prepared {
         let mut task = self.task(script).await;
         task.spec.network_mode = NetworkMode::Bridge;
         task.publish = vec![8000];
@@ -118,7 +118,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for DockerHost {
     fn drop(&mut self) {
         // A thread of its own, since the test's runtime may be the one that is ending.
         let docker = self.docker.clone();
@@ -155,15 +155,15 @@ fn read(task: &Prepared, name: &str) -> String {
 }
 
 /// Waits until the task wrote `name`.
-async fn written(task: &Prepared, name: &str) {
+async fn wait_written(task: &Prepared, name: &str) {
     let path = task.dir.run().join(name);
     eventually_async(&format!("the task writes {name}"), async || path.exists().then_some(())).await;
 }
 
-fn quiet() -> OnProgress {
+fn ignore_progress() -> ProgressCallback {
     Arc::new(|_| {})
 }
 
-fn is_away(error: &RuntimeError) -> bool {
+fn is_unavailable(error: &RuntimeError) -> bool {
     matches!(error, RuntimeError::Away { .. })
 }

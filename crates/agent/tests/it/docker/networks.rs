@@ -10,10 +10,10 @@ use std::{
 use windlass_agent::shim::runtime::Runtime;
 use windlass_testkit::wait::eventually_async;
 
-use super::{Host, read, written};
+use super::{DockerHost, read, wait_written};
 
 /// Answers every connection to port 8000 with the name of the container.
-const SERVE: &str = "cd /windlass/run; mkdir /www; hostname > /www/name; hostname -i > address
+const SERVE_SCRIPT: &str = "cd /windlass/run; mkdir /www; hostname > /www/name; hostname -i > address
     httpd -p 8000 -h /www; touch up; sleep 600";
 
 fn fetch(port: u16) -> Option<String> {
@@ -27,11 +27,11 @@ fn fetch(port: u16) -> Option<String> {
 
 #[tokio::test]
 async fn g9_docker_reports_the_ports_it_really_mapped_and_no_two_tasks_share_one() {
-    let host = Host::new().await;
+    let host = DockerHost::new().await;
     let mut ports = BTreeSet::new();
     let mut running = Vec::new();
     for _ in 0..3 {
-        let task = host.bridged(SERVE).await;
+        let task = host.bridged_task(SERVE_SCRIPT).await;
         let handle = host.docker.create(&task).await.unwrap();
         let mapped = host.docker.start(&task, &handle).await.unwrap();
         assert_eq!(mapped.len(), 1);
@@ -41,7 +41,7 @@ async fn g9_docker_reports_the_ports_it_really_mapped_and_no_two_tasks_share_one
         running.push((task, handle, mapped[0].host));
     }
     for (task, handle, port) in &running {
-        written(task, "up").await;
+        wait_written(task, "up").await;
         let name = eventually_async("the port answers", async || fetch(*port)).await;
         assert!(handle.id.starts_with(&name), "the port leads to the task that reported it");
     }
@@ -49,10 +49,10 @@ async fn g9_docker_reports_the_ports_it_really_mapped_and_no_two_tasks_share_one
 
 #[tokio::test]
 async fn docker_tasks_on_the_bridge_do_not_hear_each_other() {
-    let host = Host::new().await;
-    let served = host.bridged(SERVE).await;
+    let host = DockerHost::new().await;
+    let served = host.bridged_task(SERVE_SCRIPT).await;
     host.start(&served).await;
-    written(&served, "up").await;
+    wait_written(&served, "up").await;
     let address = read(&served, "address");
     // The loopback proves that the question itself works; the neighbour must not answer it.
     let script = format!(
@@ -60,14 +60,14 @@ async fn docker_tasks_on_the_bridge_do_not_hear_each_other() {
         ask() {{ timeout 3 wget -q -O - http://$1:8000/name || echo none; }}
         ask 127.0.0.1 > out; ask {address} >> out; exit 0"
     );
-    let asks = host.bridged(&script).await;
+    let asks = host.bridged_task(&script).await;
     assert_eq!(host.said(&asks).await, "me\nnone");
 }
 
 #[tokio::test]
 async fn docker_tells_the_exit_of_a_task_that_ended_before_its_ports_were_read() {
-    let host = Host::new().await;
-    let task = host.bridged("exit 5").await;
+    let host = DockerHost::new().await;
+    let task = host.bridged_task("exit 5").await;
     let handle = host.start(&task).await;
     assert_eq!(host.wait(&task, &handle).await.code, Some(5));
     assert_eq!(host.docker.start(&task, &handle).await.unwrap(), []);
@@ -75,8 +75,8 @@ async fn docker_tells_the_exit_of_a_task_that_ended_before_its_ports_were_read()
 
 #[tokio::test]
 async fn docker_keeps_tasks_on_the_bridge_from_the_clouds_metadata() {
-    let host = Host::new().await;
-    let task = host.bridged("sleep 600").await;
+    let host = DockerHost::new().await;
+    let task = host.bridged_task("sleep 600").await;
     host.start(&task).await;
     let network = host.engine.inspect_network("windlass", None).await.unwrap();
     let id = network.id.unwrap();

@@ -9,7 +9,7 @@ use std::{
 use windlass_agent::shim::runtime::{FoundState, Runtime};
 use windlass_testkit::wait::{eventually_async, listens};
 
-use super::{Host, read, written};
+use super::{DockerHost, read, wait_written};
 use crate::support::{
     TempDir,
     engine::{client, end, spawn},
@@ -17,12 +17,12 @@ use crate::support::{
 };
 
 /// A service of its own, with its own storage.
-struct Service {
+struct PodmanService {
     child: Child,
     scratch: TempDir,
 }
 
-impl Service {
+impl PodmanService {
     async fn start() -> Self {
         let scratch = temp_dir("podman").unwrap();
         let dir = scratch.path();
@@ -52,7 +52,7 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for PodmanService {
     fn drop(&mut self) {
         end(&mut self.child);
     }
@@ -60,10 +60,10 @@ impl Drop for Service {
 
 #[tokio::test]
 async fn docker_runtime_runs_tasks_over_podman() {
-    let service = Service::start().await;
-    let host = Host::at(&service.path().join("podman.sock"), |_| {}).await;
+    let service = PodmanService::start().await;
+    let host = DockerHost::at(&service.path().join("podman.sock"), |_| {}).await;
     let task = host.task("echo first >&2; echo $WINDLASS_TASK_ID > /windlass/run/out; exit 7").await;
-    host.docker.pull(&task, None, super::quiet()).await.unwrap();
+    host.docker.pull(&task, None, super::ignore_progress()).await.unwrap();
     let handle = host.docker.create(&task).await.unwrap();
     assert_eq!(host.docker.create(&task).await.unwrap(), handle);
     assert_eq!(host.docker.found().await.unwrap()[0].state, FoundState::Created);
@@ -79,7 +79,7 @@ async fn docker_runtime_runs_tasks_over_podman() {
 
     let long = host.task("touch /windlass/run/up; sleep 600").await;
     let handle = host.start(&long).await;
-    written(&long, "up").await;
+    wait_written(&long, "up").await;
     host.docker.stop(&long.dir, &handle, Duration::from_secs(1)).await.unwrap();
     assert_eq!(host.wait(&long, &handle).await.lost, None);
     host.docker.remove(&long.dir, None).await.unwrap();

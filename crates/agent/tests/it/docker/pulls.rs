@@ -10,21 +10,21 @@ use windlass_agent::shim::runtime::{Prepared, RegistryAuth, Runtime, RuntimeErro
 use windlass_api::agent::shim::PullProgress;
 use windlass_testkit::wait::eventually_async;
 
-use super::{Host, quiet, random};
+use super::{DockerHost, ignore_progress, random};
 use crate::support::{
     engine,
     images::{Image, Tar},
-    registry::{Layers, Registry},
+    registry::{LayerDelivery, Registry},
 };
 
-const STALL: Duration = Duration::from_secs(3);
+const STALL_TIMEOUT: Duration = Duration::from_secs(3);
 
-async fn host() -> Host {
-    Host::at(&engine::shared(), |settings| settings.stall = STALL).await
+async fn host() -> DockerHost {
+    DockerHost::at(&engine::shared(), |settings| settings.stall = STALL_TIMEOUT).await
 }
 
 /// Content nobody has yet, so that it must really come over the wire.
-fn fresh(size: usize) -> Vec<u8> {
+fn random_layer(size: usize) -> Vec<u8> {
     let mut tar = Tar::new();
     let seed: [u8; 32] = random();
     let noise: Vec<u8> = seed.iter().cycle().take(size).copied().collect();
@@ -37,9 +37,9 @@ fn auth(username: &str, password: &str) -> RegistryAuth {
 }
 
 /// Takes an image away again at the end.
-struct Pulled<'a>(&'a Host, Vec<String>);
+struct ImageCleanup<'a>(&'a DockerHost, Vec<String>);
 
-impl Drop for Pulled<'_> {
+impl Drop for ImageCleanup<'_> {
     fn drop(&mut self) {
         let (socket, names) = (self.0.socket.clone(), std::mem::take(&mut self.1));
         let cleaned = std::thread::spawn(move || {
@@ -57,28 +57,28 @@ impl Drop for Pulled<'_> {
     }
 }
 
-async fn pull(host: &Host, task: &Prepared, auth: Option<&RegistryAuth>) -> Result<(), RuntimeError> {
-    host.docker.pull(task, auth, quiet()).await
+async fn pull(host: &DockerHost, task: &Prepared, auth: Option<&RegistryAuth>) -> Result<(), RuntimeError> {
+    host.docker.pull(task, auth, ignore_progress()).await
 }
 
 #[tokio::test]
 async fn docker_pulls_by_tag_and_by_digest_and_tells_how_far_it_is() {
     let (host, registry) = (host().await, Registry::start().await);
-    let (by_tag, _) = registry.put("tagged", "1", fresh(3 << 20));
-    let (_, by_digest) = registry.put("digested", "1", fresh(1000));
-    let _pulled = Pulled(&host, vec![by_tag.clone(), by_digest.clone()]);
+    let (by_tag, _) = registry.put("tagged", "1", random_layer(3 << 20));
+    let (_, by_digest) = registry.put("digested", "1", random_layer(1000));
+    let _pulled = ImageCleanup(&host, vec![by_tag.clone(), by_digest.clone()]);
     let seen: Arc<Mutex<Vec<PullProgress>>> = Arc::default();
     let keep = Arc::clone(&seen);
-    let task = host.task_of(&by_tag, "");
-    registry.set_layers(Layers::Slow(Duration::from_millis(5)));
+    let task = host.task_with_image(&by_tag, "");
+    registry.set_layers(LayerDelivery::Slow(Duration::from_millis(5)));
     host.docker.pull(&task, None, Arc::new(move |progress| keep.lock().push(progress))).await.unwrap();
     let seen = seen.lock().clone();
     let last = seen.last().unwrap();
     assert!(last.is_total_bytes_final && last.total_bytes > 3 << 20, "{last:?}");
     assert_eq!((last.downloaded_bytes, last.extracted_bytes), (last.total_bytes, last.total_bytes));
     assert!(seen.iter().any(|one| one.downloaded_bytes > 0 && one.downloaded_bytes < one.total_bytes));
-    pull(&host, &host.task_of(&by_digest, ""), None).await.unwrap();
-    host.docker.create(&host.task_of(&by_digest, "")).await.unwrap();
+    pull(&host, &host.task_with_image(&by_digest, ""), None).await.unwrap();
+    host.docker.create(&host.task_with_image(&by_digest, "")).await.unwrap();
     drop(registry);
     pull(&host, &task, None).await.unwrap();
 }
@@ -86,12 +86,12 @@ async fn docker_pulls_by_tag_and_by_digest_and_tells_how_far_it_is() {
 #[tokio::test]
 async fn docker_uses_a_latest_image_that_is_here_when_the_registry_is_out_of_reach() {
     let (host, registry) = (host().await, Registry::start().await);
-    let (name, _) = registry.put("moving", "latest", fresh(1000));
-    let _pulled = Pulled(&host, vec![name.clone()]);
-    let task = host.task_of(name.trim_end_matches(":latest"), "");
+    let (name, _) = registry.put("moving", "latest", random_layer(1000));
+    let _pulled = ImageCleanup(&host, vec![name.clone()]);
+    let task = host.task_with_image(name.trim_end_matches(":latest"), "");
     pull(&host, &task, None).await.unwrap();
     let first = host.engine.inspect_image(&name).await.unwrap().id;
-    registry.put("moving", "latest", fresh(1000));
+    registry.put("moving", "latest", random_layer(1000));
     pull(&host, &task, None).await.unwrap();
     let second = host.engine.inspect_image(&name).await.unwrap().id;
     assert_ne!(first, second, "the name moves, so the registry is asked each time");
@@ -103,37 +103,37 @@ async fn docker_uses_a_latest_image_that_is_here_when_the_registry_is_out_of_rea
 #[tokio::test]
 async fn f17_docker_pulls_that_fail_say_why() {
     let (host, registry) = (host().await, Registry::start().await);
-    let missing = host.task_of(&registry.name("none:1"), "");
+    let missing = host.task_with_image(&registry.name("none:1"), "");
     assert!(matches!(pull(&host, &missing, None).await, Err(RuntimeError::NoImage { .. })));
-    let bad = host.task_of(&registry.name("UPPER:1"), "");
+    let bad = host.task_with_image(&registry.name("UPPER:1"), "");
     assert!(matches!(pull(&host, &bad, None).await, Err(RuntimeError::Refused { .. })));
 
-    let (corrupt, _) = registry.put("corrupt", "1", fresh(100_000));
-    registry.set_layers(Layers::Corrupt);
-    let corrupt = pull(&host, &host.task_of(&corrupt, ""), None).await.unwrap_err();
+    let (corrupt, _) = registry.put("corrupt", "1", random_layer(100_000));
+    registry.set_layers(LayerDelivery::Corrupt);
+    let corrupt = pull(&host, &host.task_with_image(&corrupt, ""), None).await.unwrap_err();
     assert!(matches!(corrupt, RuntimeError::Failed { .. }), "{corrupt:?}");
 
-    let (stalled, _) = registry.put("stalled", "1", fresh(1 << 20));
-    registry.set_layers(Layers::Stall);
+    let (stalled, _) = registry.put("stalled", "1", random_layer(1 << 20));
+    registry.set_layers(LayerDelivery::Stall);
     let begun = Instant::now();
-    let stalled = pull(&host, &host.task_of(&stalled, ""), None).await;
+    let stalled = pull(&host, &host.task_with_image(&stalled, ""), None).await;
     assert!(matches!(stalled, Err(RuntimeError::Stalled { secs: 3, .. })), "{stalled:?}");
-    assert!(begun.elapsed() < STALL * 3);
+    assert!(begun.elapsed() < STALL_TIMEOUT * 3);
 
     let gone = registry.name("gone:1");
     drop(registry);
-    let gone = pull(&host, &host.task_of(&gone, ""), None).await;
+    let gone = pull(&host, &host.task_with_image(&gone, ""), None).await;
     assert!(matches!(gone, Err(RuntimeError::Failed { .. })), "{gone:?}");
 }
 
 #[tokio::test]
 async fn f17_docker_pull_is_cancelled_within_two_seconds() {
     let (host, registry) = (host().await, Registry::start().await);
-    let (name, _) = registry.put("slow", "1", fresh(8 << 20));
-    registry.set_layers(Layers::Slow(Duration::from_millis(1600)));
-    let task = host.task_of(&name, "");
+    let (name, _) = registry.put("slow", "1", random_layer(8 << 20));
+    registry.set_layers(LayerDelivery::Slow(Duration::from_millis(1600)));
+    let task = host.task_with_image(&name, "");
     {
-        let mut pulling = host.docker.pull(&task, None, quiet());
+        let mut pulling = host.docker.pull(&task, None, ignore_progress());
         let begun = eventually_async("a layer comes", async || (registry.open() > 0).then_some(()));
         tokio::select! {
             ended = &mut pulling => panic!("{ended:?}"),
@@ -149,12 +149,12 @@ async fn f17_docker_pull_is_cancelled_within_two_seconds() {
 #[tokio::test]
 async fn docker_credentials_reach_the_registry_whatever_their_letters() {
     let (host, registry) = (host().await, Registry::start().await);
-    let (name, _) = registry.put("private", "1", fresh(1000));
-    let _pulled = Pulled(&host, vec![name.clone()]);
+    let (name, _) = registry.put("private", "1", random_layer(1000));
+    let _pulled = ImageCleanup(&host, vec![name.clone()]);
     // Each of the three places a letter can have in base64, with letters that come out as `+` and `/`.
     let right = auth("ann", "a?b~c>??~~>>ü");
     registry.set_password(&right.username, &right.password);
-    let task = host.task_of(&name, "");
+    let task = host.task_with_image(&name, "");
     for wrong in [None, Some(auth("ann", "wrong"))] {
         let refused = pull(&host, &task, wrong.as_ref()).await;
         assert!(matches!(refused, Err(RuntimeError::Unauthorized { .. })), "{refused:?}");
@@ -165,11 +165,11 @@ async fn docker_credentials_reach_the_registry_whatever_their_letters() {
 #[tokio::test]
 async fn docker_checks_credentials_again_for_a_private_image_that_is_here() {
     let (host, registry) = (host().await, Registry::start().await);
-    let (name, _) = registry.put("kept", "1", fresh(1000));
-    let _pulled = Pulled(&host, vec![name.clone()]);
+    let (name, _) = registry.put("kept", "1", random_layer(1000));
+    let _pulled = ImageCleanup(&host, vec![name.clone()]);
     let (ann, bob) = (auth("ann", "secret"), auth("bob", "guess"));
     registry.set_password(&ann.username, &ann.password);
-    let task = host.task_of(&name, "");
+    let task = host.task_with_image(&name, "");
     pull(&host, &task, Some(&ann)).await.unwrap();
     for stranger in [None, Some(&bob)] {
         let refused = pull(&host, &task, stranger).await;
@@ -189,7 +189,7 @@ async fn docker_checks_credentials_again_for_a_private_image_that_is_here() {
 #[tokio::test]
 async fn docker_uses_a_local_image_without_asking_anybody() {
     let host = host().await;
-    let task = host.task_of(&Image::Busybox.ensure(&host.engine).await, "");
+    let task = host.task_with_image(&Image::Busybox.ensure(&host.engine).await, "");
     pull(&host, &task, None).await.unwrap();
     pull(&host, &task, Some(&auth("ann", "secret"))).await.unwrap();
 }

@@ -28,7 +28,7 @@ async fn run_job(shim: &Shim, id: SubmissionId, commands: &[&str]) {
 }
 
 /// Waits for the job's end and reads its output.
-async fn output(shim: &Shim, id: SubmissionId) -> (JobRecord, String) {
+async fn wait_output(shim: &Shim, id: SubmissionId) -> (JobRecord, String) {
     let record = eventually_ok_async("the job ends", async || {
         let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
         // The last state may come a moment after the last byte.
@@ -40,7 +40,7 @@ async fn output(shim: &Shim, id: SubmissionId) -> (JobRecord, String) {
     (record, text.expect(200).text().to_owned())
 }
 
-async fn start(shim: &Shim, image: Image, change: impl FnOnce(&mut Value)) -> TaskInfo {
+async fn start_task(shim: &Shim, image: Image, change: impl FnOnce(&mut Value)) -> TaskInfo {
     let mut spec = shim.spec("whole");
     spec["image_name"] = image.ensure(&client(&shared())).await.into();
     change(&mut spec);
@@ -48,7 +48,7 @@ async fn start(shim: &Shim, image: Image, change: impl FnOnce(&mut Value)) -> Ta
     shim.wait_for(id, TaskStatus::Running).await
 }
 
-async fn is_there(name: &str) -> bool {
+async fn container_exists(name: &str) -> bool {
     client(&shared()).inspect_container(name, None).await.is_ok()
 }
 
@@ -62,24 +62,24 @@ async fn docker_whole_jobs_run_in_any_image_and_leave_nothing() {
         (Image::Busybox, &[], "UTC"),
     ];
     for (image, commands, expected) in table {
-        let info = start(&shim, image, |_| {}).await;
+        let info = start_task(&shim, image, |_| {}).await;
         // Another test may have the usual SSH port of this machine.
         assert!(info.ports.as_ref().unwrap().iter().all(|port| port.container == SSH_PORT), "{info:?}");
         run_job(&shim, info.id, commands).await;
-        let (record, text) = output(&shim, info.id).await;
+        let (record, text) = wait_output(&shim, info.id).await;
         assert!(text.contains(expected), "{image:?}: {text} {record:?}");
         let status = if commands.is_empty() { 0 } else { 3 };
         assert_eq!(record.states.last().unwrap().exit_status, Some(status), "{record:?}");
         shim.terminate(info.id, 1, 0).await;
         shim.remove(info.id, 1).await;
-        assert!(!is_there(&info.container_name).await);
+        assert!(!container_exists(&info.container_name).await);
     }
 }
 
 #[tokio::test]
 async fn f14_docker_whole_task_outlives_a_killed_shim() {
     let mut shim = Shim::start(Setup::docker());
-    let info = start(&shim, Image::Busybox, |_| {}).await;
+    let info = start_task(&shim, Image::Busybox, |_| {}).await;
     run_job(
         &shim,
         info.id,
@@ -87,7 +87,7 @@ async fn f14_docker_whole_task_outlives_a_killed_shim() {
     )
     .await;
     shim.kill();
-    shim.start_again();
+    shim.restart();
     let again = shim.wait_for(info.id, TaskStatus::Running).await;
     assert_eq!(again.container_id, info.container_id);
     let pid = client(&shared())
@@ -99,7 +99,7 @@ async fn f14_docker_whole_task_outlives_a_killed_shim() {
         .pid
         .unwrap();
     std::fs::write(format!("/proc/{pid}/root/tmp/go"), "").unwrap();
-    let (record, text) = output(&shim, info.id).await;
+    let (record, text) = wait_output(&shim, info.id).await;
     assert!(text.contains("went on"), "{text}");
     assert_eq!(record.states.last().unwrap().exit_status, Some(5));
 }
@@ -107,7 +107,7 @@ async fn f14_docker_whole_task_outlives_a_killed_shim() {
 #[tokio::test]
 async fn docker_whole_job_has_the_last_second_of_its_grace() {
     let shim = Shim::start(Setup::docker());
-    let info = start(&shim, Image::Busybox, |_| {}).await;
+    let info = start_task(&shim, Image::Busybox, |_| {}).await;
     let script = "trap 'sleep 0.3; echo bye; exit 7' INT TERM; touch /tmp/up; while :; do sleep 0.01; done";
     run_job(&shim, info.id, &["/bin/sh", "-c", &format!("echo up; {script}")]).await;
     let logs = format!("/api/tasks/{}/logs?stream=job&offset=0", info.id);
@@ -124,7 +124,7 @@ async fn docker_whole_job_has_the_last_second_of_its_grace() {
 #[tokio::test]
 async fn docker_whole_task_on_the_bridge_reports_its_ports() {
     let shim = Shim::start(Setup::docker());
-    let info = start(&shim, Image::Busybox, |spec| spec["network_mode"] = "bridge".into()).await;
+    let info = start_task(&shim, Image::Busybox, |spec| spec["network_mode"] = "bridge".into()).await;
     let ports = info.ports.clone().unwrap();
     let seen = client(&shared()).inspect_container(&info.container_id, None).await.unwrap();
     let mapped = seen.network_settings.unwrap().ports.unwrap();
@@ -134,7 +134,7 @@ async fn docker_whole_task_on_the_bridge_reports_its_ports() {
         assert_eq!(bound[0].host_ip.as_deref(), Some("127.0.0.1"));
     }
     run_job(&shim, info.id, &["/bin/true"]).await;
-    assert_eq!(output(&shim, info.id).await.0.states.last().unwrap().exit_status, Some(0));
+    assert_eq!(wait_output(&shim, info.id).await.0.states.last().unwrap().exit_status, Some(0));
 }
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn docker_whole_tasks_on_the_hosts_network_are_all_reached_by_ssh() {
     let public = std::fs::read_to_string(keys.path().join("id.pub")).unwrap();
     let mut taken = std::collections::BTreeSet::new();
     for _ in 0..2 {
-        let info = start(&shim, Image::Busybox, |spec| {
+        let info = start_task(&shim, Image::Busybox, |spec| {
             spec["network_mode"] = "host".into();
             spec["container_ssh_keys"] = json!([public]);
         })

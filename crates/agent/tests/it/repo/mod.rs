@@ -25,13 +25,13 @@ const TOKEN: &str = "canary-token-5f0c2b";
 const USER: u32 = 47_110;
 
 /// A job's user with a home, and a repository to clone.
-pub(crate) struct Ground {
+pub(crate) struct RepoFixture {
     pub(crate) scratch: TempDir,
     pub(crate) site: Site,
     log: Mutex<Vec<String>>,
 }
 
-impl Ground {
+impl RepoFixture {
     pub(crate) fn new(name: &str) -> Self {
         let scratch = temp_dir(name).unwrap();
         let at = |name: &str| scratch.path().join(name);
@@ -75,7 +75,7 @@ impl Ground {
     }
 
     /// `served/main.git`: two commits on `main`, one more on `side`, and its work tree in `source`.
-    fn repository(&self) -> PathBuf {
+    fn create_repository(&self) -> PathBuf {
         let source = self.at("source");
         fs::create_dir(&source).unwrap();
         self.git(&source, &["init", "-q", "-b", "main"]);
@@ -98,12 +98,12 @@ impl Ground {
         self.git(&self.at(from), &["clone", "-q", "--bare", ".", served.to_str().unwrap()]);
         self.git(&served, &["config", "uploadpack.allowAnySHA1InWant", "true"]);
         self.git(&served, &["config", "http.receivepack", "false"]);
-        self.give(&served);
+        self.chown_to_job_user(&served);
         served
     }
 
     /// Git refuses repositories of others; a served one belongs to the job's user.
-    fn give(&self, path: &Path) {
+    fn chown_to_job_user(&self, path: &Path) {
         let status =
             Command::new("chown").arg("-R").arg(self.site.account.uid.to_string()).arg(path).status();
         assert!(status.unwrap().success());
@@ -125,18 +125,18 @@ impl Ground {
             .args([self.at("work"), self.at("home")])
             .output();
         assert_eq!(String::from_utf8(grep.unwrap().stdout).unwrap(), "");
-        assert_eq!(serve::processes_that_show(secret), Vec::<String>::new());
+        assert_eq!(serve::processes_showing(secret), Vec::<String>::new());
         assert!(!self.log.lock().iter().any(|line| line.contains(secret)));
     }
 
     #[track_caller]
     fn assert_nothing_left(&self, dir: &str) {
-        assert!(!self.at("work").join(dir).exists(), "{:?}", support_listing(&self.at("work")));
-        assert_eq!(support_listing(&self.at("work")), Vec::<String>::new());
+        assert!(!self.at("work").join(dir).exists(), "{:?}", list_dir(&self.at("work")));
+        assert_eq!(list_dir(&self.at("work")), Vec::<String>::new());
     }
 }
 
-fn support_listing(dir: &Path) -> Vec<String> {
+fn list_dir(dir: &Path) -> Vec<String> {
     fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
@@ -173,9 +173,9 @@ fn wanted<'a>(data: &'a RepoData, credentials: &'a RepoCredentials) -> Wanted<'a
 
 #[tokio::test]
 async fn x3_a_token_reaches_git_and_nothing_else() {
-    let ground = Ground::new("repo-token");
-    ground.repository();
-    let http = serve::Http::start(&ground.at("served"), TOKEN);
+    let ground = RepoFixture::new("repo-token");
+    ground.create_repository();
+    let http = serve::GitHttpServer::start(&ground.at("served"), TOKEN);
     let credentials = credentials(&http.url("main.git"), Some(TOKEN), None);
     ground.prepare(&wanted(&remote(Some("main"), None), &credentials)).await.unwrap();
 
@@ -194,17 +194,14 @@ async fn x3_a_token_reaches_git_and_nothing_else() {
             "{path}"
         );
     }
-    assert_eq!(
-        support_listing(&ground.at("work/repo")).iter().filter(|name| name.contains("stage")).count(),
-        0
-    );
+    assert_eq!(list_dir(&ground.at("work/repo")).iter().filter(|name| name.contains("stage")).count(), 0);
 }
 
 #[tokio::test]
 async fn a_password_in_the_url_is_taken_out_of_it() {
-    let ground = Ground::new("repo-login");
-    ground.repository();
-    let http = serve::Http::start(&ground.at("served"), TOKEN);
+    let ground = RepoFixture::new("repo-login");
+    ground.create_repository();
+    let http = serve::GitHttpServer::start(&ground.at("served"), TOKEN);
     let url = http.url("main.git").replace("http://", &format!("http://oauth2:{TOKEN}@"));
     ground.prepare(&wanted(&remote(None, None), &credentials(&url, None, None))).await.unwrap();
     assert_eq!(ground.read("repo/a"), "two\n");
@@ -214,9 +211,9 @@ async fn a_password_in_the_url_is_taken_out_of_it() {
 
 #[tokio::test]
 async fn a_wrong_token_is_told_and_leaves_nothing() {
-    let ground = Ground::new("repo-wrong");
-    ground.repository();
-    let http = serve::Http::start(&ground.at("served"), "another");
+    let ground = RepoFixture::new("repo-wrong");
+    ground.create_repository();
+    let http = serve::GitHttpServer::start(&ground.at("served"), "another");
     let credentials = credentials(&http.url("main.git"), Some(TOKEN), None);
     let error = ground.prepare(&wanted(&remote(None, None), &credentials)).await.unwrap_err();
     assert!(
@@ -230,11 +227,11 @@ async fn a_wrong_token_is_told_and_leaves_nothing() {
 
 #[tokio::test]
 async fn x3_a_private_key_needs_neither_an_ssh_client_nor_a_file() {
-    let ground = Ground::new("repo-key");
-    let served = ground.repository();
+    let ground = RepoFixture::new("repo-key");
+    let served = ground.create_repository();
     let dir = ground.at("sshd");
     fs::create_dir(&dir).unwrap();
-    let sshd = serve::Ssh::start(&dir);
+    let sshd = serve::GitSshServer::start(&dir);
     // The server's own git asks whose repository it serves.
     lchown(&served, Some(0), Some(0)).unwrap();
     let key = sshd.key("user");
@@ -260,8 +257,8 @@ async fn x3_a_private_key_needs_neither_an_ssh_client_nor_a_file() {
 
 #[tokio::test]
 async fn a_commit_is_checked_out_on_its_branch_or_alone() {
-    let ground = Ground::new("repo-hash");
-    let served = ground.repository();
+    let ground = RepoFixture::new("repo-hash");
+    let served = ground.create_repository();
     let first = ground.git(&ground.at("source"), &["rev-parse", "HEAD~1"]);
     let side = ground.git(&ground.at("source"), &["rev-parse", "side"]);
     let url = credentials(&format!("file://{}", served.display()), None, None);
@@ -286,15 +283,15 @@ async fn a_commit_is_checked_out_on_its_branch_or_alone() {
     assert!(error.to_string().starts_with("fetch the commit"), "{error}");
     let data = remote(Some("nowhere"), None);
     ground.prepare(&Wanted { dir: "five", ..wanted(&data, &url) }).await.unwrap_err();
-    let mut there = support_listing(&ground.at("work"));
+    let mut there = list_dir(&ground.at("work"));
     there.sort();
     assert_eq!(there, ["one", "three", "two"]);
 }
 
 #[tokio::test]
 async fn changes_with_binary_files_and_deletions_are_applied() {
-    let ground = Ground::new("repo-diff");
-    let served = ground.repository();
+    let ground = RepoFixture::new("repo-diff");
+    let served = ground.create_repository();
     let source = ground.at("source");
     fs::write(source.join("a"), "changed\n").unwrap();
     fs::write(source.join("image"), [0, 1, 2, 255, 254, 0, 0, 9]).unwrap();
@@ -326,8 +323,8 @@ async fn changes_with_binary_files_and_deletions_are_applied() {
 
 #[tokio::test]
 async fn submodules_come_along_and_hooks_never_run() {
-    let ground = Ground::new("repo-sub");
-    let served = ground.repository();
+    let ground = RepoFixture::new("repo-sub");
+    let served = ground.create_repository();
     let outer = ground.at("outer");
     fs::create_dir(&outer).unwrap();
     ground.git(&outer, &["init", "-q", "-b", "main"]);
@@ -344,7 +341,7 @@ async fn submodules_come_along_and_hooks_never_run() {
         .unwrap();
     let config = format!("[init]\n\ttemplateDir = {}\n", ground.at("home/template").display());
     fs::write(ground.at("home/.gitconfig"), config).unwrap();
-    ground.give(&ground.at("home"));
+    ground.chown_to_job_user(&ground.at("home"));
 
     let url = credentials(&format!("file://{}", outer.display()), None, None);
     ground.prepare(&wanted(&remote(Some("main"), None), &url)).await.unwrap();
@@ -357,10 +354,12 @@ async fn submodules_come_along_and_hooks_never_run() {
 
 #[tokio::test]
 async fn a_submodule_on_another_host_does_not_get_the_token() {
-    let ground = Ground::new("repo-foreign");
-    ground.repository();
-    let (ours, theirs) =
-        (serve::Http::start(&ground.at("served"), TOKEN), serve::Http::start(&ground.at("served"), TOKEN));
+    let ground = RepoFixture::new("repo-foreign");
+    ground.create_repository();
+    let (ours, theirs) = (
+        serve::GitHttpServer::start(&ground.at("served"), TOKEN),
+        serve::GitHttpServer::start(&ground.at("served"), TOKEN),
+    );
     let outer = ground.at("outer");
     fs::create_dir(&outer).unwrap();
     ground.git(&outer, &["init", "-q", "-b", "main"]);
@@ -379,9 +378,9 @@ async fn a_submodule_on_another_host_does_not_get_the_token() {
 
 #[tokio::test]
 async fn a_stop_during_the_clone_leaves_neither_files_nor_processes() {
-    let ground = Ground::new("repo-stop");
-    ground.repository();
-    let http = serve::Http::start(&ground.at("served"), TOKEN);
+    let ground = RepoFixture::new("repo-stop");
+    ground.create_repository();
+    let http = serve::GitHttpServer::start(&ground.at("served"), TOKEN);
     http.stall();
     let credentials = credentials(&http.url("main.git"), Some(TOKEN), None);
     let data = remote(None, None);
@@ -402,12 +401,12 @@ async fn a_stop_during_the_clone_leaves_neither_files_nor_processes() {
 
 #[tokio::test]
 async fn a_directory_that_is_not_empty_is_left_or_refused_as_asked() {
-    let ground = Ground::new("repo-exists");
-    let served = ground.repository();
+    let ground = RepoFixture::new("repo-exists");
+    let served = ground.create_repository();
     let url = credentials(&format!("file://{}", served.display()), None, None);
     let data = remote(None, None);
     fs::create_dir_all(ground.at("work/repo/lost+found")).unwrap();
-    ground.give(&ground.at("work"));
+    ground.chown_to_job_user(&ground.at("work"));
     ground.prepare(&Wanted { exists_action: Some("error"), ..wanted(&data, &url) }).await.unwrap();
     assert_eq!(ground.read("repo/a"), "two\n", "a lone lost+found counts as empty");
 
@@ -426,8 +425,8 @@ async fn a_directory_that_is_not_empty_is_left_or_refused_as_asked() {
 
 #[tokio::test]
 async fn urls_that_are_no_remote_are_refused_unless_asked_for() {
-    let ground = Ground::new("repo-url");
-    let served = ground.repository();
+    let ground = RepoFixture::new("repo-url");
+    let served = ground.create_repository();
     let data = remote(None, None);
     for url in [
         format!("file://{}", served.display()),
@@ -445,7 +444,7 @@ async fn urls_that_are_no_remote_are_refused_unless_asked_for() {
 
 #[tokio::test]
 async fn code_without_a_remote_is_unpacked_and_a_hostile_one_leaves_nothing() {
-    let ground = Ground::new("repo-virtual");
+    let ground = RepoFixture::new("repo-virtual");
     let code = ground.at("code");
     let mut builder = tar::Builder::new(fs::File::create(&code).unwrap());
     let mut header = tar::Header::new_gnu();
@@ -481,7 +480,7 @@ async fn code_without_a_remote_is_unpacked_and_a_hostile_one_leaves_nothing() {
     let error = ground.prepare(&Wanted { dir: "~/code", ..base }).await.unwrap_err();
     let RepoError::Unpack(source) = &error else { panic!("{error}") };
     assert!(source.to_string().contains("`evil`: a link to `/etc`, which leads out"), "{source}");
-    assert_eq!(support_listing(&ground.at("home")), Vec::<String>::new());
+    assert_eq!(list_dir(&ground.at("home")), Vec::<String>::new());
 
     ground.prepare(&Wanted { data: None, ..base }).await.unwrap();
     fs::write(&code, "").unwrap();
@@ -491,8 +490,8 @@ async fn code_without_a_remote_is_unpacked_and_a_hostile_one_leaves_nothing() {
 
 #[tokio::test]
 async fn an_image_without_git_is_told_what_it_lacks() {
-    let mut ground = Ground::new("repo-bare");
-    ground.repository();
+    let mut ground = RepoFixture::new("repo-bare");
+    ground.create_repository();
     ground.site.path = ground.at("home").into();
     let data = remote(None, None);
     let https = credentials("https://example.org/r", None, None);

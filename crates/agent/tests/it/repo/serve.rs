@@ -20,13 +20,13 @@ use parking_lot::Mutex;
 const MAX_BODY: usize = 64 << 20;
 
 /// Connections are handed to `serve`, each on a thread of its own, until this is dropped.
-struct Door {
+struct TestListener {
     port: u16,
     closed: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Door {
+impl TestListener {
     fn open(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -46,7 +46,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for TestListener {
     fn drop(&mut self) {
         self.closed.store(true, Ordering::SeqCst);
         let _ = TcpStream::connect(("127.0.0.1", self.port));
@@ -57,13 +57,13 @@ impl Drop for Door {
 }
 
 /// `git http-backend` below `root`, for those who say the token.
-pub(crate) struct Http {
-    door: Door,
-    seen: Arc<Seen>,
+pub(crate) struct GitHttpServer {
+    door: TestListener,
+    seen: Arc<ServerObservations>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct ServerObservations {
     /// Where the token was found that it must not be.
     leaks: Mutex<Vec<String>>,
     /// Requests with the right token.
@@ -74,11 +74,11 @@ struct Seen {
     ended: AtomicBool,
 }
 
-impl Http {
+impl GitHttpServer {
     pub(crate) fn start(root: &Path, token: &str) -> Self {
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(ServerObservations::default());
         let (root, token, shared) = (root.to_owned(), token.to_owned(), Arc::clone(&seen));
-        Self { door: Door::open(move |stream| answer(stream, &root, &token, &shared)), seen }
+        Self { door: TestListener::open(move |stream| answer(stream, &root, &token, &shared)), seen }
     }
 
     pub(crate) fn url(&self, name: &str) -> String {
@@ -102,13 +102,13 @@ impl Http {
     }
 }
 
-impl Drop for Http {
+impl Drop for GitHttpServer {
     fn drop(&mut self) {
         self.seen.ended.store(true, Ordering::SeqCst);
     }
 }
 
-fn answer(stream: TcpStream, root: &Path, token: &str, seen: &Seen) {
+fn answer(stream: TcpStream, root: &Path, token: &str, seen: &ServerObservations) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut stream = stream;
     let mut line = String::new();
@@ -139,7 +139,7 @@ fn answer(stream: TcpStream, root: &Path, token: &str, seen: &Seen) {
         return;
     }
     *seen.let_in.lock() += 1;
-    seen.leaks.lock().extend(processes_that_show(token));
+    seen.leaks.lock().extend(processes_showing(token));
     let output = backend(
         root,
         &method,
@@ -199,7 +199,7 @@ fn backend(
 }
 
 /// Everybody's arguments and variables, as a neighbour of the job could read them.
-pub(crate) fn processes_that_show(secret: &str) -> Vec<String> {
+pub(crate) fn processes_showing(secret: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         for file in ["cmdline", "environ"] {
@@ -217,12 +217,12 @@ pub(crate) fn processes_that_show(secret: &str) -> Vec<String> {
 }
 
 /// An OpenSSH server that knows one key.
-pub(crate) struct Ssh {
-    door: Door,
+pub(crate) struct GitSshServer {
+    door: TestListener,
     dir: PathBuf,
 }
 
-impl Ssh {
+impl GitSshServer {
     pub(crate) fn start(dir: &Path) -> Self {
         // The server gives up its rights in this directory; Debian makes it at boot only.
         std::fs::create_dir_all("/run/sshd").unwrap();
@@ -239,7 +239,7 @@ impl Ssh {
         );
         std::fs::write(dir.join("sshd_config"), settings).unwrap();
         let config = dir.join("sshd_config");
-        let door = Door::open(move |stream| {
+        let door = TestListener::open(move |stream| {
             let input = OwnedFd::from(stream.try_clone().unwrap());
             let mut command = Command::new("/usr/sbin/sshd");
             command

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     TempDir,
-    runner::{Runner, Setting, job},
+    runner::{Runner, RunnerSetup, job},
     temp_dir,
 };
 
@@ -23,7 +23,7 @@ fn start(scratch: &TempDir) -> Runner {
     let passwd = scratch.path().join("passwd");
     let text = format!("root:x:0:0:root:/root:/bin/sh\nrower:x:{USER}:{USER}::{}:/bin/sh\n", home.display());
     std::fs::write(&passwd, text).unwrap();
-    let mut setting = Setting::new();
+    let mut setting = RunnerSetup::new();
     let bind = format!("mount --make-rprivate / && mount --bind '{}' /etc/passwd", passwd.display());
     setting.wrapper =
         Some(format!("exec unshare --mount /bin/sh -c '{}; exec \"$@\"' sh \"$@\"", bind.replace('\'', "")));
@@ -77,7 +77,7 @@ fn a_link_in_the_users_home_leads_the_runner_nowhere_else() {
     let config = scratch.path().join("home/.ssh/config");
     std::fs::remove_file(&config).unwrap();
     std::os::unix::fs::symlink(&target, &config).unwrap();
-    let end = runner.finish(&submit("true"));
+    let end = runner.run_to_end(&submit("true"));
     assert_eq!((end.state.as_str(), end.termination_reason.as_str()), ("failed", "executor_error"));
     assert_eq!(std::fs::read_to_string(&target).unwrap(), "root's own");
     assert_eq!(std::fs::metadata(&target).unwrap().uid(), 0);

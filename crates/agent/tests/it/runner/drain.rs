@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use windlass_testkit::wait::WITHIN;
 
-use crate::support::runner::{Runner, Setting, script, signal};
+use crate::support::runner::{Runner, RunnerSetup, script, signal};
 
 /// A WebSocket that follows the job's output.
 pub(super) fn tail(runner: &Runner) -> UnixStream {
@@ -35,7 +35,7 @@ pub(super) fn tail(runner: &Runner) -> UnixStream {
 #[test]
 fn o7_the_runner_exits_with_the_jobs_status_once_the_server_has_all() {
     let mut runner = Runner::start();
-    runner.finish(&script("echo hello; exit 6"));
+    runner.run_to_end(&script("echo hello; exit 6"));
     assert!(runner.is_alive(), "nobody has read yet");
     runner.post("/api/logs/read?stream=job&offset=3");
     assert!(runner.is_alive());
@@ -48,7 +48,7 @@ fn o7_the_runner_exits_with_the_jobs_status_once_the_server_has_all() {
 #[test]
 fn o7_the_last_pull_lets_the_runner_go() {
     let mut runner = Runner::start();
-    runner.finish(&script("echo hello"));
+    runner.run_to_end(&script("echo hello"));
     let pull = runner.get("/api/pull?timestamp=0").json();
     assert_eq!(pull["has_more"], false);
     let states: Vec<&str> =
@@ -61,7 +61,7 @@ fn o7_the_last_pull_lets_the_runner_go() {
 fn o7_a_tailer_is_waited_for() {
     let mut runner = Runner::start();
     let mut tail = tail(&runner);
-    runner.finish(&script("echo hello"));
+    runner.run_to_end(&script("echo hello"));
     runner.read_all();
     let mut got = Vec::new();
     // The frame with the line, then the closing one; ours in answer ends it.
@@ -77,9 +77,9 @@ fn o7_a_tailer_is_waited_for() {
 
 #[test]
 fn o7_nobody_is_waited_for_longer_than_the_timeout() {
-    let mut runner = Setting::new().wait_secs(1).start();
+    let mut runner = RunnerSetup::new().wait_secs(1).start();
     let begun = Instant::now();
-    runner.finish(&script("echo unread; exit 2"));
+    runner.run_to_end(&script("echo unread; exit 2"));
     assert_eq!(runner.exited(), 2);
     assert!(begun.elapsed() >= Duration::from_secs(1));
     assert_eq!(runner.log_text(), "unread\n");
@@ -88,7 +88,7 @@ fn o7_nobody_is_waited_for_longer_than_the_timeout() {
 #[test]
 fn o7_told_to_end_the_runner_waits_for_no_reader() {
     let mut runner = Runner::start();
-    runner.finish(&script("echo unread; exit 2"));
+    runner.run_to_end(&script("echo unread; exit 2"));
     signal(runner.init(), Signal::TERM);
     assert_eq!(runner.exited(), 2);
     assert_eq!(runner.states().last().unwrap().state, "failed", "the end was told before");

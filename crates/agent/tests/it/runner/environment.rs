@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, os::unix::fs::MetadataExt};
 use serde_json::json;
 
 use crate::support::{
-    runner::{Runner, Setting, job, script},
+    runner::{Runner, RunnerSetup, job, script},
     temp_dir,
 };
 
@@ -19,7 +19,7 @@ fn environ(runner: &Runner) -> BTreeMap<String, String> {
 
 #[test]
 fn the_job_gets_exactly_its_variables() {
-    let mut setting = Setting::new();
+    let mut setting = RunnerSetup::new();
     setting.env = vec![
         ("LANG", "C.UTF-8".into()),
         ("LD_PRELOAD", String::new()),
@@ -37,7 +37,7 @@ fn the_job_gets_exactly_its_variables() {
     }));
     submit["secrets"] = json!({ "TOKEN": "s3cret" });
     submit["run"]["run_spec"] = json!({ "run_name": "train", "repo_id": "none" });
-    assert_eq!(runner.finish(&submit).state, "done");
+    assert_eq!(runner.run_to_end(&submit).state, "done");
     let work = runner.work().display().to_string();
     let mut expected: BTreeMap<String, String> = [
         ("A\nB", "odd name"),
@@ -85,7 +85,7 @@ fn secrets_are_not_in_the_runners_log() {
     let runner = Runner::start();
     let mut submit = job(json!({ "commands": ["/does/not/exist"], "env": { "A": "canary-one" } }));
     submit["secrets"] = json!({ "B": "canary-two" });
-    runner.finish(&submit);
+    runner.run_to_end(&submit);
     for file in ["runner.log", "states.jsonl", "job.log"] {
         let text = std::fs::read_to_string(runner.run_dir().join(file)).unwrap();
         assert!(!text.contains("canary"), "{file}: {text}");
@@ -115,7 +115,7 @@ fn the_job_runs_as_the_user_it_names_and_in_a_directory_of_that_user() {
 fn on_a_bare_host_a_user_gets_no_directory_it_could_not_make() {
     let scratch = temp_dir("place").unwrap();
     let runner = Runner::start();
-    let end = runner.finish(&job(json!({
+    let end = runner.run_to_end(&job(json!({
         "commands": ["/bin/true"], "user": { "uid": NOBODY, "gid": NOBODY }, "working_dir": scratch.path().join("x"),
     })));
     assert_eq!((end.state.as_str(), end.termination_reason.as_str()), ("failed", "executor_error"));
@@ -127,7 +127,7 @@ fn working_directories_start_where_they_say() {
     let table = [(json!(null), ""), (json!("."), ""), (json!("a/../b"), "/b"), (json!("c/d"), "/c/d")];
     for (dir, below) in table {
         let runner = Runner::start();
-        runner.finish(&job(json!({ "commands": ["/bin/pwd"], "working_dir": dir })));
+        runner.run_to_end(&job(json!({ "commands": ["/bin/pwd"], "working_dir": dir })));
         assert_eq!(runner.log_text(), format!("{}{below}\n", runner.work().display()), "{dir}");
     }
 }
@@ -135,15 +135,15 @@ fn working_directories_start_where_they_say() {
 #[test]
 fn a_runner_that_is_not_root_runs_jobs_as_itself_and_as_nobody_else() {
     let start = || {
-        let mut setting = Setting::new();
+        let mut setting = RunnerSetup::new();
         setting.uid = Some(NOBODY);
         setting.start()
     };
     let runner = start();
-    assert_eq!(runner.finish(&script("id -u; id -g")).state, "done");
+    assert_eq!(runner.run_to_end(&script("id -u; id -g")).state, "done");
     assert_eq!(runner.log_text(), "65534\n65534\n");
     let runner = start();
-    let end = runner.finish(&job(json!({ "commands": ["/usr/bin/id"], "user": { "username": "root" } })));
+    let end = runner.run_to_end(&job(json!({ "commands": ["/usr/bin/id"], "user": { "username": "root" } })));
     assert_eq!(end.termination_reason, "executor_error");
     assert_eq!(runner.log_text(), "");
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::runner::{Runner, Setting, job, script};
+use crate::support::runner::{Runner, RunnerSetup, job, script};
 
 #[test]
 fn the_end_is_told_as_the_commands_ended() {
@@ -17,7 +17,7 @@ fn the_end_is_told_as_the_commands_ended() {
     ];
     for (text, state, reason, status) in table {
         let mut runner = Runner::start();
-        let end = runner.finish(&script(text));
+        let end = runner.run_to_end(&script(text));
         assert_eq!((end.state.as_str(), end.termination_reason.as_str()), (state, reason), "{text}");
         assert_eq!(end.exit_status, Some(status), "{text}");
         assert_eq!(end.detail, None, "{text}");
@@ -36,7 +36,7 @@ fn commands_that_cannot_start_fail_and_say_why() {
     ];
     for (spec, why) in table {
         let runner = Runner::start();
-        let end = runner.finish(&job(spec.clone()));
+        let end = runner.run_to_end(&job(spec.clone()));
         assert_eq!(
             (end.state.as_str(), end.termination_reason.as_str()),
             ("failed", "executor_error"),
@@ -52,14 +52,14 @@ fn without_commands_the_images_own_are_run() {
     let runner = Runner::start();
     let image = json!({ "entrypoint": ["/bin/sh", "-c"], "cmd": ["echo by the image"] });
     std::fs::write(runner.run_dir().join("image.json"), image.to_string()).unwrap();
-    assert_eq!(runner.finish(&job(json!({}))).state, "done");
+    assert_eq!(runner.run_to_end(&job(json!({}))).state, "done");
     assert_eq!(runner.log_text(), "by the image\n");
 }
 
 #[test]
 fn both_outputs_go_to_one_stream_byte_for_byte() {
     let runner = Runner::start();
-    runner.finish(&script(r"printf 'a\r\n\377\000b'; printf 'c' >&2; printf 'd'"));
+    runner.run_to_end(&script(r"printf 'a\r\n\377\000b'; printf 'c' >&2; printf 'd'"));
     assert_eq!(runner.log(), b"a\r\n\xff\0bcd");
 }
 
@@ -67,7 +67,7 @@ fn both_outputs_go_to_one_stream_byte_for_byte() {
 fn o2_what_is_left_in_the_background_does_not_hold_up_the_end() {
     let runner = Runner::start();
     let begun = Instant::now();
-    let end = runner.finish(&script("(sleep 0.2; echo late) & sleep 1000 & echo last; exit 9"));
+    let end = runner.run_to_end(&script("(sleep 0.2; echo late) & sleep 1000 & echo last; exit 9"));
     assert_eq!(end.exit_status, Some(9));
     assert!(begun.elapsed() < Duration::from_secs(20));
     assert_eq!(runner.log_text(), "last\nlate\n");
@@ -77,7 +77,7 @@ fn o2_what_is_left_in_the_background_does_not_hold_up_the_end() {
 #[test]
 fn o2_the_last_line_is_there_when_the_job_is_killed() {
     let runner = Runner::start();
-    let end = runner.finish(&script("printf 'no line end'; kill -9 $$"));
+    let end = runner.run_to_end(&script("printf 'no line end'; kill -9 $$"));
     assert_eq!(end.exit_status, Some(137));
     assert_eq!(runner.log_text(), "no line end");
 }
@@ -87,7 +87,7 @@ fn o6_too_much_output_ends_the_job_with_that_reason() {
     let runner = Runner::start();
     let mut submit = script("while :; do echo 0123456789; done");
     submit["log_quota_hour"] = json!(10_000);
-    let end = runner.finish(&submit);
+    let end = runner.run_to_end(&submit);
     assert_eq!((end.state.as_str(), end.termination_reason.as_str()), ("failed", "log_quota_exceeded"));
     assert!(end.termination_message.contains("10000 bytes"), "{}", end.termination_message);
     assert_eq!(runner.log().len(), 10_000);
@@ -99,7 +99,7 @@ fn o6_a_quota_that_the_last_write_breaks_is_told_as_well() {
     let runner = Runner::start();
     let mut submit = script("head -c 101 /dev/zero");
     submit["log_quota_hour"] = json!(100);
-    assert_eq!(runner.finish(&submit).termination_reason, "log_quota_exceeded");
+    assert_eq!(runner.run_to_end(&submit).termination_reason, "log_quota_exceeded");
     assert_eq!(runner.log().len(), 100);
 }
 
@@ -108,7 +108,7 @@ fn much_output_costs_little_memory() {
     const SIZE: usize = 64 << 20;
     let runner = Runner::start();
     let begun = Instant::now();
-    runner.finish(&script(&format!("head -c {SIZE} /dev/zero")));
+    runner.run_to_end(&script(&format!("head -c {SIZE} /dev/zero")));
     let took = begun.elapsed();
     assert_eq!(runner.log().len(), SIZE);
     let status = std::fs::read_to_string(format!("/proc/{}/status", runner.inner())).unwrap();
@@ -137,7 +137,7 @@ fn a_terminal_is_there_when_asked_for_and_changes_nothing_else() {
     ];
     for (spec, expected) in table {
         let runner = Runner::start();
-        assert_eq!(runner.finish(&job(spec.clone())).state, "done", "{spec}");
+        assert_eq!(runner.run_to_end(&job(spec.clone())).state, "done", "{spec}");
         assert_eq!(runner.log_text(), expected, "{spec}");
     }
 }
@@ -146,7 +146,7 @@ fn a_terminal_is_there_when_asked_for_and_changes_nothing_else() {
 fn a_job_on_a_terminal_can_be_stopped() {
     let runner = Runner::start();
     runner.go(&job(json!({ "commands": ["/bin/sh", "-i", "-c", "echo ready; sleep 1000; echo not here"] })));
-    runner.printed("ready");
+    runner.wait_printed("ready");
     runner.post("/api/stop");
     let begun = Instant::now();
     let end = runner.ended();
@@ -157,12 +157,12 @@ fn a_job_on_a_terminal_can_be_stopped() {
 
 #[test]
 fn the_job_inherits_neither_files_nor_signals_of_the_runner() {
-    let mut setting = Setting::new();
+    let mut setting = RunnerSetup::new();
     setting.wrapper = Some("trap '' INT HUP QUIT PIPE TERM; exec 9</etc/hostname; exec \"$@\"".to_owned());
     let runner = setting.start();
     // Neither a pipe nor a redirection, whose ends the shell holds for a moment, nor a last command that takes
     // the shell's place.
-    runner.finish(&script("grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/$$/fd; :"));
+    runner.run_to_end(&script("grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/$$/fd; :"));
     let log = runner.log_text();
     let mut lines = log.lines();
     for name in ["SigBlk:", "SigIgn:"] {
@@ -179,7 +179,7 @@ fn times_grow_over_output_and_states() {
     let runner = Runner::start();
     // What comes within 10 ms is one piece, and so is what is read at once: the second waits for both.
     runner.go(&script("echo one; until [ -e go ]; do sleep 0.01; done; sleep 0.05; echo two"));
-    runner.printed("one");
+    runner.wait_printed("one");
     std::fs::write(runner.work().join("go"), "").unwrap();
     runner.ended();
     let pull = runner.get("/api/pull?timestamp=0").json();
@@ -194,9 +194,9 @@ fn times_grow_over_output_and_states() {
 }
 
 /// A control group with little memory, removed at the end.
-struct Small(std::path::PathBuf);
+struct SmallMemoryGroup(std::path::PathBuf);
 
-impl Small {
+impl SmallMemoryGroup {
     fn new(bytes: u64) -> Self {
         let own = windlass_agent::cgroup::Group::own().unwrap();
         let name = format!("windlass-oom-{}", std::process::id());
@@ -212,7 +212,7 @@ impl Small {
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallMemoryGroup {
     fn drop(&mut self) {
         // What was killed may need a moment to leave.
         let end = Instant::now() + Duration::from_secs(5);
@@ -224,12 +224,12 @@ impl Drop for Small {
 
 #[test]
 fn f16_a_job_without_memory_is_told_from_one_that_was_killed() {
-    let small = Small::new(96 << 20);
-    let mut setting = Setting::new();
+    let small = SmallMemoryGroup::new(96 << 20);
+    let mut setting = RunnerSetup::new();
     setting.wrapper = Some(format!("echo $$ > {}/cgroup.procs; exec \"$@\"", small.0.display()));
     let runner = setting.start();
     let hungry = "echo before; exec tail /dev/zero";
-    let end = runner.finish(&script(hungry));
+    let end = runner.run_to_end(&script(hungry));
     assert_eq!((end.exit_status, end.detail.as_deref()), (Some(137), Some("oom_killed")), "{end:?}");
     assert_eq!(runner.log_text(), "before\n", "O2: the last line is there");
     drop(runner);
@@ -239,7 +239,7 @@ fn f16_a_job_without_memory_is_told_from_one_that_was_killed() {
 #[test]
 fn a_failure_ends_with_the_last_lines_of_the_output() {
     let runner = Runner::start();
-    let end = runner.finish(&script(
+    let end = runner.run_to_end(&script(
         "for i in 1 2 3 4 5 6; do echo line $i; done; printf '\\033[31mKeyError\\033[0m: x\\n' >&2; exit 3",
     ));
     assert_eq!(
@@ -247,5 +247,5 @@ fn a_failure_ends_with_the_last_lines_of_the_output() {
         "the commands exited with status 3\nline 3\nline 4\nline 5\nline 6\nKeyError: x"
     );
     let runner = Runner::start();
-    assert_eq!(runner.finish(&script("echo all is well")).termination_message, "");
+    assert_eq!(runner.run_to_end(&script("echo all is well")).termination_message, "");
 }

@@ -7,11 +7,11 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::runner::{Answer, Runner, Setting, job, script};
+use crate::support::runner::{Runner, RunnerResponse, RunnerSetup, job, script};
 
 const ARCHIVE: &str = "0f6f1b1e-8c2e-4a57-9d4c-0d7b3a1c2e11";
 
-fn upload_archive(runner: &Runner, field: &str, name: &str, content: &[u8]) -> Answer {
+fn upload_archive(runner: &Runner, field: &str, name: &str, content: &[u8]) -> RunnerResponse {
     let head =
         "Authorization: Bearer a token for tests\r\nContent-Type: multipart/form-data; boundary=XX\r\n";
     let mut body = format!(
@@ -27,13 +27,13 @@ fn upload_archive(runner: &Runner, field: &str, name: &str, content: &[u8]) -> A
 #[test]
 fn r26_calls_out_of_order_are_refused_and_change_nothing() {
     let runner = Runner::start();
-    let refused = |answer: Answer, why: &str| assert_eq!((answer.status, answer.text()), (409, why));
+    let refused = |answer: RunnerResponse, why: &str| assert_eq!((answer.status, answer.text()), (409, why));
     refused(runner.post("/api/run"), "the job was not submitted");
     refused(runner.call("POST", "/api/upload_code", b"x"), "the job was not submitted");
     refused(upload_archive(&runner, "archive", ARCHIVE, b"x"), "the job was not submitted");
     assert_eq!(runner.states(), []);
     runner.go(&script("echo one; exec sleep 100"));
-    runner.printed("one");
+    runner.wait_printed("one");
     let other = serde_json::to_vec(&script("echo two")).unwrap();
     refused(runner.call("POST", "/api/submit", &other), "the job was started");
     refused(runner.call("POST", "/api/upload_code", b"x"), "the job was started");
@@ -58,7 +58,7 @@ fn r26_a_repeat_gets_the_same_answer_and_has_no_effect() {
     });
     let expected = json!({ "working_dir": runner.work(), "username": "root" }).to_string();
     assert_eq!(answers, vec![expected; 8]);
-    runner.printed("said");
+    runner.wait_printed("said");
     runner.post("/api/stop");
     runner.post("/api/stop");
     assert_eq!(runner.ended().state, "terminated");
@@ -85,7 +85,7 @@ fn r26_a_job_stopped_before_its_start_never_starts() {
 
 #[test]
 fn a_runner_that_nobody_starts_ends_of_itself() {
-    let mut runner = Setting::new().wait_secs(1).start();
+    let mut runner = RunnerSetup::new().wait_secs(1).start();
     runner.submit(&script("echo never"));
     assert_eq!(runner.exited(), 1);
     assert_eq!(runner.log(), b"");
@@ -110,7 +110,7 @@ fn x5_every_call_on_the_socket_needs_the_token() {
 #[test]
 fn a_dstack_server_needs_no_token_on_its_port() {
     let port = windlass_testkit::ports::free();
-    let mut setting = Setting::new();
+    let mut setting = RunnerSetup::new();
     setting.config.compat_http = Some(format!("localhost:{port}"));
     let mut runner = setting.start();
     let ask = |path: &str| {
@@ -122,7 +122,7 @@ fn a_dstack_server_needs_no_token_on_its_port() {
     };
     assert_eq!(ask("/api/healthcheck"), json!({ "service": "dstack-runner", "version": "latest" }));
     // A job without output: there is nothing to read, but its end must still be learned.
-    runner.finish(&script("exit 4"));
+    runner.run_to_end(&script("exit 4"));
     let first = ask("/api/pull?timestamp=0");
     assert_eq!(first["job_states"].as_array().unwrap().len(), 2);
     assert_eq!((&first["job_states"][1]["exit_status"], &first["has_more"]), (&json!(4), &json!(false)));

@@ -9,12 +9,12 @@ use windlass_testkit::wait::eventually;
 
 use crate::support::runner::{Runner, job, script, signal};
 
-fn with_stop(text: &str, secs: i64) -> serde_json::Value {
+fn job_with_stop(text: &str, secs: i64) -> serde_json::Value {
     job(json!({ "commands": ["/bin/sh", "-c", text], "stop_duration": secs }))
 }
 
 /// What the job said; the shell may add a word about the `sleep` that the signal ended as well.
-fn said(runner: &Runner) -> String {
+fn job_output(runner: &Runner) -> String {
     let log = runner.log_text();
     let lines = log.lines().filter(|line| !line.is_empty() && *line != "Terminated");
     lines.map(|line| format!("{line}\n")).collect()
@@ -24,44 +24,44 @@ fn said(runner: &Runner) -> String {
 fn o2_a_stop_interrupts_and_the_last_line_is_kept() {
     let runner = Runner::start();
     runner.go(&script("trap 'echo interrupted; exit 7' INT; echo ready; while :; do sleep 0.02; done"));
-    runner.printed("ready");
+    runner.wait_printed("ready");
     runner.post("/api/stop");
     let end = runner.ended();
     assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(7)));
     assert_eq!(end.termination_reason, "terminated_by_server");
-    assert_eq!(said(&runner), "ready\ninterrupted\n");
+    assert_eq!(job_output(&runner), "ready\ninterrupted\n");
 }
 
 #[test]
 fn a_job_with_a_stop_duration_is_asked_by_term() {
     let runner = Runner::start();
-    runner.go(&with_stop("trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done", 20));
-    runner.printed("ready");
+    runner.go(&job_with_stop("trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done", 20));
+    runner.wait_printed("ready");
     runner.post("/api/stop");
     let end = runner.ended();
     assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(0)));
-    assert_eq!(said(&runner), "ready\nasked\n");
+    assert_eq!(job_output(&runner), "ready\nasked\n");
 }
 
 #[test]
 fn o2_a_job_that_does_not_heed_is_killed_after_its_grace() {
     let runner = Runner::start();
-    runner.go(&with_stop("trap '' TERM INT; echo ready; while :; do sleep 0.02; done", 1));
-    runner.printed("ready");
+    runner.go(&job_with_stop("trap '' TERM INT; echo ready; while :; do sleep 0.02; done", 1));
+    runner.wait_printed("ready");
     let begun = Instant::now();
     runner.post("/api/stop");
     let end = runner.ended();
     assert!(begun.elapsed() >= Duration::from_secs(1));
     assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(137)));
-    assert_eq!(said(&runner), "ready\n");
+    assert_eq!(job_output(&runner), "ready\n");
     assert_eq!(runner.others(), [0i32; 0]);
 }
 
 #[test]
 fn whoever_stops_it_may_say_how_long_it_has_and_a_kill_is_told() {
     let runner = Runner::start();
-    runner.go(&with_stop("trap '' TERM INT; echo ready; while :; do sleep 0.02; done", 600));
-    runner.printed("ready");
+    runner.go(&job_with_stop("trap '' TERM INT; echo ready; while :; do sleep 0.02; done", 600));
+    runner.wait_printed("ready");
     runner.post("/api/stop?grace_secs=1");
     let end = runner.ended();
     assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(137)));
@@ -79,11 +79,11 @@ fn a_shell_that_goes_on_after_its_command_was_ended_is_ended_too() {
     ] {
         let runner = Runner::start();
         runner.go(&job(json!({ "commands": ["/bin/bash", "-i", "-c", text], "stop_duration": 600 })));
-        runner.printed("ready");
+        runner.wait_printed("ready");
         runner.post("/api/stop");
         let end = runner.ended();
         assert_eq!((end.state.as_str(), end.termination_message.as_str()), ("terminated", ""), "{text}");
-        assert_eq!(said(&runner).replace("more\n", ""), format!("ready\n{last}"), "{text}");
+        assert_eq!(job_output(&runner).replace("more\n", ""), format!("ready\n{last}"), "{text}");
     }
 }
 
@@ -92,38 +92,39 @@ fn what_the_shell_started_has_the_grace_too() {
     let runner = Runner::start();
     // The shell dies of the signal at once; what it waits for saves its work.
     let inner = "trap \"sleep 0.3; echo saved; exit 0\" TERM; echo ready; while :; do sleep 0.02; done";
-    runner.go(&with_stop(&format!("/bin/sh -c '{inner}' & wait"), 20));
-    runner.printed("ready");
+    runner.go(&job_with_stop(&format!("/bin/sh -c '{inner}' & wait"), 20));
+    runner.wait_printed("ready");
     runner.post("/api/stop");
     assert_eq!(runner.ended().state, "terminated");
-    assert_eq!(said(&runner), "ready\nsaved\n");
+    assert_eq!(job_output(&runner), "ready\nsaved\n");
 }
 
 #[test]
 fn r16_a_job_ends_at_its_longest_duration_without_the_server() {
     let runner = Runner::start();
     let begun = Instant::now();
-    let end = runner
-        .finish(&job(json!({ "commands": ["/bin/sh", "-c", "echo on; exec sleep 100"], "max_duration": 1 })));
+    let end = runner.run_to_end(&job(
+        json!({ "commands": ["/bin/sh", "-c", "echo on; exec sleep 100"], "max_duration": 1 }),
+    ));
     assert!(begun.elapsed() >= Duration::from_secs(1));
     assert_eq!(
         (end.state.as_str(), end.termination_reason.as_str()),
         ("terminated", "max_duration_exceeded")
     );
     assert_eq!(end.exit_status, Some(130));
-    assert_eq!(said(&runner), "on\n");
+    assert_eq!(job_output(&runner), "on\n");
 }
 
 #[test]
 fn told_to_end_the_runner_stops_the_job_and_says_so() {
     let mut runner = Runner::start();
-    runner.go(&with_stop("trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.02; done", 20));
-    runner.printed("ready");
+    runner.go(&job_with_stop("trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.02; done", 20));
+    runner.wait_printed("ready");
     signal(runner.init(), Signal::TERM);
     assert_eq!(runner.exited(), 5);
     let end = runner.states().pop().unwrap();
     assert_eq!((end.state.as_str(), end.exit_status), ("terminated", Some(5)));
-    assert_eq!(said(&runner), "ready\nasked\n");
+    assert_eq!(job_output(&runner), "ready\nasked\n");
 }
 
 #[test]
@@ -137,11 +138,11 @@ fn told_to_end_before_any_job_the_runner_just_ends() {
 #[test]
 fn f33_whatever_left_the_session_ends_with_the_job() {
     let runner = Runner::start();
-    let end = runner.finish(&script(
+    let end = runner.run_to_end(&script(
         "setsid sleep 1000 & (setsid sh -c 'sleep 1000 & sleep 1000' >/dev/null 2>&1 &) ; echo started; sleep 0.1",
     ));
     assert_eq!((end.state.as_str(), end.exit_status), ("done", Some(0)));
-    assert_eq!(said(&runner), "started\n");
+    assert_eq!(job_output(&runner), "started\n");
     eventually("nothing of the job lives", || runner.others().is_empty());
 }
 
@@ -149,7 +150,7 @@ fn f33_whatever_left_the_session_ends_with_the_job() {
 fn f16_a_runner_that_is_killed_takes_its_job_along_and_its_output_stays() {
     let mut runner = Runner::start();
     runner.go(&script("setsid sleep 1000 & echo kept; exec sleep 1000"));
-    runner.printed("kept");
+    runner.wait_printed("kept");
     let others = runner.others();
     assert!(others.len() >= 2, "{others:?}");
     signal(runner.inner(), Signal::KILL);
@@ -160,6 +161,6 @@ fn f16_a_runner_that_is_killed_takes_its_job_along_and_its_output_stays() {
             .is_some_and(|one| one.state == windlass_agent::proc::State::Alive)
     };
     assert!(!others.iter().any(alive));
-    assert_eq!(said(&runner), "kept\n");
+    assert_eq!(job_output(&runner), "kept\n");
     assert_eq!(runner.states().last().unwrap().state, "running", "nobody lived to say more");
 }

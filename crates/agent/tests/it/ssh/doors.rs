@@ -46,7 +46,7 @@ fn rsa_and_ecdsa_keys_come_in_but_not_by_sha1() {
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
         std::fs::copy(server.at(name), server.at("id")).unwrap();
         std::fs::remove_file(server.at("id.pub")).unwrap();
-        assert_eq!(server.says("echo in"), "in\n", "{kind}");
+        assert_eq!(server.command_output("echo in"), "in\n", "{kind}");
         if kind == "rsa" {
             for (algorithm, code) in [("rsa-sha2-256", 0), ("rsa-sha2-512", 0), ("ssh-rsa", 255)] {
                 let option = format!("PubkeyAcceptedAlgorithms={algorithm}");
@@ -63,11 +63,11 @@ fn rsa_and_ecdsa_keys_come_in_but_not_by_sha1() {
 #[test]
 fn the_host_key_is_kept_for_the_next_start_and_a_false_one_noticed() {
     let server = Server::start();
-    assert_eq!(server.says("echo one"), "one\n");
+    assert_eq!(server.command_output("echo one"), "one\n");
     let kept = std::fs::read_to_string(server.at("host_key")).unwrap();
     assert!(kept.contains("OPENSSH PRIVATE KEY"));
     assert_eq!(std::fs::metadata(server.at("host_key")).unwrap().permissions().mode() & 0o777, 0o600);
-    assert_eq!(server.says("echo two"), "two\n");
+    assert_eq!(server.command_output("echo two"), "two\n");
     // The client does its part when the key is another.
     make_key(&server.at("false"), "ed25519");
     let other = std::fs::read_to_string(server.at("false.pub")).unwrap();
@@ -113,5 +113,5 @@ fn rubbish_on_the_port_harms_nobody() {
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let _ = stream.read_to_end(&mut Vec::new());
     }
-    assert_eq!(server.says("echo in"), "in\n");
+    assert_eq!(server.command_output("echo in"), "in\n");
 }

@@ -9,10 +9,10 @@ use std::{
 
 use windlass_testkit::wait::WITHIN;
 
-use super::{Killed, Server, noise, run, spawn, text};
+use super::{KillOnDrop, Server, noise, run, spawn, text};
 
 #[track_caller]
-fn fine(command: &mut Command, input: &[u8]) -> String {
+fn run_ok(command: &mut Command, input: &[u8]) -> String {
     let output = run(command, input);
     assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
     text(&output.stdout)
@@ -27,9 +27,9 @@ fn scp_carries_a_big_file_up_and_down() {
     let server = Server::start();
     let bytes = noise((40 << 20) + 13);
     std::fs::write(server.at("up"), &bytes).unwrap();
-    fine(server.client("scp", "-P").arg(server.at("up")).arg(remote(&server.home().join("there"))), b"");
+    run_ok(server.client("scp", "-P").arg(server.at("up")).arg(remote(&server.home().join("there"))), b"");
     assert!(std::fs::read(server.home().join("there")).unwrap() == bytes);
-    fine(server.client("scp", "-P").arg(remote(&server.home().join("there"))).arg(server.at("down")), b"");
+    run_ok(server.client("scp", "-P").arg(remote(&server.home().join("there"))).arg(server.at("down")), b"");
     assert!(std::fs::read(server.at("down")).unwrap() == bytes);
 }
 
@@ -43,8 +43,8 @@ fn scp_carries_a_tree_with_its_modes_and_times() {
     }
     std::fs::write(tree.join("deep/er/run"), "#!/bin/sh\n").unwrap();
     std::fs::set_permissions(tree.join("deep/er/run"), std::fs::Permissions::from_mode(0o750)).unwrap();
-    fine(server.client("scp", "-P").args(["-r", "-p"]).arg(&tree).arg(remote(&server.home())), b"");
-    fine(
+    run_ok(server.client("scp", "-P").args(["-r", "-p"]).arg(&tree).arg(remote(&server.home())), b"");
+    run_ok(
         server
             .client("scp", "-P")
             .args(["-r", "-p"])
@@ -66,7 +66,7 @@ fn scp_carries_a_tree_with_its_modes_and_times() {
 fn old_scp_runs_the_image_s_own() {
     let server = Server::start();
     std::fs::write(server.at("up"), "old ways").unwrap();
-    fine(
+    run_ok(
         server.client("scp", "-P").arg("-O").arg(server.at("up")).arg(remote(&server.home().join("there"))),
         b"",
     );
@@ -82,7 +82,7 @@ fn sftp_does_all_its_client_knows() {
         "pwd\nmkdir dir\ncd dir\nput {up} a\nput {up} b\nrename a c\nrename b c\nchmod 600 c\nln -s c link\nln c hard\n\
          ls -la\ndf\nget c {up}.down\nrm hard\nrm link\n-rm none\n-rmdir .\nls\n"
     );
-    let said = fine(server.client("sftp", "-P").args(["-b", "-", "root@127.0.0.1"]), batch.as_bytes());
+    let said = run_ok(server.client("sftp", "-P").args(["-b", "-", "root@127.0.0.1"]), batch.as_bytes());
     assert!(said.contains(&server.home().display().to_string()), "{said}");
     assert!(said.contains("lrwxrwxrwx"), "{said}");
     assert!(said.lines().any(|line| line.starts_with("-rw-------") && line.ends_with(" c")), "{said}");
@@ -113,12 +113,12 @@ fn files_are_touched_with_the_session_s_rights_alone() {
     let near = server.at("near.sock");
     let mut ssh = server.client("ssh", "-p");
     ssh.args(["-N", "-L", &format!("{}:{}", near.display(), socket.display()), "job@127.0.0.1"]);
-    let _client = Killed(spawn(ssh.stdin(Stdio::null())));
-    let mut stream = super::forwards::reach_socket(&near);
+    let _client = KillOnDrop(spawn(ssh.stdin(Stdio::null())));
+    let mut stream = super::forwards::connect_socket(&near);
     stream.set_read_timeout(Some(WITHIN)).unwrap();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "a socket that only root may use is not reached");
     // Root is root.
-    assert_eq!(server.says("id -un"), "root\n");
+    assert_eq!(server.command_output("id -un"), "root\n");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn rsync_brings_a_tree_and_then_only_what_changed() {
     let sync = || {
         let mut rsync = Command::new("rsync");
         rsync.args(["-a", "--delete", "--stats", "-e", &shell]).arg(format!("{}/", tree.display()));
-        fine(rsync.arg(remote(&server.home().join("copy"))).env("HOME", server.at("")), b"")
+        run_ok(rsync.arg(remote(&server.home().join("copy"))).env("HOME", server.at("")), b"")
     };
     sync();
     std::fs::write(tree.join("sub/small"), "other").unwrap();
@@ -150,7 +150,7 @@ fn tar_goes_through_a_pipe() {
     std::fs::create_dir_all(&tree).unwrap();
     std::fs::write(tree.join("file"), noise(5 << 20)).unwrap();
     let packed = Command::new("tar").args(["-C", tree.to_str().unwrap(), "-c", "."]).output().unwrap().stdout;
-    fine(server.ssh(&[]).arg("tar x"), &packed);
+    run_ok(server.ssh(&[]).arg("tar x"), &packed);
     assert!(std::fs::read(server.home().join("file")).unwrap() == noise(5 << 20));
     let back = run(server.ssh(&[]).arg("tar c file"), b"");
     assert!(back.stdout.len() > 5 << 20);
@@ -167,7 +167,7 @@ fn git_clones_and_pushes() {
         for who in ["AUTHOR", "COMMITTER"] {
             git.env(format!("GIT_{who}_NAME"), "Ada").env(format!("GIT_{who}_EMAIL"), "ada@example.org");
         }
-        fine(&mut git, b"")
+        run_ok(&mut git, b"")
     };
     git(&server.home(), &["init", "-q", "--bare", "-b", "main", "repo.git"]);
     let url = format!("root@127.0.0.1:{}", server.home().join("repo.git").display());

@@ -14,15 +14,15 @@ use parking_lot::Mutex;
 use windlass_testkit::ports;
 use windlass_testkit::wait::WITHIN;
 
-use super::{Killed, Server, noise, run, sessions::resident_kib, spawn, text, until};
+use super::{KillOnDrop, Server, noise, run, sessions::resident_kib, spawn, text, until};
 
 /// A client that holds one connection for others.
-pub(super) struct Master {
-    _child: Killed,
+pub(super) struct ControlMaster {
+    _child: KillOnDrop,
     socket: PathBuf,
 }
 
-impl Master {
+impl ControlMaster {
     /// `ssh` over the master's connection.
     pub(super) fn ssh(&self, server: &Server) -> Command {
         server.ssh(&["-S", self.socket.to_str().unwrap()])
@@ -30,13 +30,13 @@ impl Master {
 }
 
 /// A master with these options, once it answers.
-pub(super) fn master(server: &Server, options: &[&str]) -> Master {
+pub(super) fn master(server: &Server, options: &[&str]) -> ControlMaster {
     let socket = server.at("control");
     let mut ssh = server.ssh(
         &[&["-M", "-N", "-o", "ExitOnForwardFailure=yes", "-S", socket.to_str().unwrap()], options].concat(),
     );
-    let child = Killed(spawn(ssh.stdin(Stdio::null())));
-    let master = Master { _child: child, socket };
+    let child = KillOnDrop(spawn(ssh.stdin(Stdio::null())));
+    let master = ControlMaster { _child: child, socket };
     until("the master answers", || {
         let mut check = server.ssh(&["-S", master.socket.to_str().unwrap(), "-O", "check"]);
         run(&mut check, b"").status.success().then_some(())
@@ -45,12 +45,12 @@ pub(super) fn master(server: &Server, options: &[&str]) -> Master {
 }
 
 /// A connection to a port here, once the client listens on it: a master answers before its forwards stand.
-fn reach(port: u16) -> TcpStream {
+fn connect_port(port: u16) -> TcpStream {
     until("the port is forwarded", || TcpStream::connect(("127.0.0.1", port)).ok())
 }
 
 /// A connection to a socket, once somebody listens: its file is there a moment before.
-pub(super) fn reach_socket(socket: &Path) -> UnixStream {
+pub(super) fn connect_socket(socket: &Path) -> UnixStream {
     until("the socket is listened on", || UnixStream::connect(socket).ok())
 }
 
@@ -73,7 +73,7 @@ fn tcp_service() -> SocketAddr {
     address
 }
 
-fn patient(stream: &TcpStream) {
+fn set_timeouts(stream: &TcpStream) {
     stream.set_read_timeout(Some(WITHIN)).unwrap();
     stream.set_write_timeout(Some(WITHIN)).unwrap();
 }
@@ -81,7 +81,7 @@ fn patient(stream: &TcpStream) {
 /// Sends, ends, and reads the answer: half-closes must pass both ways.
 #[track_caller]
 fn converse(mut stream: TcpStream, bytes: &[u8]) {
-    patient(&stream);
+    set_timeouts(&stream);
     let mut to = stream.try_clone().unwrap();
     let sent = bytes.to_vec();
     let feed = std::thread::spawn(move || {
@@ -100,11 +100,11 @@ fn local_ports_reach_ports_there() {
     let server = Server::start();
     let (port, service) = (ports::free(), tcp_service());
     let _master = master(&server, &["-L", &format!("{port}:localhost:{}", service.port())]);
-    converse(reach(port), b"hello");
-    converse(reach(port), &noise(10 << 20));
+    converse(connect_port(port), b"hello");
+    converse(connect_port(port), &noise(10 << 20));
     let several: Vec<_> = (0..40)
         .map(|turn: usize| {
-            let stream = reach(port);
+            let stream = connect_port(port);
             std::thread::spawn(move || converse(stream, &noise(1000 * turn)))
         })
         .collect();
@@ -116,8 +116,8 @@ fn a_port_nobody_listens_on_is_refused_and_the_rest_lives() {
     let server = Server::start();
     let (port, closed) = (ports::free(), ports::free());
     let master = master(&server, &["-L", &format!("{port}:127.0.0.1:{closed}")]);
-    let mut stream = reach(port);
-    patient(&stream);
+    let mut stream = connect_port(port);
+    set_timeouts(&stream);
     assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
     assert_eq!(text(&run(master.ssh(&server).arg("echo alive"), b"").stdout), "alive\n");
 }
@@ -143,7 +143,7 @@ fn sockets_are_reached_and_offered() {
         ],
     );
     for socket in [&near, &offered] {
-        let mut stream = reach_socket(socket);
+        let mut stream = connect_socket(socket);
         stream.set_read_timeout(Some(WITHIN)).unwrap();
         stream.write_all(b"abc").unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -160,14 +160,14 @@ fn ports_there_reach_ports_here() {
     let server = Server::start();
     let (port, service) = (ports::free(), tcp_service());
     let master = master(&server, &["-R", &format!("{port}:{service}")]);
-    converse(reach(port), &noise(3 << 20));
+    converse(connect_port(port), &noise(3 << 20));
     // Asked for by the master later, at a port of the system's choice, and given back.
     let allot = |operation: &str, forward: &str| {
         let mut ssh = server.ssh(&["-S", master.socket.to_str().unwrap(), "-O", operation, "-R", forward]);
         text(&run(&mut ssh, b"").stdout)
     };
     let allotted: u16 = allot("forward", &format!("0:{service}")).trim().parse().unwrap();
-    converse(reach(allotted), b"more");
+    converse(connect_port(allotted), b"more");
     allot("cancel", &format!("{port}:{service}"));
     until("the port is closed", || TcpStream::connect(("127.0.0.1", port)).is_err().then_some(()));
     drop(master);
@@ -179,8 +179,8 @@ fn a_socks_proxy_reaches_names_as_the_server_knows_them() {
     let server = Server::start();
     let (port, service) = (ports::free(), tcp_service());
     let _master = master(&server, &["-D", &port.to_string()]);
-    let mut stream = reach(port);
-    patient(&stream);
+    let mut stream = connect_port(port);
+    set_timeouts(&stream);
     stream.write_all(&[5, 1, 0]).unwrap();
     let mut answer = [0u8; 2];
     stream.read_exact(&mut answer).unwrap();
@@ -229,8 +229,8 @@ fn the_client_s_agent_signs_for_programs_there() {
     let server = Server::start();
     let socket = server.at("agent.sock");
     let mut agent = Command::new("ssh-agent");
-    let _agent = Killed(spawn(agent.arg("-D").arg("-a").arg(&socket).stdout(Stdio::null())));
-    drop(reach_socket(&socket));
+    let _agent = KillOnDrop(spawn(agent.arg("-D").arg("-a").arg(&socket).stdout(Stdio::null())));
+    drop(connect_socket(&socket));
     let added =
         run(Command::new("ssh-add").arg("-q").arg(server.at("id")).env("SSH_AUTH_SOCK", &socket), b"");
     assert!(added.status.success(), "{}", text(&added.stderr));
@@ -252,12 +252,12 @@ fn a_window_system_is_refused_politely() {
 }
 
 /// A service that accepts and then neither reads nor writes, until it is dropped.
-struct Stalled {
+struct StalledService {
     address: SocketAddr,
     held: Arc<Mutex<Vec<TcpStream>>>,
 }
 
-fn stalled() -> Stalled {
+fn start_stalled_service() -> StalledService {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let held = Arc::new(Mutex::new(Vec::new()));
@@ -267,20 +267,20 @@ fn stalled() -> Stalled {
             hold.lock().push(stream);
         }
     });
-    Stalled { address, held }
+    StalledService { address, held }
 }
 
 #[test]
 fn one_channel_that_nobody_reads_does_not_stop_another() {
     let server = Server::start();
     let (stuck_port, port) = (ports::free(), ports::free());
-    let (stuck, service) = (stalled(), tcp_service());
+    let (stuck, service) = (start_stalled_service(), tcp_service());
     let master = master(
         &server,
         &["-L", &format!("{stuck_port}:{}", stuck.address), "-L", &format!("{port}:{service}")],
     );
     // Upwards: a client that sends for ever to somebody who never reads.
-    let mut flood = reach(stuck_port);
+    let mut flood = connect_port(stuck_port);
     flood.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
     let mut sent = 0;
     let piece = noise(1 << 20);
@@ -290,16 +290,16 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
     }
     // Downwards: an endless program whose output nobody takes.
     let mut ssh = master.ssh(&server);
-    let _endless = Killed(spawn(ssh.arg("yes").stdin(Stdio::null()).stdout(Stdio::piped())));
+    let _endless = KillOnDrop(spawn(ssh.arg("yes").stdin(Stdio::null()).stdout(Stdio::piped())));
 
     for turn in 0..20 {
-        converse(reach(port), &noise(10_000 * turn));
+        converse(connect_port(port), &noise(10_000 * turn));
     }
     assert_eq!(text(&run(master.ssh(&server).arg("echo alive"), b"").stdout), "alive\n");
     assert!(resident_kib(server.pid()) < 64 * 1024, "{} KiB", resident_kib(server.pid()));
     // The one that was held goes on when its reader does.
     let mut reader = stuck.held.lock().pop().unwrap();
-    patient(&reader);
+    set_timeouts(&reader);
     drop(flood);
     let mut arrived = Vec::new();
     reader.read_to_end(&mut arrived).unwrap();
@@ -310,15 +310,15 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
 fn a_neighbour_uploads_while_another_is_held() {
     let server = Server::start();
     let (stuck_port, port) = (ports::free(), ports::free());
-    let (stuck, service) = (stalled(), tcp_service());
+    let (stuck, service) = (start_stalled_service(), tcp_service());
     let _master = master(
         &server,
         &["-L", &format!("{stuck_port}:{}", stuck.address), "-L", &format!("{port}:{service}")],
     );
-    let mut flood = reach(stuck_port);
+    let mut flood = connect_port(stuck_port);
     flood.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
     let piece = noise(1 << 20);
     while flood.write(&piece).is_ok() {}
-    converse(reach(port), &noise(40 << 20));
+    converse(connect_port(port), &noise(40 << 20));
     assert!(resident_kib(server.pid()) < 96 * 1024, "{} KiB", resident_kib(server.pid()));
 }

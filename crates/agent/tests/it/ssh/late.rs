@@ -14,11 +14,11 @@ use windlass_api::agent::{
 use windlass_model::id::SubmissionId;
 use windlass_testkit::wait::eventually_ok_async;
 
-use super::{Killed, client, make_key, people::tail, run, spawn, until};
+use super::{KillOnDrop, client, make_key, people::tail, run, spawn, until};
 use crate::support::shim::{Setup, Shim};
 
 /// Runs a short job to its end and has the task removed, as the server does. Answers the port of its SSH server.
-async fn ran(shim: &Shim, script: &str, reason: &str) -> u16 {
+async fn run_and_remove(shim: &Shim, script: &str, reason: &str) -> u16 {
     make_key(&shim.scratch().join("id"), "ed25519");
     let mut spec = shim.spec("short");
     spec["container_ssh_keys"] = json!([std::fs::read_to_string(shim.scratch().join("id.pub")).unwrap()]);
@@ -29,7 +29,7 @@ async fn ran(shim: &Shim, script: &str, reason: &str) -> u16 {
         "job_spec": {"commands": ["/bin/sh", "-c", script]},
     });
     shim.play(id, &job).await;
-    ended(shim, id).await;
+    wait_ended(shim, id).await;
     let body = json!({"termination_reason": reason, "termination_message": "", "timeout": 0});
     shim.client().epoch(1).post(&format!("/api/tasks/{id}/terminate"), &body).await.expect(200);
     shim.remove(id, 1).await;
@@ -37,7 +37,7 @@ async fn ran(shim: &Shim, script: &str, reason: &str) -> u16 {
     info.ports.unwrap()[0].host
 }
 
-async fn ended(shim: &Shim, id: SubmissionId) {
+async fn wait_ended(shim: &Shim, id: SubmissionId) {
     eventually_ok_async("the job ends", async || {
         let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
         let is_over = record.states.last().is_some_and(|last| last.state != "running");
@@ -49,8 +49,12 @@ async fn ended(shim: &Shim, id: SubmissionId) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_output_of_a_task_that_is_done_is_read_over_ssh_after_its_removal() {
     let shim = Shim::start(Setup::process());
-    let port =
-        ran(&shim, "i=0; while [ $i -lt 9000 ]; do echo line $i; i=$((i+1)); done", "done_by_runner").await;
+    let port = run_and_remove(
+        &shim,
+        "i=0; while [ $i -lt 9000 ]; do echo line $i; i=$((i+1)); done",
+        "done_by_runner",
+    )
+    .await;
     until("the port answers again", || TcpStream::connect(("127.0.0.1", port)).ok());
     let login = |options: &[&str], line: &str| {
         let mut ssh = client(shim.scratch(), "ssh", "-p", port);
@@ -64,7 +68,7 @@ async fn the_output_of_a_task_that_is_done_is_read_over_ssh_after_its_removal() 
     let local = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()));
     let mut forward = client(shim.scratch(), "ssh", "-p", port);
     forward.args(["-N", "-L", &format!("{}:localhost:{RUNNER_PORT}", local.port()), "root@127.0.0.1"]);
-    let _client = Killed(spawn(forward.stdin(Stdio::null())));
+    let _client = KillOnDrop(spawn(forward.stdin(Stdio::null())));
     until("the client forwards", || TcpStream::connect(local).ok());
     let all = tail(local, "?start_time=2000-01-01T00:00:00Z").await;
     assert!(all.starts_with("line 0\n") && all.ends_with("line 8999\n"), "{} bytes", all.len());
@@ -74,6 +78,6 @@ async fn the_output_of_a_task_that_is_done_is_read_over_ssh_after_its_removal() 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_awaited_after_a_task_that_failed() {
     let shim = Shim::start(Setup::process());
-    let port = ran(&shim, "exit 3", "container_exited_with_error").await;
+    let port = run_and_remove(&shim, "exit 3", "container_exited_with_error").await;
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
 }

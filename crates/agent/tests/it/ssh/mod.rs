@@ -22,14 +22,14 @@ use crate::support::{TempDir, agent, temp_dir};
 /// A server of ours with a key pair that may come in, and a home for its sessions.
 pub(crate) struct Server {
     scratch: TempDir,
-    child: Killed,
+    child: KillOnDrop,
     pub(crate) address: SocketAddr,
 }
 
 /// Killed and waited for at the end of the test.
-pub(crate) struct Killed(pub(crate) Child);
+pub(crate) struct KillOnDrop(pub(crate) Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -85,7 +85,7 @@ impl Server {
     }
 
     fn begin(scratch: TempDir, mut command: Command) -> Self {
-        let mut child = Killed(command.stdin(Stdio::null()).spawn().unwrap());
+        let mut child = KillOnDrop(command.stdin(Stdio::null()).spawn().unwrap());
         let file = scratch.path().join("address");
         let address = until("the server listens", || {
             assert_eq!(child.0.try_wait().unwrap(), None, "the server ended");
@@ -129,7 +129,7 @@ impl Server {
     }
 
     /// Runs a command there and answers its standard output.
-    pub(crate) fn says(&self, command: &str) -> String {
+    pub(crate) fn command_output(&self, command: &str) -> String {
         let output = run(self.ssh(&[]).arg(command), b"");
         assert!(output.status.success(), "{command}: {}", text(&output.stderr));
         text(&output.stdout)
@@ -201,7 +201,7 @@ pub(crate) fn spawn(command: &mut Command) -> Child {
 pub(crate) fn run(command: &mut Command, input: &[u8]) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let shown = format!("{command:?}");
-    let mut child = Killed(spawn(command));
+    let mut child = KillOnDrop(spawn(command));
     let mut stdin = child.0.stdin.take().unwrap();
     let input = input.to_vec();
     let feed = std::thread::spawn(move || {

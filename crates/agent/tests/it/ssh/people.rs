@@ -11,26 +11,26 @@ use tokio_tungstenite::{client_async, tungstenite::Message};
 use windlass_api::agent::RUNNER_PORT;
 use windlass_testkit::wait::WITHIN;
 
-use super::{Killed, client, make_key, spawn, until};
+use super::{KillOnDrop, client, make_key, spawn, until};
 use crate::support::{
     TempDir,
-    runner::{Runner, Setting, script},
+    runner::{Runner, RunnerSetup, script},
     temp_dir,
 };
 
 /// A task's runner, and a client that forwards a port of this machine into the task.
-struct Visit {
+struct ForwardedRunner {
     runner: Runner,
     local: SocketAddr,
-    _client: Killed,
+    _client: KillOnDrop,
     _keys: TempDir,
 }
 
-impl Visit {
-    fn new(target: &str, change: impl FnOnce(&mut Setting)) -> Self {
+impl ForwardedRunner {
+    fn new(target: &str, change: impl FnOnce(&mut RunnerSetup)) -> Self {
         let keys = temp_dir("people").unwrap();
         make_key(&keys.path().join("id"), "ed25519");
-        let mut setting = Setting::new();
+        let mut setting = RunnerSetup::new();
         setting.config.ssh_listen = Some("127.0.0.1:0".to_owned());
         setting.config.ssh_authorized_keys =
             vec![std::fs::read_to_string(keys.path().join("id.pub")).unwrap()];
@@ -42,7 +42,7 @@ impl Visit {
         let local = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()));
         let mut ssh = client(keys.path(), "ssh", "-p", port);
         ssh.args(["-N", "-o", "ExitOnForwardFailure=yes", "-L", &format!("{}:{target}", local.port())]);
-        let client = Killed(spawn(ssh.arg("root@127.0.0.1").stdin(Stdio::null())));
+        let client = KillOnDrop(spawn(ssh.arg("root@127.0.0.1").stdin(Stdio::null())));
         until("the client forwards", || TcpStream::connect(local).ok());
         Self { runner, local, _client: client, _keys: keys }
     }
@@ -86,12 +86,12 @@ pub(super) async fn tail(local: SocketAddr, query: &str) -> String {
 
 #[tokio::test]
 async fn o7_output_is_followed_through_ssh_to_its_last_byte() {
-    let mut visit = Visit::new(&format!("localhost:{RUNNER_PORT}"), |_| {});
+    let mut visit = ForwardedRunner::new(&format!("localhost:{RUNNER_PORT}"), |_| {});
     visit.runner.go(&script(
         "echo begun; while ! [ -e go ]; do sleep 0.02; done; i=0
         while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; exit 3",
     ));
-    visit.runner.printed("begun");
+    visit.runner.wait_printed("begun");
     let go = visit.runner.work().join("go");
     let all = tokio::join!(visit.tail("?start_time=2000-01-01T00:00:00Z"), visit.tail(""), async {
         std::fs::write(go, "").unwrap();
@@ -107,9 +107,9 @@ async fn o7_output_is_followed_through_ssh_to_its_last_byte() {
 #[test]
 fn people_who_are_logged_in_may_read_the_log_and_nothing_else() {
     for host in ["localhost", "127.0.0.1", "[::1]"] {
-        let visit = Visit::new(&format!("{host}:{RUNNER_PORT}"), |_| {});
+        let visit = ForwardedRunner::new(&format!("{host}:{RUNNER_PORT}"), |_| {});
         visit.runner.go(&script("echo on; sleep 600"));
-        visit.runner.printed("on");
+        visit.runner.wait_printed("on");
         let (status, body) = visit.call("GET", "/api/healthcheck");
         assert_eq!(status, 200);
         assert!(body.contains("\"service\":\"dstack-runner\""), "{body}");
@@ -140,14 +140,15 @@ fn where_the_runner_listens_itself_the_port_is_forwarded() {
         }
     });
     let target = format!("127.9.9.9:{RUNNER_PORT}");
-    let compatible =
-        Visit::new(&target, |setting| setting.config.compat_http = Some(format!("127.8.8.8:{RUNNER_PORT}")));
+    let compatible = ForwardedRunner::new(&target, |setting| {
+        setting.config.compat_http = Some(format!("127.8.8.8:{RUNNER_PORT}"))
+    });
     let said = until("the port answers", || {
         let mut text = String::new();
         TcpStream::connect(compatible.local).unwrap().read_to_string(&mut text).ok()?;
         Some(text).filter(|text| !text.is_empty())
     });
     assert!(said.ends_with("real"), "{said}");
-    let own = Visit::new(&target, |_| {});
+    let own = ForwardedRunner::new(&target, |_| {});
     assert_eq!(own.call("GET", "/api/healthcheck").0, 200);
 }

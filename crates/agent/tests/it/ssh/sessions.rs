@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Killed, Server, noise, run, spawn, text, until};
+use super::{KillOnDrop, Server, noise, run, spawn, text, until};
 
 #[test]
 fn a_command_has_its_output_its_errors_and_its_exit_code() {
@@ -23,7 +23,7 @@ fn a_command_has_its_output_its_errors_and_its_exit_code() {
 #[test]
 fn a_command_sees_the_job_s_variables_and_its_place() {
     let server = Server::with(&[], &[("MODEL", "big one"), ("HOME", "/wrong")]);
-    assert_eq!(server.says("echo $MODEL; pwd; echo $HOME; echo $USER"), {
+    assert_eq!(server.command_output("echo $MODEL; pwd; echo $HOME; echo $USER"), {
         let home = server.home().display().to_string();
         format!("big one\n{home}\n{home}\nroot\n")
     });
@@ -95,7 +95,7 @@ fn a_slow_program_holds_its_client_and_not_our_memory() {
     let (count, file) = (sent.len(), server.home().join("go"));
     let command = format!("while [ ! -e {} ]; do sleep 0.02; done; cat", file.display());
     let mut ssh = server.ssh(&[]);
-    let mut child = Killed(spawn(ssh.arg(command).stdin(Stdio::piped()).stdout(Stdio::piped())));
+    let mut child = KillOnDrop(spawn(ssh.arg(command).stdin(Stdio::piped()).stdout(Stdio::piped())));
     let (mut input, mut output) = (child.0.stdin.take().unwrap(), child.0.stdout.take().unwrap());
     let fed = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let (feeder, expected) = (Arc::clone(&fed), sent.clone());
@@ -126,7 +126,7 @@ fn a_slow_program_holds_its_client_and_not_our_memory() {
 #[test]
 fn an_image_without_a_shell_runs_programs_by_their_path() {
     let server = Server::with(&["--shell", "/no/such/shell"], &[]);
-    assert_eq!(server.says("/bin/echo 'two words' and  more"), "two words and more\n");
+    assert_eq!(server.command_output("/bin/echo 'two words' and  more"), "two words and more\n");
     let needs = run(server.ssh(&[]).arg("echo $HOME | cat"), b"");
     assert_eq!(needs.status.code(), Some(127));
     assert!(
@@ -145,7 +145,10 @@ fn an_image_without_a_shell_runs_programs_by_their_path() {
 #[test]
 fn an_image_with_nothing_in_it_lets_people_in() {
     let server = Server::in_an_empty_image();
-    assert_eq!(server.says("/agent --version"), concat!("windlass-agent ", env!("CARGO_PKG_VERSION"), "\n"));
+    assert_eq!(
+        server.command_output("/agent --version"),
+        concat!("windlass-agent ", env!("CARGO_PKG_VERSION"), "\n")
+    );
     let login = run(&mut server.ssh(&["-T"]), b"");
     assert_eq!(login.status.code(), Some(127));
     assert!(text(&login.stderr).contains("this image has no shell"), "{}", text(&login.stderr));
@@ -160,7 +163,7 @@ fn everybody_is_told_when_the_server_ends() {
     let mut server = Server::start();
     let mut ssh = server.ssh(&[]);
     let mut child =
-        Killed(spawn(ssh.arg("echo in; sleep 1000").stdout(Stdio::piped()).stderr(Stdio::piped())));
+        KillOnDrop(spawn(ssh.arg("echo in; sleep 1000").stdout(Stdio::piped()).stderr(Stdio::piped())));
     let mut line = String::new();
     BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "in\n");
@@ -186,7 +189,7 @@ fn an_editor_s_bootstrap_over_standard_input_works() {
 fn a_program_is_hung_up_when_its_client_goes() {
     let server = Server::start();
     let mut ssh = server.ssh(&[]);
-    let mut child = Killed(spawn(ssh.arg("echo $$; sleep 1000; true").stdout(Stdio::piped())));
+    let mut child = KillOnDrop(spawn(ssh.arg("echo $$; sleep 1000; true").stdout(Stdio::piped())));
     let mut line = String::new();
     BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let pid = line.trim().to_owned();
@@ -233,13 +236,13 @@ fn many_execs_share_one_connection_and_leave_no_zombies() {
 }
 
 /// `ssh` on a terminal of its own.
-struct Typist {
-    _child: Killed,
+struct TerminalClient {
+    _child: KillOnDrop,
     pty: Arc<pty_process::blocking::Pty>,
     seen: Arc<Mutex<String>>,
 }
 
-impl Typist {
+impl TerminalClient {
     fn new(server: &Server, options: &[&str], command: Option<&str>) -> Self {
         let (pty, pts) = pty_process::blocking::open().unwrap();
         pty.resize(pty_process::Size::new(45, 123)).unwrap();
@@ -263,7 +266,7 @@ impl Typist {
                 into.lock().push_str(&text(&buffer[..count]));
             }
         });
-        Self { _child: Killed(child), pty, seen }
+        Self { _child: KillOnDrop(child), pty, seen }
     }
 
     fn keys(&self, keys: &str) {
@@ -272,7 +275,7 @@ impl Typist {
 
     /// Waits until this was shown, and forgets what was shown up to there.
     #[track_caller]
-    fn sees(&self, what: &str) {
+    fn wait_for_text(&self, what: &str) {
         until(&format!("the terminal shows {what:?}"), || {
             let mut seen = self.seen.lock();
             let at = seen.find(what)?;
@@ -289,16 +292,16 @@ impl Typist {
 #[test]
 fn a_terminal_has_the_client_s_size_and_follows_it() {
     let server = Server::with(&["--shell", "/bin/sh"], &[]);
-    let mut typist = Typist::new(&server, &[], None);
-    typist.sees("# ");
+    let mut typist = TerminalClient::new(&server, &[], None);
+    typist.wait_for_text("# ");
     typist.keys("stty size; echo $TERM; tty\r");
-    typist.sees("45 123");
-    typist.sees("xterm-256color");
-    typist.sees("/dev/pts/");
-    typist.sees("# ");
+    typist.wait_for_text("45 123");
+    typist.wait_for_text("xterm-256color");
+    typist.wait_for_text("/dev/pts/");
+    typist.wait_for_text("# ");
     typist.pty.resize(pty_process::Size::new(30, 99)).unwrap();
     typist.keys("until [ \"$(stty size)\" = '30 99' ]; do sleep 0.05; done; echo fol''lowed\r");
-    typist.sees("followed");
+    typist.wait_for_text("followed");
     typist.keys("exit 5\r");
     assert_eq!(typist.ends(), Some(5));
 }
@@ -306,14 +309,14 @@ fn a_terminal_has_the_client_s_size_and_follows_it() {
 #[test]
 fn control_c_interrupts_the_program_and_not_the_shell() {
     let server = Server::with(&["--shell", "/bin/sh"], &[]);
-    let mut typist = Typist::new(&server, &[], None);
-    typist.sees("# ");
+    let mut typist = TerminalClient::new(&server, &[], None);
+    typist.wait_for_text("# ");
     typist.keys("echo star''ted; sleep 1000\r");
-    typist.sees("started");
+    typist.wait_for_text("started");
     typist.keys("\x03");
-    typist.sees("# ");
+    typist.wait_for_text("# ");
     typist.keys("echo code $?\r");
-    typist.sees("code 130");
+    typist.wait_for_text("code 130");
     typist.keys("\x04");
     assert_eq!(typist.ends(), Some(0));
 }
@@ -321,23 +324,24 @@ fn control_c_interrupts_the_program_and_not_the_shell() {
 #[test]
 fn a_command_may_have_a_terminal_and_keeps_its_last_words() {
     let server = Server::start();
-    let mut typist = Typist::new(&server, &["-t"], Some("test -t 0 && seq 1 20000; echo last words; exit 9"));
-    typist.sees("20000\r\nlast words");
+    let mut typist =
+        TerminalClient::new(&server, &["-t"], Some("test -t 0 && seq 1 20000; echo last words; exit 9"));
+    typist.wait_for_text("20000\r\nlast words");
     assert_eq!(typist.ends(), Some(9));
     // Who still holds the terminal does not hold the session.
-    let mut typist = Typist::new(&server, &["-t"], Some("trap '' HUP; sleep 30 & echo gone; exit 8"));
-    typist.sees("gone");
+    let mut typist = TerminalClient::new(&server, &["-t"], Some("trap '' HUP; sleep 30 & echo gone; exit 8"));
+    typist.wait_for_text("gone");
     assert_eq!(typist.ends(), Some(8));
 }
 
 #[test]
 fn a_terminal_hangs_up_with_its_client() {
     let server = Server::with(&["--shell", "/bin/sh"], &[]);
-    let typist = Typist::new(&server, &[], None);
-    typist.sees("# ");
+    let typist = TerminalClient::new(&server, &[], None);
+    typist.wait_for_text("# ");
     typist.keys("echo pid=$$=\r");
-    typist.sees("pid=");
-    typist.sees("pid=");
+    typist.wait_for_text("pid=");
+    typist.wait_for_text("pid=");
     let pid = until("the shell says its number", || {
         let seen = typist.seen.lock();
         Some(seen.split_once('=')?.0.to_owned())

@@ -21,18 +21,18 @@ use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::net::{TcpStream, UnixStream};
-use windlass_api::agent::EPOCH;
+use windlass_api::agent::EPOCH_HEADER;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    to: To,
+    to: Target,
     credential: Option<String>,
     epoch: Option<i64>,
     headers: Vec<(String, String)>,
 }
 
 #[derive(Clone, Debug)]
-enum To {
+enum Target {
     Unix(PathBuf),
     Tcp(SocketAddr),
 }
@@ -65,11 +65,11 @@ impl Reply {
 
 impl Client {
     pub(crate) fn unix(socket: &Path) -> Self {
-        Self { to: To::Unix(socket.to_owned()), credential: None, epoch: None, headers: Vec::new() }
+        Self { to: Target::Unix(socket.to_owned()), credential: None, epoch: None, headers: Vec::new() }
     }
 
     pub(crate) fn tcp(address: SocketAddr) -> Self {
-        Self { to: To::Tcp(address), credential: None, epoch: None, headers: Vec::new() }
+        Self { to: Target::Tcp(address), credential: None, epoch: None, headers: Vec::new() }
     }
 
     /// Sends `Authorization: Bearer …` with every call.
@@ -122,15 +122,15 @@ impl Client {
             request = request.header(header::AUTHORIZATION, format!("Bearer {credential}"));
         }
         if let Some(epoch) = self.epoch {
-            request = request.header(EPOCH, epoch);
+            request = request.header(EPOCH_HEADER, epoch);
         }
         for (name, value) in &self.headers {
             request = request.header(name, value);
         }
         let request = request.body(body)?;
         match &self.to {
-            To::Unix(path) => exchange(UnixStream::connect(path).await?, request).await,
-            To::Tcp(address) => exchange(TcpStream::connect(address).await?, request).await,
+            Target::Unix(path) => exchange(UnixStream::connect(path).await?, request).await,
+            Target::Tcp(address) => exchange(TcpStream::connect(address).await?, request).await,
         }
     }
 }

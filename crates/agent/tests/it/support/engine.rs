@@ -18,8 +18,8 @@ use windlass_testkit::wait::{eventually_async, eventually_ok_async, listens};
 use super::{TempDir, temp_dir};
 
 const SHARED: &str = "WINDLASS_TEST_DOCKER";
-const GOES_DOWN: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(20);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The socket of the engine all tests share. It is never stopped, and only what a test made itself is touched.
 pub(crate) fn shared() -> PathBuf {
@@ -38,7 +38,7 @@ pub(crate) fn client(socket: &Path) -> Docker {
 
 /// An engine of its own: containerd and dockerd apart, so that dockerd can be killed and started again while
 /// containers live on. It has no bridge and leaves the firewall alone, so that several do not fight.
-pub(crate) struct Private {
+pub(crate) struct PrivateEngine {
     containerd: Child,
     dockerd: Option<Child>,
     kind: Kind,
@@ -54,7 +54,7 @@ pub(crate) enum Kind {
     SmallDisk(u64),
 }
 
-impl Private {
+impl PrivateEngine {
     pub(crate) async fn start(kind: Kind) -> Self {
         let scratch = temp_dir("engine").unwrap();
         let dir = scratch.path();
@@ -144,7 +144,7 @@ impl Private {
     }
 }
 
-impl Drop for Private {
+impl Drop for PrivateEngine {
     fn drop(&mut self) {
         let dir = self.scratch.path().to_owned();
         if self.dockerd.is_some() {
@@ -177,7 +177,7 @@ fn remove_network(socket: PathBuf) {
     let removed = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let removal = async { client(&socket).remove_network("windlass").await };
-        let _ = runtime.block_on(async { tokio::time::timeout(GOES_DOWN, removal).await });
+        let _ = runtime.block_on(async { tokio::time::timeout(SHUTDOWN_TIMEOUT, removal).await });
     });
     let _ = removed.join();
 }
@@ -186,12 +186,12 @@ fn remove_network(socket: PathBuf) {
 pub(crate) fn end(child: &mut Child) {
     let Ok(pid) = i32::try_from(child.id()) else { return };
     let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
-    let deadline = Instant::now() + GOES_DOWN;
+    let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
     while matches!(child.try_wait(), Ok(None)) {
         if Instant::now() > deadline {
             let _ = child.kill();
         }
-        std::thread::sleep(POLL);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

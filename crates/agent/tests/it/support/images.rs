@@ -58,14 +58,14 @@ impl Image {
                 {
                     tar.link(&format!("bin/{applet}"), "busybox");
                 }
-                users(&mut tar);
+                add_users(&mut tar);
             }
             Self::Bare => tar.file("busybox", &fs::read(BUSYBOX).unwrap(), 0o755),
             Self::Bash => {
                 let mut libraries = BTreeSet::new();
                 for tool in TOOLS {
                     let path = format!("/usr/bin/{tool}");
-                    libraries.extend(needs(&path));
+                    libraries.extend(linked_libraries(&path));
                     tar.file(&format!("usr/bin/{tool}"), &fs::read(&path).unwrap(), 0o755);
                 }
                 for library in libraries {
@@ -73,14 +73,14 @@ impl Image {
                 }
                 tar.link("bin", "usr/bin");
                 tar.link("usr/bin/sh", "bash");
-                users(&mut tar);
+                add_users(&mut tar);
             }
         }
         tar.done()
     }
 }
 
-fn users(tar: &mut Tar) {
+fn add_users(tar: &mut Tar) {
     tar.file("etc/passwd", b"root:x:0:0::/root:/bin/sh\njob:x:1000:1000::/home/job:/bin/sh\n", 0o644);
     tar.file("etc/group", b"root:x:0:\njob:x:1000:\nextra:x:2000:job\n", 0o644);
     tar.dir("tmp", 0o1777);
@@ -89,7 +89,7 @@ fn users(tar: &mut Tar) {
 }
 
 /// The libraries a program is linked with, by their paths.
-fn needs(program: &str) -> Vec<String> {
+fn linked_libraries(program: &str) -> Vec<String> {
     let listed = Command::new("ldd").arg(program).output().unwrap().stdout;
     let words = String::from_utf8(listed).unwrap();
     let paths = words.split_whitespace().filter(|word| word.starts_with('/') && Path::new(word).exists());

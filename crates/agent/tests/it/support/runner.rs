@@ -20,14 +20,14 @@ use windlass_testkit::wait::{WITHIN, eventually};
 use super::{TempDir, agent, temp_dir};
 
 const TOKEN: &str = "a token for tests";
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-pub(crate) struct Answer {
+pub(crate) struct RunnerResponse {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
 }
 
-impl Answer {
+impl RunnerResponse {
     pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
@@ -38,7 +38,7 @@ impl Answer {
 }
 
 /// How a runner is started.
-pub(crate) struct Setting {
+pub(crate) struct RunnerSetup {
     pub(crate) config: RunnerConfig,
     /// The user it runs as; root where absent.
     pub(crate) uid: Option<u32>,
@@ -47,7 +47,7 @@ pub(crate) struct Setting {
     pub(crate) wrapper: Option<String>,
 }
 
-impl Setting {
+impl RunnerSetup {
     pub(crate) fn new() -> Self {
         let mut random = [0; 16];
         getrandom::fill(&mut random).unwrap();
@@ -119,7 +119,7 @@ pub(crate) struct Runner {
 
 impl Runner {
     pub(crate) fn start() -> Self {
-        Setting::new().start()
+        RunnerSetup::new().start()
     }
 
     pub(crate) fn run_dir(&self) -> &Path {
@@ -141,17 +141,17 @@ impl Runner {
         all.iter().find(|one| one.parent == self.init()).unwrap().name.pid
     }
 
-    pub(crate) fn call(&self, method: &str, path: &str, body: &[u8]) -> Answer {
+    pub(crate) fn call(&self, method: &str, path: &str, body: &[u8]) -> RunnerResponse {
         let head = format!("Authorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n");
         self.call_with(method, path, &head, body)
     }
 
     /// HTTP/1.0: the answer ends where the connection does.
-    pub(crate) fn call_with(&self, method: &str, path: &str, head: &str, body: &[u8]) -> Answer {
+    pub(crate) fn call_with(&self, method: &str, path: &str, head: &str, body: &[u8]) -> RunnerResponse {
         self.try_call(method, path, head, body).unwrap()
     }
 
-    fn try_call(&self, method: &str, path: &str, head: &str, body: &[u8]) -> std::io::Result<Answer> {
+    fn try_call(&self, method: &str, path: &str, head: &str, body: &[u8]) -> std::io::Result<RunnerResponse> {
         let mut stream = UnixStream::connect(self.run.join("runner.sock"))?;
         stream.set_read_timeout(Some(WITHIN))?;
         write!(stream, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n{head}\r\n", body.len())?;
@@ -160,11 +160,11 @@ impl Runner {
         Ok(answer(stream))
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> RunnerResponse {
         self.call("GET", path, b"")
     }
 
-    pub(crate) fn post(&self, path: &str) -> Answer {
+    pub(crate) fn post(&self, path: &str) -> RunnerResponse {
         self.call("POST", path, b"")
     }
 
@@ -174,7 +174,7 @@ impl Runner {
     }
 
     /// Submits and runs, and returns the answer of `run`.
-    pub(crate) fn go(&self, submit: &Value) -> Answer {
+    pub(crate) fn go(&self, submit: &Value) -> RunnerResponse {
         self.submit(submit);
         let answer = self.post("/api/run");
         assert_eq!(answer.status, 200, "{}", answer.text());
@@ -182,7 +182,7 @@ impl Runner {
     }
 
     /// Runs a script to its end, and returns its last state.
-    pub(crate) fn finish(&self, submit: &Value) -> JobState {
+    pub(crate) fn run_to_end(&self, submit: &Value) -> JobState {
         self.go(submit);
         self.ended()
     }
@@ -215,7 +215,7 @@ impl Runner {
 
     /// Waits until the job has printed this.
     #[track_caller]
-    pub(crate) fn printed(&self, text: &str) {
+    pub(crate) fn wait_printed(&self, text: &str) {
         eventually(&format!("the job prints {text:?}"), || self.log_text().contains(text));
     }
 
@@ -264,20 +264,20 @@ impl Drop for Runner {
             if matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
                 return;
             }
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_INTERVAL);
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-fn answer(mut stream: UnixStream) -> Answer {
+fn answer(mut stream: UnixStream) -> RunnerResponse {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
     let head = std::str::from_utf8(&bytes[..end]).unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Answer { status, body: bytes.split_off(end + 4) }
+    RunnerResponse { status, body: bytes.split_off(end + 4) }
 }
 
 /// A job of one script.

@@ -25,7 +25,7 @@ use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde_json::{Value, json};
 use windlass_agent::digest::sha256_hex;
 use windlass_api::agent::{
-    SIGNATURE, SIGNED_PREFIX,
+    SIGNATURE_HEADER, SIGNED_PREFIX,
     shim::{TaskInfo, TaskStatus},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
@@ -161,7 +161,7 @@ impl Shim {
         if shim.setup.enrolled {
             shim.enrol(&shim.home(), &[CREDENTIAL]);
         }
-        shim.start_again();
+        shim.restart();
         shim
     }
 
@@ -174,7 +174,7 @@ impl Shim {
         for credential in credentials {
             command.args(["--credential-sha256", &sha256_hex(credential.as_bytes())]);
         }
-        self.become_user(&mut command);
+        self.set_user(&mut command);
         assert!(command.status().unwrap().success());
     }
 
@@ -183,7 +183,7 @@ impl Shim {
         if self.setup.user.is_some() { self.scratch.path().join("agent") } else { agent().to_owned() }
     }
 
-    fn become_user(&self, command: &mut Command) {
+    fn set_user(&self, command: &mut Command) {
         use std::os::unix::process::CommandExt as _;
         if let Some(user) = self.setup.user {
             command.uid(user).gid(user);
@@ -201,13 +201,13 @@ impl Shim {
         }
         command.args(&self.setup.args).envs(self.setup.env.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        self.become_user(&mut command);
+        self.set_user(&mut command);
         command
     }
 
     /// Starts the shim on the same home once more, after [`Shim::kill`] or [`Shim::stop`].
     #[track_caller]
-    pub(crate) fn start_again(&mut self) {
+    pub(crate) fn restart(&mut self) {
         assert!(self.child.is_none(), "it runs");
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).unwrap();
         self.child = Some(self.command().stderr(log).spawn().unwrap());
@@ -320,7 +320,7 @@ impl Shim {
         let mut spec = spec.clone();
         spec["claims"]["epoch"] = epoch.into();
         let body = serde_json::to_vec(&spec).unwrap();
-        let client = self.client().epoch(epoch).header(SIGNATURE, &sign(&body));
+        let client = self.client().epoch(epoch).header(SIGNATURE_HEADER, &sign(&body));
         client.call(axum::http::Method::POST, "/api/tasks", body.into()).await
     }
 
@@ -411,7 +411,7 @@ impl Drop for Shim {
             let _ = child.kill();
             let _ = child.wait();
         }
-        kill_all_of(&self.home());
+        kill_processes_of(&self.home());
         if cleared.is_none() && !std::thread::panicking() {
             panic!("tasks could not be taken away\n{}", self.log());
         }
@@ -419,7 +419,7 @@ impl Drop for Shim {
 }
 
 /// Kills what still runs with a path below `home` in its command line or as its working directory.
-fn kill_all_of(home: &Path) {
+fn kill_processes_of(home: &Path) {
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
         let mut found = false;
@@ -469,8 +469,8 @@ pub(crate) fn server_key() -> String {
 }
 
 /// A pass as the server writes it for a gateway.
-pub(crate) fn pass(pass: &windlass_api::agent::pass::Pass) -> String {
-    pass.write(|message| server().sign(message).as_ref().to_vec()).unwrap()
+pub(crate) fn pass(pass: &windlass_api::agent::pass::PortPass) -> String {
+    pass.encode(|message| server().sign(message).as_ref().to_vec()).unwrap()
 }
 
 /// As the server signs a specification.

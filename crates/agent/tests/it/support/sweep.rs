@@ -133,13 +133,13 @@ fn keys(tasks: &[SubmissionId]) -> Vec<String> {
 }
 
 /// Something of everything that can be left; taken away with it.
-struct Litter {
+struct TestLeftovers {
     dir: PathBuf,
     child: std::process::Child,
 }
 
-impl Litter {
-    fn drop_in(home: &Path, task: SubmissionId) -> Self {
+impl TestLeftovers {
+    fn create(home: &Path, task: SubmissionId) -> Self {
         let dir = home.join("tasks").join(task.to_string());
         fs::create_dir_all(&dir).unwrap();
         let mut command = std::process::Command::new("sleep");
@@ -150,7 +150,7 @@ impl Litter {
     }
 }
 
-impl Drop for Litter {
+impl Drop for TestLeftovers {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
         let _ = self.child.kill();
@@ -164,7 +164,7 @@ async fn g6_the_sweeper_finds_what_is_left() {
     let scratch = super::temp_dir("sweep").unwrap();
     let task = SubmissionId(super::shim::random_uuid());
     assert_eq!(leftovers(scratch.path(), &[task]).await, Vec::<String>::new());
-    let litter = Litter::drop_in(scratch.path(), task);
+    let litter = TestLeftovers::create(scratch.path(), task);
     let left = leftovers(scratch.path(), &[task]).await;
     let found: Vec<_> = left.iter().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(found, ["mount", "process", "directory"], "{left:?}");

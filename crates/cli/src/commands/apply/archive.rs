@@ -17,11 +17,11 @@ use windlass_api::{
     server::Nothing,
 };
 
-use super::source::Source;
+use super::source::ConfigSource;
 use crate::{
     context::Context,
     local::sha256,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 /// What a server takes that does not say what it takes.
@@ -29,21 +29,21 @@ const BYTES_MAX: u64 = 2 << 20;
 const ENTRIES_MAX: usize = 100_000;
 const IGNORE_FILE: &str = ".dstackignore";
 /// How many of the largest files an error names.
-const NAMED_MAX: usize = 3;
+const LARGEST_LISTED_MAX: usize = 3;
 
 /// An archive that the server has, and where its content goes.
-pub(super) struct Brought {
+pub(super) struct UploadedArchive {
     pub(super) id: String,
     pub(super) path: String,
 }
 
 /// The largest file that the server takes.
-pub(crate) async fn bytes_max(cx: &Context) -> Result<u64, Problem> {
+pub(crate) async fn bytes_max(cx: &Context) -> Result<u64, CliError> {
     let info = cx.call::<ReadServerInfo>(&Nothing {}).await?;
     Ok(info.upload_bytes_max.unwrap_or(BYTES_MAX))
 }
 
-pub(super) async fn upload(cx: &Context, source: &Source) -> Result<Vec<Brought>, Problem> {
+pub(super) async fn upload(cx: &Context, source: &ConfigSource) -> Result<Vec<UploadedArchive>, CliError> {
     let mut all = Vec::new();
     let files = source.configuration.run().map(|run| run.files.as_slice()).unwrap_or_default();
     if files.is_empty() {
@@ -54,24 +54,24 @@ pub(super) async fn upload(cx: &Context, source: &Source) -> Result<Vec<Brought>
         let from = local_path(&source.dir, &file.local_path)?;
         let content = one(&from, bytes_max)
             .map_err(|problem| problem.hint(format!("it is named in `files` of {}", source.file)))?;
-        let archive = send(cx, &content).await?;
-        all.push(Brought { id: archive.id.to_string(), path: file.path.clone() });
+        let archive = upload_if_missing(cx, &content).await?;
+        all.push(UploadedArchive { id: archive.id.to_string(), path: file.path.clone() });
     }
     Ok(all)
 }
 
 /// Brings a file or a directory to the server.
-pub(crate) async fn bring(cx: &Context, path: &Path) -> Result<uuid::Uuid, Problem> {
+pub(crate) async fn upload_path(cx: &Context, path: &Path) -> Result<uuid::Uuid, CliError> {
     let bytes_max = bytes_max(cx).await?;
-    Ok(send(cx, &one(path, bytes_max)?).await?.id)
+    Ok(upload_if_missing(cx, &one(path, bytes_max)?).await?.id)
 }
 
 /// Sends an archive, unless the server has it.
-async fn send(cx: &Context, content: &[u8]) -> Result<Archive, Problem> {
+async fn upload_if_missing(cx: &Context, content: &[u8]) -> Result<Archive, CliError> {
     let hash = sha256(content);
     match cx.try_call::<ReadArchive>(&HashRequest { hash: hash.clone() }).await {
         Ok(archive) => Ok(archive),
-        Err(error) if error.is_absent() => {
+        Err(error) if error.is_not_found() => {
             match cx.client.upload::<UploadArchive>(&[], &Nothing {}, &hash, content).await {
                 Ok(archive) => Ok(archive),
                 Err(error) => Err(cx.explain(&error).await),
@@ -82,33 +82,33 @@ async fn send(cx: &Context, content: &[u8]) -> Result<Archive, Problem> {
 }
 
 /// `~` is the home; the rest is relative to the file that names it.
-pub(crate) fn local_path(dir: &Path, path: &str) -> Result<PathBuf, Problem> {
+pub(crate) fn local_path(dir: &Path, path: &str) -> Result<PathBuf, CliError> {
     if let Some(rest) = path.strip_prefix("~/").or_else(|| (path == "~").then_some("")) {
         let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
-        let home = home.ok_or_else(|| Problem::new(format!("find `{path}`")).why("`HOME` is not set"))?;
+        let home = home.ok_or_else(|| CliError::new(format!("find `{path}`")).why("`HOME` is not set"))?;
         return Ok(PathBuf::from(home).join(rest));
     }
     Ok(dir.join(path))
 }
 
 /// A file or a directory, under its own name.
-fn one(path: &Path, bytes_max: u64) -> Result<Vec<u8>, Problem> {
-    let failed = |error: std::io::Error| Problem::caused(&format!("read `{}`", path.display()), &error);
+fn one(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
+    let failed = |error: std::io::Error| CliError::from_error(&format!("read `{}`", path.display()), &error);
     let whole = path.canonicalize().map_err(failed)?;
     let Some(name) = whole.file_name() else {
-        return Err(Problem::new("send the whole file system").code(Code::TooLarge));
+        return Err(CliError::new("send the whole file system").code(Code::TooLarge));
     };
     let top = PathBuf::from(name);
     if whole.is_dir() {
         return tar_of(&whole, &top, bytes_max);
     }
-    let mut tar = Tar::new(path, bytes_max);
+    let mut tar = ArchiveBuilder::new(path, bytes_max);
     tar.add(&whole, &top)?;
     tar.finish()
 }
 
 /// The content of a directory, below `top`.
-pub(super) fn tar_of(root: &Path, top: &Path, bytes_max: u64) -> Result<Vec<u8>, Problem> {
+pub(super) fn tar_of(root: &Path, top: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
     let walk = WalkBuilder::new(root)
         .hidden(false)
         .parents(true)
@@ -120,9 +120,10 @@ pub(super) fn tar_of(root: &Path, top: &Path, bytes_max: u64) -> Result<Vec<u8>,
         .filter_entry(|entry| entry.file_name() != ".git")
         .sort_by_file_path(std::cmp::Ord::cmp)
         .build();
-    let mut tar = Tar::new(root, bytes_max);
+    let mut tar = ArchiveBuilder::new(root, bytes_max);
     for entry in walk {
-        let entry = entry.map_err(|error| Problem::caused(&format!("read `{}`", root.display()), &error))?;
+        let entry =
+            entry.map_err(|error| CliError::from_error(&format!("read `{}`", root.display()), &error))?;
         let below = entry.path().strip_prefix(root).unwrap_or(entry.path());
         if below.as_os_str().is_empty() && top.as_os_str().is_empty() {
             continue;
@@ -132,7 +133,7 @@ pub(super) fn tar_of(root: &Path, top: &Path, bytes_max: u64) -> Result<Vec<u8>,
     tar.finish()
 }
 
-struct Tar {
+struct ArchiveBuilder {
     builder: Builder<Vec<u8>>,
     root: PathBuf,
     bytes: u64,
@@ -141,19 +142,20 @@ struct Tar {
     largest: Vec<(u64, PathBuf)>,
 }
 
-impl Tar {
+impl ArchiveBuilder {
     fn new(root: &Path, bytes_max: u64) -> Self {
         let mut builder = Builder::new(Vec::new());
         builder.follow_symlinks(false);
         Self { builder, root: root.to_owned(), bytes: 0, bytes_max, entries: 0, largest: Vec::new() }
     }
 
-    fn add(&mut self, path: &Path, name: &Path) -> Result<(), Problem> {
-        let failed = |error: std::io::Error| Problem::caused(&format!("read `{}`", path.display()), &error);
+    fn add(&mut self, path: &Path, name: &Path) -> Result<(), CliError> {
+        let failed =
+            |error: std::io::Error| CliError::from_error(&format!("read `{}`", path.display()), &error);
         let data = fs::symlink_metadata(path).map_err(failed)?;
         self.entries += 1;
         if self.entries > ENTRIES_MAX {
-            return Err(Problem::new(format!("send `{}`", self.root.display()))
+            return Err(CliError::new(format!("send `{}`", self.root.display()))
                 .code(Code::TooLarge)
                 .why(format!("it holds more than {ENTRIES_MAX} files"))
                 .hint(format!("leave some out with {IGNORE_FILE}")));
@@ -191,13 +193,15 @@ impl Tar {
         self.bytes += len;
         self.largest.push((len, path.to_owned()));
         self.largest.sort_by(|left, right| right.cmp(left));
-        self.largest.truncate(NAMED_MAX);
+        self.largest.truncate(LARGEST_LISTED_MAX);
     }
 
-    fn finish(self) -> Result<Vec<u8>, Problem> {
+    fn finish(self) -> Result<Vec<u8>, CliError> {
         let root = self.root.display().to_string();
-        let content =
-            self.builder.into_inner().map_err(|error| Problem::caused(&format!("pack `{root}`"), &error))?;
+        let content = self
+            .builder
+            .into_inner()
+            .map_err(|error| CliError::from_error(&format!("pack `{root}`"), &error))?;
         if self.bytes > self.bytes_max || content.len() as u64 > self.bytes_max {
             let largest: Vec<String> = self
                 .largest
@@ -207,7 +211,7 @@ impl Tar {
                     format!("{} ({} KiB)", if shown.is_empty() { &root } else { &shown }, len / 1024)
                 })
                 .collect();
-            return Err(Problem::new(format!("send `{root}`"))
+            return Err(CliError::new(format!("send `{root}`"))
                 .code(Code::TooLarge)
                 .why(format!(
                     "{} KiB are more than the {} KiB that the server takes; largest: {}",

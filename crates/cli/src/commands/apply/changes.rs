@@ -5,7 +5,7 @@ use serde_json::Value;
 /// Longer values are cut.
 const VALUE_MAX: usize = 60;
 /// What is shown of two values before the first difference, when they are cut.
-const BEFORE_DIFFERENCE: usize = 12;
+const CONTEXT_CHARS: usize = 12;
 /// Parts of the names of variables whose values are not shown.
 const SECRET_NAMES: [&str; 7] = ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH"];
 
@@ -44,13 +44,14 @@ fn compare(path: &str, old: &Value, new: &Value, lines: &mut Vec<String>) {
         return;
     }
     let hidden = is_secret(path);
-    let shown = |value: &Value| if hidden { "(hidden)".to_owned() } else { cut(&value.to_string(), 0) };
+    let shown =
+        |value: &Value| if hidden { "(hidden)".to_owned() } else { truncate_from(&value.to_string(), 0) };
     lines.push(match (old.is_null(), new.is_null()) {
         (true, _) => format!("+ {path}: {}", shown(new)),
         (_, true) => format!("- {path}: {}", shown(old)),
         (false, false) if hidden => format!("~ {path}: changed (hidden)"),
         (false, false) => {
-            let (old, new) = pair(&old.to_string(), &new.to_string());
+            let (old, new) = truncate_pair(&old.to_string(), &new.to_string());
             format!("~ {path}: {old} → {new}")
         }
     });
@@ -68,20 +69,20 @@ fn is_secret(path: &str) -> bool {
 }
 
 /// Two values that differ, cut so that the difference is seen.
-fn pair(old: &str, new: &str) -> (String, String) {
+fn truncate_pair(old: &str, new: &str) -> (String, String) {
     let longest = old.chars().count().max(new.chars().count());
     if longest <= VALUE_MAX {
         return (old.to_owned(), new.to_owned());
     }
     let same = old.chars().zip(new.chars()).take_while(|(left, right)| left == right).count();
-    let from = same.saturating_sub(BEFORE_DIFFERENCE);
+    let from = same.saturating_sub(CONTEXT_CHARS);
     // A start that would be cut by less than the mark takes stays.
-    let from = if from < BEFORE_DIFFERENCE { 0 } else { from };
-    (cut(old, from), cut(new, from))
+    let from = if from < CONTEXT_CHARS { 0 } else { from };
+    (truncate_from(old, from), truncate_from(new, from))
 }
 
 /// A part of a text that begins at a letter of it.
-fn cut(text: &str, from: usize) -> String {
+fn truncate_from(text: &str, from: usize) -> String {
     let rest = text.chars().skip(from);
     let start = if from > 0 { "…" } else { "" };
     if rest.clone().count() <= VALUE_MAX {

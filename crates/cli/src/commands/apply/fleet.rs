@@ -11,38 +11,39 @@ use windlass_api::{
 };
 use windlass_model::{config::fleet::Fleet as Config, plan::diff};
 
-use super::{Args, agreed, keys, plan, source::Source};
+use super::{Args, confirm_apply, keys, plan, source::ConfigSource};
 use crate::{
     commands::{instance_status, instance_trouble, show_fleets},
     context::Context,
     exit::Exit,
     output,
-    problem::Problem,
+    problem::CliError,
 };
 
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn apply(
     cx: &Context,
     args: &Args,
-    source: &Source,
+    source: &ConfigSource,
     config: &Config,
-) -> Result<Exit, Problem> {
+) -> Result<Exit, CliError> {
     let mut config = config.clone();
-    keys::fill_in(&mut config, &source.dir)?;
+    keys::load_private_keys(&mut config, &source.dir)?;
     let spec = json!({
         "configuration": config,
         "configuration_path": source.file,
         "profile": source.profile,
     });
-    let spec = Document::new(&spec).map_err(|error| Problem::caused("write the configuration", &error))?;
+    let spec =
+        Document::new(&spec).map_err(|error| CliError::from_error("write the configuration", &error))?;
     let planned = cx.call::<PlanFleet>(&fleets::PlanRequest { spec: spec.clone() }).await?;
-    show(&planned, &config);
+    print_plan(&planned, &config);
     let question = match (&planned.current_resource, planned.action) {
         (None, _) => "Create the fleet?".to_owned(),
         (Some(fleet), Some(ApplyAction::Update)) => {
-            if !args.force && unchanged(fleet, &planned)? {
-                output::say(&format!("Fleet `{}` exists already and nothing changed.", fleet.name));
+            if !args.force && is_unchanged(fleet, &planned)? {
+                output::print_message(&format!("Fleet `{}` exists already and nothing changed.", fleet.name));
                 return finish(cx, args, fleet.clone()).await;
             }
             format!("Update fleet `{}`?", fleet.name)
@@ -51,11 +52,11 @@ pub(super) async fn apply(
             format!("Fleet `{}` is being deleted. Make it anew once it is gone?", fleet.name)
         }
         (Some(fleet), Some(ApplyAction::Create) | None) => {
-            say_what_forbids(fleet, &planned);
+            print_forbidden_change(fleet, &planned);
             format!("Delete fleet `{}` and make it anew?", fleet.name)
         }
     };
-    if !agreed(args, &question)? {
+    if !confirm_apply(args, &question)? {
         return Ok(Exit::RunFailed);
     }
     let mut seen = planned.current_resource.clone();
@@ -65,63 +66,63 @@ pub(super) async fn apply(
         delete(cx, fleet).await?;
         seen = None;
     }
-    let seen = seen.map(|fleet| fleets::SeenFleet { id: fleet.id, spec: fleet.spec });
+    let seen = seen.map(|fleet| fleets::ExpectedFleet { id: fleet.id, spec: fleet.spec });
     let request =
         fleets::ApplyRequest { plan: fleets::ApplyInput { spec, current_resource: seen }, force: args.force };
     let fleet = cx.call::<ApplyFleet>(&request).await?;
     finish(cx, args, fleet).await
 }
 
-fn show(planned: &FleetPlan, config: &Config) {
+fn print_plan(planned: &FleetPlan, config: &Config) {
     let name = config.name.as_ref().map_or("(a generated name)", |name| name.as_str());
     let kind = match &config.ssh_config {
         Some(ssh) => crate::output::words::count(ssh.hosts.len(), "SSH host"),
         None => "backends".to_owned(),
     };
-    output::say(&format!("Project  {}\nUser     {}", planned.project_name, planned.user));
-    output::say(&output::printable(&format!("Fleet    {name} ({kind})\n")));
+    output::print_message(&format!("Project  {}\nUser     {}", planned.project_name, planned.user));
+    output::print_message(&output::printable(&format!("Fleet    {name} ({kind})\n")));
     plan::offers(&planned.offers, planned.total_offers);
 }
 
 fn changes(
     fleet: &Fleet,
     planned: &FleetPlan,
-) -> Result<Result<Vec<diff::Change>, diff::Forbidden>, Problem> {
+) -> Result<Result<Vec<diff::Change>, diff::Forbidden>, CliError> {
     let read =
-        |document: &Document| document.value().map_err(|error| Problem::caused("read the plan", &error));
+        |document: &Document| document.value().map_err(|error| CliError::from_error("read the plan", &error));
     let stored = read(&fleet.spec)?;
     let wanted = read(planned.effective_spec.as_ref().unwrap_or(&planned.spec))?;
     Ok(diff::fleet(&stored["configuration"], &wanted["configuration"]))
 }
 
-fn unchanged(fleet: &Fleet, planned: &FleetPlan) -> Result<bool, Problem> {
+fn is_unchanged(fleet: &Fleet, planned: &FleetPlan) -> Result<bool, CliError> {
     Ok(changes(fleet, planned)?.is_ok_and(|changes| changes.is_empty()))
 }
 
-fn say_what_forbids(fleet: &Fleet, planned: &FleetPlan) {
+fn print_forbidden_change(fleet: &Fleet, planned: &FleetPlan) {
     if let Ok(Err(forbidden)) = changes(fleet, planned) {
-        output::say(&format!(
+        output::print_message(&format!(
             "Fleet `{}` exists, and `{}` cannot change while it does.",
             fleet.name, forbidden.path
         ));
     }
 }
 
-async fn delete(cx: &Context, fleet: &Fleet) -> Result<(), Problem> {
-    output::say(&format!("Deleting fleet `{}`…", fleet.name));
+async fn delete(cx: &Context, fleet: &Fleet) -> Result<(), CliError> {
+    output::print_message(&format!("Deleting fleet `{}`…", fleet.name));
     cx.call::<DeleteFleets>(&fleets::DeleteRequest { names: vec![fleet.name.clone()], force: false }).await?;
     loop {
         let request = fleets::ReadRequest { name: Some(fleet.name.clone()), id: None };
         match cx.try_call::<ReadFleet>(&request).await {
-            Ok(_) => tokio::time::sleep(LOOK_EVERY).await,
-            Err(error) if error.is_absent() => return Ok(()),
+            Ok(_) => tokio::time::sleep(POLL_INTERVAL).await,
+            Err(error) if error.is_not_found() => return Ok(()),
             Err(error) => return Err(cx.explain(&error).await),
         }
     }
 }
 
-async fn finish(cx: &Context, args: &Args, fleet: Fleet) -> Result<Exit, Problem> {
-    let fleet = if args.detach { fleet } else { wait(cx, fleet).await? };
+async fn finish(cx: &Context, args: &Args, fleet: Fleet) -> Result<Exit, CliError> {
+    let fleet = if args.detach { fleet } else { wait_until_ready(cx, fleet).await? };
     output::one(args.output.format, &fleet, &fleet.name, |_| {
         show_fleets(std::slice::from_ref(&fleet), args.output.format);
     })?;
@@ -130,7 +131,7 @@ async fn finish(cx: &Context, args: &Args, fleet: Fleet) -> Result<Exit, Problem
 }
 
 /// Until no instance is on its way. Each change is said once.
-async fn wait(cx: &Context, mut fleet: Fleet) -> Result<Fleet, Problem> {
+async fn wait_until_ready(cx: &Context, mut fleet: Fleet) -> Result<Fleet, CliError> {
     let mut told = std::collections::BTreeMap::new();
     loop {
         for instance in &fleet.instances {
@@ -141,7 +142,7 @@ async fn wait(cx: &Context, mut fleet: Fleet) -> Result<Fleet, Problem> {
             }
             if told.insert(instance.id, status.clone()).as_ref() != Some(&status) {
                 let host = instance.hostname.as_deref().map(|host| format!(" ({host})")).unwrap_or_default();
-                output::say(&output::printable(&format!("{}{host}: {status}", instance.name)));
+                output::print_message(&output::printable(&format!("{}{host}: {status}", instance.name)));
             }
         }
         let on_its_way = |status: &str| matches!(status, "pending" | "provisioning" | "terminating");
@@ -149,7 +150,7 @@ async fn wait(cx: &Context, mut fleet: Fleet) -> Result<Fleet, Problem> {
         {
             return Ok(fleet);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         fleet = cx.call::<ReadFleet>(&fleets::ReadRequest { name: None, id: Some(fleet.id) }).await?;
     }
 }

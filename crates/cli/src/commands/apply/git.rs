@@ -16,18 +16,18 @@ use super::{
     Args,
     archive::{bytes_max, local_path, tar_of},
     keys,
-    source::Source,
+    source::ConfigSource,
 };
 use crate::{
     context::Context,
     local::sha256,
     output,
-    problem::{self, Problem},
+    problem::{self, CliError},
 };
 
 /// Code that the server shall know.
 #[derive(Debug)]
-pub(super) struct Code {
+pub(super) struct CodeUpload {
     pub(super) init: repos::InitRequest,
     /// The run's `repo_data`.
     pub(super) data: Value,
@@ -36,7 +36,11 @@ pub(super) struct Code {
     pub(super) hash: String,
 }
 
-pub(super) async fn find(cx: &Context, args: &Args, source: &Source) -> Result<Option<Code>, Problem> {
+pub(super) async fn find(
+    cx: &Context,
+    args: &Args,
+    source: &ConfigSource,
+) -> Result<Option<CodeUpload>, CliError> {
     let repos = source.configuration.run().map(|run| run.repos.as_slice()).unwrap_or_default();
     let Some(repo) = repos.first() else { return Ok(None) };
     match (&repo.0.local_path, &repo.0.url) {
@@ -44,17 +48,19 @@ pub(super) async fn find(cx: &Context, args: &Args, source: &Source) -> Result<O
             let bytes_max = bytes_max(cx).await?;
             local(args, &local_path(&source.dir, path)?, bytes_max).map(Some)
         }
-        (None, Some(url)) if !is_reachable(url) => Err(Problem::new(format!("clone the repository `{url}`"))
-            .code(problem::Code::Repository)
-            .why("hosts clone over https, ssh and git only")
-            .hint("for files of this machine name the folder: `repos: [PATH]`")),
+        (None, Some(url)) if !is_reachable(url) => {
+            Err(CliError::new(format!("clone the repository `{url}`"))
+                .code(problem::Code::Repository)
+                .why("hosts clone over https, ssh and git only")
+                .hint("for files of this machine name the folder: `repos: [PATH]`"))
+        }
         (None, Some(url)) => remote(args, url, &repo.0).map(Some),
         (None, None) => Ok(None),
     }
 }
 
 /// A repository by its address: nothing here has to be looked at.
-fn remote(args: &Args, url: &str, spec: &RepoSpec) -> Result<Code, Problem> {
+fn remote(args: &Args, url: &str, spec: &RepoSpec) -> Result<CodeUpload, CliError> {
     let data = json!({
         "repo_type": "remote",
         "repo_name": name_of(url),
@@ -66,7 +72,7 @@ fn remote(args: &Args, url: &str, spec: &RepoSpec) -> Result<Code, Problem> {
     code(args, url, data, Vec::new())
 }
 
-fn code(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result<Code, Problem> {
+fn code(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result<CodeUpload, CliError> {
     let name = name_of(url);
     let identity = args.git_identity.as_ref().map(keys::read).transpose()?;
     let creds = repos::Creds {
@@ -77,10 +83,11 @@ fn code(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result<Code, P
     let info = json!({ "repo_type": "remote", "repo_name": name });
     let init = repos::InitRequest {
         repo_id: format!("{name}-{}", &sha256(url.as_bytes())[..8]),
-        repo_info: Document::new(&info).map_err(|error| Problem::caused("name the repository", &error))?,
+        repo_info: Document::new(&info)
+            .map_err(|error| CliError::from_error("name the repository", &error))?,
         repo_creds: Some(creds),
     };
-    Ok(Code { init, data, hash: sha256(&content), content })
+    Ok(CodeUpload { init, data, hash: sha256(&content), content })
 }
 
 /// Whether hosts clone from such an address: not from files of this machine, nor without encryption.
@@ -99,32 +106,38 @@ fn name_of(url: &str) -> String {
     if name.is_empty() { "repo".to_owned() } else { name.to_owned() }
 }
 
-fn local(args: &Args, path: &Path, bytes_max: u64) -> Result<Code, Problem> {
-    let whole = path
-        .canonicalize()
-        .map_err(|error| Problem::caused(&format!("find the repository `{}`", path.display()), &error))?;
-    let Some(git) = Git::at(&whole)? else { return directory(&whole, "it is no git repository", bytes_max) };
+fn local(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUpload, CliError> {
+    let whole = path.canonicalize().map_err(|error| {
+        CliError::from_error(&format!("find the repository `{}`", path.display()), &error)
+    })?;
+    let Some(git) = Git::at(&whole)? else {
+        return from_plain_directory(&whole, "it is no git repository", bytes_max);
+    };
     let Some(remote) = git.remote()? else {
-        return directory(&whole, "it has no remote to clone from", bytes_max);
+        return from_plain_directory(&whole, "it has no remote to clone from", bytes_max);
     };
     let url = git.text(&["remote", "get-url", &remote])?;
     if !is_reachable(&url) {
-        return directory(&whole, &format!("hosts cannot clone from its remote `{url}`"), bytes_max);
+        return from_plain_directory(
+            &whole,
+            &format!("hosts cannot clone from its remote `{url}`"),
+            bytes_max,
+        );
     }
     let Some(base) = git.base(&remote)? else {
-        return directory(&whole, "no commit of it is known to be at its remote", bytes_max);
+        return from_plain_directory(&whole, "no commit of it is known to be at its remote", bytes_max);
     };
     let data = json!({
         "repo_type": "remote",
         "repo_name": name_of(&url),
         "repo_branch": git.branch(&remote)?,
         "repo_hash": base,
-        "repo_config_name": git.maybe(&["config", "user.name"])?,
-        "repo_config_email": git.maybe(&["config", "user.email"])?,
+        "repo_config_name": git.try_output(&["config", "user.name"])?,
+        "repo_config_email": git.try_output(&["config", "user.email"])?,
     });
     let diff = git.diff(&base)?;
     if diff.len() as u64 > bytes_max {
-        return Err(Problem::new("send the changes of the repository")
+        return Err(CliError::new("send the changes of the repository")
             .code(problem::Code::TooLarge)
             .why(format!(
                 "{} KiB are more than the {} KiB that the server takes",
@@ -137,16 +150,17 @@ fn local(args: &Args, path: &Path, bytes_max: u64) -> Result<Code, Problem> {
 }
 
 /// All of a directory, as a tar.
-fn directory(path: &Path, why: &str, bytes_max: u64) -> Result<Code, Problem> {
-    output::say(&format!("Sending the files of {}: {why}.", path.display()));
+fn from_plain_directory(path: &Path, why: &str, bytes_max: u64) -> Result<CodeUpload, CliError> {
+    output::print_message(&format!("Sending the files of {}: {why}.", path.display()));
     let content = tar_of(path, Path::new(""), bytes_max)?;
     let info = json!({ "repo_type": "virtual" });
     let init = repos::InitRequest {
         repo_id: format!("local-{}", &sha256(path.as_os_str().as_encoded_bytes())[..8]),
-        repo_info: Document::new(&info).map_err(|error| Problem::caused("name the repository", &error))?,
+        repo_info: Document::new(&info)
+            .map_err(|error| CliError::from_error("name the repository", &error))?,
         repo_creds: None,
     };
-    Ok(Code { init, data: info, hash: sha256(&content), content })
+    Ok(CodeUpload { init, data: info, hash: sha256(&content), content })
 }
 
 /// Git, in one working tree.
@@ -155,9 +169,9 @@ struct Git {
 }
 
 impl Git {
-    fn at(path: &Path) -> Result<Option<Self>, Problem> {
+    fn at(path: &Path) -> Result<Option<Self>, CliError> {
         let git = Self { root: path.to_owned() };
-        let root = git.maybe(&["rev-parse", "--show-toplevel"])?;
+        let root = git.try_output(&["rev-parse", "--show-toplevel"])?;
         Ok(root.map(|root| Self { root: root.into() }))
     }
 
@@ -169,16 +183,17 @@ impl Git {
         command
     }
 
-    fn run(&self, command: &mut Command) -> Result<std::process::Output, Problem> {
+    fn run(&self, command: &mut Command) -> Result<std::process::Output, CliError> {
         command.output().map_err(|error| {
-            let problem = Problem::caused(&format!("look at the repository {}", self.root.display()), &error)
-                .code(problem::Code::Repository);
+            let problem =
+                CliError::from_error(&format!("look at the repository {}", self.root.display()), &error)
+                    .code(problem::Code::Repository);
             if error.kind() == std::io::ErrorKind::NotFound { problem.hint("install git") } else { problem }
         })
     }
 
     /// What git says; `None` when it ends with an error.
-    fn maybe(&self, args: &[&str]) -> Result<Option<String>, Problem> {
+    fn try_output(&self, args: &[&str]) -> Result<Option<String>, CliError> {
         let output = self.run(&mut self.command(args))?;
         if !output.status.success() {
             return Ok(None);
@@ -187,32 +202,32 @@ impl Git {
         Ok(Some(text).filter(|text| !text.is_empty()))
     }
 
-    fn text(&self, args: &[&str]) -> Result<String, Problem> {
-        self.maybe(args)?.ok_or_else(|| {
-            Problem::new(format!("run `git {}`", args.join(" "))).code(problem::Code::Repository)
+    fn text(&self, args: &[&str]) -> Result<String, CliError> {
+        self.try_output(args)?.ok_or_else(|| {
+            CliError::new(format!("run `git {}`", args.join(" "))).code(problem::Code::Repository)
         })
     }
 
-    fn bytes(&self, command: &mut Command) -> Result<Vec<u8>, Problem> {
+    fn output_bytes(&self, command: &mut Command) -> Result<Vec<u8>, CliError> {
         let output = self.run(command)?;
         if output.status.success() {
             return Ok(output.stdout);
         }
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(Problem::new("find the changes of the repository")
+        Err(CliError::new("find the changes of the repository")
             .code(problem::Code::Repository)
             .why(format!("git says: {said}")))
     }
 
     /// The remote of the current branch, else `origin`, else the only one.
-    fn remote(&self) -> Result<Option<String>, Problem> {
-        if let Some(branch) = self.maybe(&["symbolic-ref", "--short", "-q", "HEAD"])?
-            && let Some(remote) = self.maybe(&["config", &format!("branch.{branch}.remote")])?
+    fn remote(&self) -> Result<Option<String>, CliError> {
+        if let Some(branch) = self.try_output(&["symbolic-ref", "--short", "-q", "HEAD"])?
+            && let Some(remote) = self.try_output(&["config", &format!("branch.{branch}.remote")])?
             && remote != "."
         {
             return Ok(Some(remote));
         }
-        let all = self.maybe(&["remote"])?.unwrap_or_default();
+        let all = self.try_output(&["remote"])?.unwrap_or_default();
         let mut names = all.lines();
         if let Some(origin) = names.clone().find(|name| *name == "origin") {
             return Ok(Some(origin.to_owned()));
@@ -221,9 +236,9 @@ impl Git {
     }
 
     /// The branch at the remote that the base is on.
-    fn branch(&self, remote: &str) -> Result<Option<String>, Problem> {
-        let upstream = self.maybe(&["rev-parse", "--abbrev-ref", "@{upstream}"])?;
-        let head = || self.maybe(&["rev-parse", "--abbrev-ref", &format!("{remote}/HEAD")]);
+    fn branch(&self, remote: &str) -> Result<Option<String>, CliError> {
+        let upstream = self.try_output(&["rev-parse", "--abbrev-ref", "@{upstream}"])?;
+        let head = || self.try_output(&["rev-parse", "--abbrev-ref", &format!("{remote}/HEAD")]);
         let full = match upstream {
             Some(full) => Some(full),
             None => head()?,
@@ -232,9 +247,9 @@ impl Git {
     }
 
     /// The newest commit here that the remote has.
-    fn base(&self, remote: &str) -> Result<Option<String>, Problem> {
+    fn base(&self, remote: &str) -> Result<Option<String>, CliError> {
         for known in ["@{upstream}".to_owned(), format!("{remote}/HEAD")] {
-            if let Some(base) = self.maybe(&["merge-base", "HEAD", &known])? {
+            if let Some(base) = self.try_output(&["merge-base", "HEAD", &known])? {
                 return Ok(Some(base));
             }
         }
@@ -243,17 +258,17 @@ impl Git {
 
     /// From `base` to the files as they are, new ones that are not ignored included. The index and the
     /// objects of the repository stay as they are: both are borrowed.
-    fn diff(&self, base: &str) -> Result<Vec<u8>, Problem> {
+    fn diff(&self, base: &str) -> Result<Vec<u8>, CliError> {
         let temp = tempfile::Builder::new()
             .prefix("windlass-git-")
             .tempdir()
-            .map_err(|error| Problem::caused("make a directory for git", &error))?;
+            .map_err(|error| CliError::from_error("make a directory for git", &error))?;
         let index = temp.path().join("index");
         let objects = self.text(&["rev-parse", "--path-format=absolute", "--git-path", "objects"])?;
         let own = self.text(&["rev-parse", "--path-format=absolute", "--git-path", "index"])?;
         if Path::new(&own).exists() {
             copy_index(Path::new(&own), &index)
-                .map_err(|error| Problem::caused("copy git's index", &error))?;
+                .map_err(|error| CliError::from_error("copy git's index", &error))?;
         }
         let with = |args: &[&str]| {
             let mut command = self.command(args);
@@ -264,9 +279,9 @@ impl Git {
             command
         };
         std::fs::create_dir(temp.path().join("objects"))
-            .map_err(|error| Problem::caused("make a directory for git", &error))?;
-        self.bytes(&mut with(&["add", "--all", "."]))?;
-        self.bytes(&mut with(&[
+            .map_err(|error| CliError::from_error("make a directory for git", &error))?;
+        self.output_bytes(&mut with(&["add", "--all", "."]))?;
+        self.output_bytes(&mut with(&[
             "diff",
             "--cached",
             "--binary",

@@ -21,16 +21,16 @@ use windlass_model::config::{Configuration, job_spec::AppSpec, ports::PortMappin
 
 pub(crate) use self::{
     plan::{refusals, resources},
-    source::{DEFAULT_FILES, Source, complete, described},
+    source::{ConfigSource, DEFAULT_FILES, complete, described},
 };
 use super::wants::Overrides;
 use crate::{
-    cli::{At, Format, Output},
+    cli::{Format, OutputArgs, ServerArgs},
     context,
     exit::Exit,
     follow::Ports,
     output,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -100,14 +100,14 @@ pub(crate) struct Args {
     #[arg(last = true, value_name = "ARG")]
     pub(crate) args: Vec<String>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 impl Args {
     /// As if nothing but `-y`, or not even that, had been said.
-    pub(crate) fn plain(at: At, output: Output, yes: bool) -> Self {
+    pub(crate) fn plain(at: ServerArgs, output: OutputArgs, yes: bool) -> Self {
         Self {
             file: None,
             yes,
@@ -131,9 +131,9 @@ impl Args {
     }
 
     /// What is forwarded while the run is followed: what the file says, and what the command line adds or moves.
-    fn ports(&self, plan: &RunPlan) -> Result<Ports, Problem> {
+    fn ports(&self, plan: &RunPlan) -> Result<Ports, CliError> {
         let first = plan.job_plans.first().map(|job| job.job_spec.value()).transpose();
-        let spec = first.map_err(|error| Problem::caused("read the plan", &error))?.unwrap_or_default();
+        let spec = first.map_err(|error| CliError::from_error("read the plan", &error))?.unwrap_or_default();
         Ok(Ports { host: self.host, ports: ports(&spec, &self.port), replica: 0, job: 0 })
     }
 }
@@ -159,39 +159,39 @@ pub(crate) fn variable(text: &str) -> Result<(String, Option<String>), String> {
 }
 
 /// Whatever fails here is ours: codes below 200 belong to the job.
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
-    apply(args).map_err(Problem::ours)
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
+    apply(args).map_err(CliError::ours)
 }
 
-fn apply(args: &Args) -> Result<Exit, Problem> {
+fn apply(args: &Args) -> Result<Exit, CliError> {
     if let Some(stray) = &args.stray {
         let stray = stray.display();
-        return Err(Problem::misuse(format!("unexpected argument `{stray}`")).hint(format!(
+        return Err(CliError::usage(format!("unexpected argument `{stray}`")).hint(format!(
             "`windlass apply -f {stray}` names the file; arguments of the run stand after `--`"
         )));
     }
-    can_be_answered(args)?;
+    check_can_confirm(args)?;
     // All that can be found wrong without a server is found before one is started.
     let source = source::read(args)?;
     submit(args, &source)
 }
 
 /// A question that the plan ends with has somebody to answer it.
-fn can_be_answered(args: &Args) -> Result<(), Problem> {
-    if !args.yes && !output::can_ask() {
-        return Err(Problem::misuse("confirmation needed: apply the configuration?")
-            .code(Code::Unanswered)
+fn check_can_confirm(args: &Args) -> Result<(), CliError> {
+    if !args.yes && !output::can_prompt() {
+        return Err(CliError::usage("confirmation needed: apply the configuration?")
+            .code(Code::ConfirmationRequired)
             .hint("pass `-y`: there is no terminal to ask on"));
     }
     Ok(())
 }
 
 /// Plans, asks, applies and follows.
-pub(crate) fn submit(args: &Args, source: &Source) -> Result<Exit, Problem> {
-    can_be_answered(args)?;
+pub(crate) fn submit(args: &Args, source: &ConfigSource) -> Result<Exit, CliError> {
+    check_can_confirm(args)?;
     let is_followed = source.configuration.run().is_some() && !args.detach;
     if is_followed && !matches!(args.output.format, Format::Table | Format::Jsonl) {
-        return Err(Problem::misuse("standard output belongs to the job while it is followed")
+        return Err(CliError::usage("standard output belongs to the job while it is followed")
             .hint("`-o` goes together with `-d`; `-o jsonl` alone tells progress and output as events"));
     }
     context::with(&args.at, async |cx| match &source.configuration {
@@ -205,10 +205,10 @@ pub(crate) fn submit(args: &Args, source: &Source) -> Result<Exit, Problem> {
 }
 
 /// Asks unless `-y` answered already.
-fn agreed(args: &Args, question: &str) -> Result<bool, Problem> {
+fn confirm_apply(args: &Args, question: &str) -> Result<bool, CliError> {
     if output::confirm(args.yes, question)? {
         return Ok(true);
     }
-    output::say("Nothing was changed.");
+    output::print_message("Nothing was changed.");
     Ok(false)
 }

@@ -16,7 +16,7 @@ use crate::output::{
 };
 
 /// Places that a plan names; `windlass why` names all.
-const SHOWN_MAX: usize = 5;
+const REFUSALS_MAX: usize = 5;
 
 /// The heading of a run's plan and its best offers, to stderr: stdout belongs to the job.
 pub(crate) fn show(plan: &RunPlan) {
@@ -44,11 +44,11 @@ pub(crate) fn show(plan: &RunPlan) {
         if let Some(price) = requirements["max_price"].as_f64() {
             lines.push(("Max price", format!("{} per hour", words::price(price))));
         }
-        lines.extend(choices(&spec));
+        lines.extend(placement_facts(&spec));
         if let Some(secs) = job["max_duration"].as_i64() {
             lines.push(("Max duration", words::span(windlass_model::time::Span::secs(secs))));
         }
-        lines.push(("Cost ceiling", ceiling(plan)));
+        lines.push(("Cost ceiling", format_max_cost(plan)));
         if let Some(events) = job["retry"]["on_events"].as_array() {
             let events: Vec<&str> = events.iter().filter_map(Value::as_str).collect();
             lines.push(("Retry on", events.join(", ")));
@@ -56,9 +56,9 @@ pub(crate) fn show(plan: &RunPlan) {
     }
     let width = lines.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
     for (label, text) in lines {
-        output::say(&output::printable(&format!("{label:width$}  {text}")));
+        output::print_message(&output::printable(&format!("{label:width$}  {text}")));
     }
-    output::say("");
+    output::print_message("");
     let all: Vec<Offer> = distinct.iter().flat_map(|(_, job)| job.offers.iter().cloned()).collect();
     let total: i64 = distinct.iter().map(|(_, job)| job.total_offers).sum();
     offers(&all, total);
@@ -67,12 +67,12 @@ pub(crate) fn show(plan: &RunPlan) {
     for why in plan.job_plans.iter().filter_map(|job| job.why.as_ref()) {
         let why = why.value().unwrap_or_default();
         // Jobs that want the same are refused the same.
-        let lines = refusals(&why, SHOWN_MAX);
+        let lines = refusals(&why, REFUSALS_MAX);
         if !lines.is_empty() && told.insert(lines.clone()) {
             let heading = if all.is_empty() { "Nothing fits now:" } else { "It would not start at once:" };
-            output::say(heading);
-            lines.iter().for_each(|line| output::say(&output::printable(&format!("  {line}"))));
-            output::say("");
+            output::print_message(heading);
+            lines.iter().for_each(|line| output::print_message(&output::printable(&format!("  {line}"))));
+            output::print_message("");
         }
     }
 }
@@ -90,7 +90,7 @@ fn distinct(plans: &[JobPlan]) -> Vec<(Value, &JobPlan)> {
 }
 
 /// Where the run may go, as far as its configuration or its profile says.
-fn choices(spec: &Value) -> Vec<(&'static str, String)> {
+fn placement_facts(spec: &Value) -> Vec<(&'static str, String)> {
     let said = |key: &str| {
         let own = &spec["configuration"][key];
         if own.is_null() { &spec["profile"][key] } else { own }
@@ -129,7 +129,7 @@ fn name(value: &Value) -> String {
 }
 
 /// What the run can cost at most: the dearest offer it may take, for as long as it may run.
-fn ceiling(plan: &RunPlan) -> String {
+fn format_max_cost(plan: &RunPlan) -> String {
     let (mut sum, mut hourly) = (Some(0.0), 0.0);
     for job in &plan.job_plans {
         let spec = job.job_spec.value().unwrap_or_default();
@@ -152,9 +152,11 @@ fn misfits(plan: &RunPlan, nothing_fits: bool) {
         return;
     };
     let why = job.misfits.as_ref().and_then(|misfits| misfits.value().ok()).unwrap_or_default();
-    output::say("What does not fit:");
-    refusals(&why, SHOWN_MAX).iter().for_each(|line| output::say(&output::printable(&format!("  {line}"))));
-    output::say("");
+    output::print_message("What does not fit:");
+    refusals(&why, REFUSALS_MAX)
+        .iter()
+        .for_each(|line| output::print_message(&output::printable(&format!("  {line}"))));
+    output::print_message("");
 }
 
 /// Why a job has no place, in words: a line for each place, the nearest miss first, with every reason and its cure.
@@ -217,24 +219,24 @@ pub(crate) fn offers(all: &[Offer], total: i64) {
         ]);
     }
     let columns = output::columns(&std::io::stderr());
-    table.fitted(Style::stderr(), columns).iter().for_each(|line| output::say(line));
+    table.lines_fitting(Style::stderr(), columns).iter().for_each(|line| output::print_message(line));
     let shown = i64::try_from(all.len()).unwrap_or(i64::MAX);
     if total > shown {
-        output::say(&format!("Shown {shown} of {total} offers."));
+        output::print_message(&format!("Shown {shown} of {total} offers."));
     }
-    output::say("");
+    output::print_message("");
 }
 
 /// `cpu=2.. mem=8GB.. gpu=H100:80GB:8` of wanted resources.
 pub(crate) fn resources(wanted: &Value) -> String {
     let mut parts = Vec::new();
     let cpu = &wanted["cpu"];
-    if let Some(count) = range(&cpu["count"], count) {
+    if let Some(count) = format_range(&cpu["count"], count) {
         let arch = cpu["arch"].as_str().map(|arch| format!("{arch}:")).unwrap_or_default();
         parts.push(format!("cpu={arch}{count}"));
     }
-    parts.extend(range(&wanted["memory"], words::size).map(|memory| format!("mem={memory}")));
-    parts.extend(range(&wanted["disk"]["size"], words::size).map(|disk| format!("disk={disk}")));
+    parts.extend(format_range(&wanted["memory"], words::size).map(|memory| format!("mem={memory}")));
+    parts.extend(format_range(&wanted["disk"]["size"], words::size).map(|disk| format!("disk={disk}")));
     let gpu = &wanted["gpu"];
     if gpu["count"]["max"].as_i64() != Some(0)
         && (gpu["count"]["min"].as_i64().unwrap_or(0) > 0 || gpu["name"].is_array())
@@ -242,8 +244,8 @@ pub(crate) fn resources(wanted: &Value) -> String {
         let names =
             gpu["name"].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
         let mut all = vec![names.join(",")];
-        all.extend(range(&gpu["memory"], words::size));
-        all.extend(range(&gpu["count"], count));
+        all.extend(format_range(&gpu["memory"], words::size));
+        all.extend(format_range(&gpu["count"], count));
         all.retain(|part| !part.is_empty());
         parts.push(format!("gpu={}", all.join(":")));
     }
@@ -254,7 +256,7 @@ fn count(number: f64) -> String {
     number.to_string()
 }
 
-fn range(value: &Value, shown: fn(f64) -> String) -> Option<String> {
+fn format_range(value: &Value, shown: fn(f64) -> String) -> Option<String> {
     let bound = |value: &Value| value.as_f64().map(shown);
     match (bound(&value["min"]), bound(&value["max"])) {
         (None, None) => None,
@@ -305,8 +307,8 @@ mod tests {
             ("Fleets", "lab/gpus, rack"),
             ("New instances", "no, only those that exist"),
         ];
-        assert_eq!(super::choices(&spec), lines.map(|(label, text)| (label, text.to_owned())));
-        assert!(super::choices(&json!({"configuration": {}, "profile": {}})).is_empty());
+        assert_eq!(super::placement_facts(&spec), lines.map(|(label, text)| (label, text.to_owned())));
+        assert!(super::placement_facts(&json!({"configuration": {}, "profile": {}})).is_empty());
     }
 
     #[test]

@@ -10,27 +10,27 @@ use windlass_api::{
 use windlass_model::plan::diff;
 
 use super::{
-    Args, agreed,
-    archive::{self, Brought},
-    changes, git, plan, secrets,
-    source::Source,
+    Args,
+    archive::{self, UploadedArchive},
+    changes, confirm_apply, git, plan, secrets,
+    source::ConfigSource,
 };
 use crate::{
     cli::Format,
     commands::{is_finished, wait_for_end},
     context::{Context, name_of},
     exit::Exit,
-    follow::{self, Events, Forwards, How, Login, Manner, Voices, rollout, ssh},
+    follow::{self, Events, FollowOptions, LogPrinter, Login, OutputMode, PortForwards, rollout, ssh},
     output,
-    problem::Problem,
+    problem::CliError,
 };
 
 /// Whose ports are forwarded, and where people log in.
-const FIRST: ssh::Place = ssh::Place { replica: 0, job: 0 };
+const FIRST_JOB: ssh::Place = ssh::Place { replica: 0, job: 0 };
 
-pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<Exit, Problem> {
+pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> Result<Exit, CliError> {
     let code = git::find(cx, args, source).await?;
-    secrets::check(cx, &source.configuration).await?;
+    secrets::check_secrets_exist(cx, &source.configuration).await?;
     let archives = archive::upload(cx, source).await?;
     if let Some(code) = &code {
         cx.call::<windlass_api::operations::InitRepo>(&code.init).await?;
@@ -48,23 +48,23 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<
     let step = step(&planned, args.force)?;
     let as_events = args.output.format == Format::Jsonl && !args.detach;
     if as_events {
-        Events::plan(&planned, step.word());
+        Events::plan(&planned, step.as_str());
     } else {
         plan::show(&planned);
         step.tell(&planned);
     }
     // A port of this machine that is taken is found before anything is started.
-    let forwards = if args.detach { None } else { Some(Forwards::bind(args.ports(&planned)?).await?) };
-    if let Step::Nothing(run) = &step {
-        output::say(&format!("`{}` runs already and nothing changed.", name_of(run)));
-        return finish(cx, args, run, forwards, false).await;
+    let forwards = if args.detach { None } else { Some(PortForwards::bind(args.ports(&planned)?).await?) };
+    if let PlannedAction::Nothing(run) = &step {
+        output::print_message(&format!("`{}` runs already and nothing changed.", name_of(run)));
+        return print_and_follow(cx, args, run, forwards, false).await;
     }
-    if !agreed(args, &step.question())? {
+    if !confirm_apply(args, &step.question())? {
         return Ok(Exit::RunFailed);
     }
-    if let Step::Replace(run, _) = &step {
+    if let PlannedAction::Replace(run, _) = &step {
         let name = name_of(run);
-        output::say(&format!("Stopping `{name}`…"));
+        output::print_message(&format!("Stopping `{name}`…"));
         cx.call::<StopRuns>(&runs::StopRequest { runs_names: vec![name], abort: false }).await?;
         wait_for_end(cx, run.id).await?;
     }
@@ -81,15 +81,15 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &Source) -> Result<
         Events::submitted(&run);
     }
     // What ran before this command goes on after it.
-    let is_ours = matches!(step, Step::New | Step::Replace(..));
-    finish(cx, args, &run, forwards, is_ours).await
+    let is_ours = matches!(step, PlannedAction::Create | PlannedAction::Replace(..));
+    print_and_follow(cx, args, &run, forwards, is_ours).await
 }
 
-fn document(value: &Value) -> Result<Document, Problem> {
-    Document::new(value).map_err(|error| Problem::caused("write the configuration", &error))
+fn document(value: &Value) -> Result<Document, CliError> {
+    Document::new(value).map_err(|error| CliError::from_error("write the configuration", &error))
 }
 
-fn spec(source: &Source, code: Option<&git::Code>, archives: &[Brought]) -> Value {
+fn spec(source: &ConfigSource, code: Option<&git::CodeUpload>, archives: &[UploadedArchive]) -> Value {
     json!({
         "run_name": source.configuration.name(),
         "repo_id": code.map_or("none", |code| code.init.repo_id.as_str()),
@@ -104,8 +104,8 @@ fn spec(source: &Source, code: Option<&git::Code>, archives: &[Brought]) -> Valu
 }
 
 /// What applying comes to.
-enum Step<'a> {
-    New,
+enum PlannedAction<'a> {
+    Create,
     /// An active run takes the changes as it runs.
     Update(&'a Run, Vec<String>),
     /// An active run has to go first; perhaps because this field cannot change.
@@ -113,11 +113,11 @@ enum Step<'a> {
     Nothing(&'a Run),
 }
 
-impl Step<'_> {
+impl PlannedAction<'_> {
     /// For machines.
-    fn word(&self) -> &'static str {
+    fn as_str(&self) -> &'static str {
         match self {
-            Self::New => "create",
+            Self::Create => "create",
             Self::Update(..) => "update",
             Self::Replace(..) => "replace",
             Self::Nothing(_) => "none",
@@ -127,30 +127,30 @@ impl Step<'_> {
     /// What differs from what runs, and what that means.
     fn tell(&self, plan: &RunPlan) {
         let (run, means) = match self {
-            Self::New | Self::Nothing(_) => return,
+            Self::Create | Self::Nothing(_) => return,
             Self::Update(run, _) => (run, "it takes the changes as it runs".to_owned()),
             Self::Replace(run, Some(path)) => {
                 (run, format!("`{path}` cannot change while it is: it has to stop first"))
             }
             Self::Replace(run, None) => (run, "it has to stop first".to_owned()),
         };
-        output::say(&format!("`{}` is active, and {means}.", name_of(run)));
+        output::print_message(&format!("`{}` is active, and {means}.", name_of(run)));
         let wanted = plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec).value().unwrap_or_default();
         let stored = run.run_spec.value().unwrap_or_default();
-        let full = |spec: &Value| diff::in_full(&spec["configuration"]);
+        let full = |spec: &Value| diff::with_defaults(&spec["configuration"]);
         for line in changes::lines(&full(&stored), &full(&wanted)) {
-            output::say(&output::printable(&format!("  {line}")));
+            output::print_message(&output::printable(&format!("  {line}")));
         }
         if stored["repo_code_hash"] != wanted["repo_code_hash"] || stored["repo_data"] != wanted["repo_data"]
         {
-            output::say("  ~ the code");
+            output::print_message("  ~ the code");
         }
-        output::say("");
+        output::print_message("");
     }
 
     fn question(&self) -> String {
         match self {
-            Self::New | Self::Nothing(_) => "Submit the run?".to_owned(),
+            Self::Create | Self::Nothing(_) => "Submit the run?".to_owned(),
             Self::Update(run, paths) => format!("Update `{}` in place ({})?", name_of(run), paths.join(", ")),
             Self::Replace(run, _) => format!("Stop `{}` and start it anew?", name_of(run)),
         }
@@ -158,35 +158,37 @@ impl Step<'_> {
 }
 
 /// The server says whether it can update; which field forbids it is the same pure rule here and there.
-fn step(plan: &RunPlan, force: bool) -> Result<Step<'_>, Problem> {
+fn step(plan: &RunPlan, force: bool) -> Result<PlannedAction<'_>, CliError> {
     let Some(current) = plan.current_resource.as_ref().filter(|run| !is_finished(&run.status)) else {
-        return Ok(Step::New);
+        return Ok(PlannedAction::Create);
     };
     let value =
-        |document: &Document| document.value().map_err(|error| Problem::caused("read the plan", &error));
+        |document: &Document| document.value().map_err(|error| CliError::from_error("read the plan", &error));
     let stored = value(&current.run_spec)?;
     let wanted = value(plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec))?;
     let changes = diff::run_spec(&stored, &wanted);
     match (plan.action, changes) {
-        (ApplyAction::Update, Ok(changes)) if changes.is_empty() && !force => Ok(Step::Nothing(current)),
-        (ApplyAction::Update, Ok(changes)) if !changes.is_empty() => {
-            Ok(Step::Update(current, changes.into_iter().map(|change| change.path).collect()))
+        (ApplyAction::Update, Ok(changes)) if changes.is_empty() && !force => {
+            Ok(PlannedAction::Nothing(current))
         }
-        (_, Err(forbidden)) => Ok(Step::Replace(current, Some(forbidden.path))),
-        (ApplyAction::Create | ApplyAction::Update, Ok(_)) => Ok(Step::Replace(current, None)),
+        (ApplyAction::Update, Ok(changes)) if !changes.is_empty() => {
+            Ok(PlannedAction::Update(current, changes.into_iter().map(|change| change.path).collect()))
+        }
+        (_, Err(forbidden)) => Ok(PlannedAction::Replace(current, Some(forbidden.path))),
+        (ApplyAction::Create | ApplyAction::Update, Ok(_)) => Ok(PlannedAction::Replace(current, None)),
     }
 }
 
 /// Sent under a key, so an answer that got lost does not start a second run.
-async fn submit(cx: &Context, plan: &RunPlan, spec: Document, force: bool) -> Result<Run, Problem> {
+async fn submit(cx: &Context, plan: &RunPlan, spec: Document, force: bool) -> Result<Run, CliError> {
     let seen = plan
         .current_resource
         .as_ref()
-        .map(|run| runs::SeenRun { id: run.id, run_spec: run.run_spec.clone() });
+        .map(|run| runs::ExpectedRun { id: run.id, run_spec: run.run_spec.clone() });
     let request =
         runs::ApplyRequest { plan: runs::ApplyInput { run_spec: spec, current_resource: seen }, force };
     let mut key = [0_u8; 16];
-    getrandom::fill(&mut key).map_err(|error| Problem::caused("draw a key", &error))?;
+    getrandom::fill(&mut key).map_err(|error| CliError::from_error("draw a key", &error))?;
     let key = hex::encode(key);
     match cx.client.call_once::<ApplyRun>(&[&cx.project], &request, &key).await {
         Ok(run) => Ok(run),
@@ -195,24 +197,24 @@ async fn submit(cx: &Context, plan: &RunPlan, spec: Document, force: bool) -> Re
 }
 
 /// `may_stop`: whether an interrupted command takes the run with it.
-async fn finish(
+async fn print_and_follow(
     cx: &Context,
     args: &Args,
     run: &Run,
-    forwards: Option<Forwards>,
+    forwards: Option<PortForwards>,
     may_stop: bool,
-) -> Result<Exit, Problem> {
+) -> Result<Exit, CliError> {
     let name = name_of(run);
     if !args.detach {
         let spec = run.run_spec.value().unwrap_or_default();
         let is_dev = spec["configuration"]["type"] == "dev-environment";
         let as_events = args.output.format == Format::Jsonl;
-        let login = Login { at: args.at.clone(), place: FIRST, identity: None };
-        let how = How {
+        let login = Login { at: args.at.clone(), place: FIRST_JOB, identity: None };
+        let how = FollowOptions {
             output: Some(if as_events {
-                Manner::Events
+                OutputMode::Events
             } else {
-                Manner::Text(Voices::new(args.raw, false, None))
+                OutputMode::Text(LogPrinter::new(args.raw, false, None))
             }),
             since: None,
             forwards,
@@ -223,12 +225,12 @@ async fn finish(
     }
     output::one(args.output.format, run, &name, |_| {
         output::data(&name);
-        output::say(&format!("`{name}` is {}. `windlass logs -f {name}` follows it.", run.status));
+        output::print_message(&format!("`{name}` is {}. `windlass logs -f {name}` follows it.", run.status));
         if let Some(next) = rollout::next_start(run, output::words::now()) {
-            output::say(&format!("It starts next at {next}."));
+            output::print_message(&format!("It starts next at {next}."));
         }
         if let Some(address) = rollout::address(run, &cx.url) {
-            output::say(&output::printable(&format!("It answers at {address}")));
+            output::print_message(&output::printable(&format!("It answers at {address}")));
         }
     })?;
     Ok(Exit::Done)

@@ -10,12 +10,12 @@ use windlass_model::config::{
 };
 
 use crate::{
-    context::{Context, closest},
-    problem::{Code, Problem},
+    context::{Context, closest_name},
+    problem::{CliError, Code},
 };
 
 /// Only those who manage a project may list its secrets; for the others the server says it when a job starts.
-pub(super) async fn check(cx: &Context, configuration: &Configuration) -> Result<(), Problem> {
+pub(super) async fn check_secrets_exist(cx: &Context, configuration: &Configuration) -> Result<(), CliError> {
     let named = named(configuration);
     if named.is_empty() {
         return Ok(());
@@ -25,9 +25,9 @@ pub(super) async fn check(cx: &Context, configuration: &Configuration) -> Result
     let missing: Vec<&String> = named.difference(&stored).collect();
     let Some(first) = missing.first() else { return Ok(()) };
     let listed: Vec<String> = missing.iter().map(|name| format!("`{name}`")).collect();
-    let problem = Problem::new(format!("no secret named {} in project `{}`", listed.join(", "), cx.project))
+    let problem = CliError::new(format!("no secret named {} in project `{}`", listed.join(", "), cx.project))
         .code(Code::UnknownName);
-    Err(match closest(first, stored.iter().map(String::as_str)) {
+    Err(match closest_name(first, stored.iter().map(String::as_str)) {
         Some(near) => problem.hint(format!("did you mean `{near}`?")),
         None => problem.hint(format!("`windlass secret set {first}` stores it")),
     })

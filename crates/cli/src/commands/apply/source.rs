@@ -17,7 +17,7 @@ use windlass_model::config::{
 use super::Args;
 use crate::{
     output,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 /// Tried in this order when no file is named.
@@ -28,7 +28,7 @@ const PROFILE_FILES: [&str; 4] =
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct ConfigSource {
     /// As it was named, for messages and for the server.
     pub(crate) file: String,
     /// What relative paths in the file are relative to.
@@ -38,7 +38,7 @@ pub(crate) struct Source {
     pub(crate) profile: Value,
 }
 
-pub(crate) fn read(args: &Args) -> Result<Source, Problem> {
+pub(crate) fn read(args: &Args) -> Result<ConfigSource, CliError> {
     let path = match &args.file {
         Some(path) => path.clone(),
         None => default_file()?,
@@ -46,7 +46,7 @@ pub(crate) fn read(args: &Args) -> Result<Source, Problem> {
     let file = path.display().to_string();
     let stdin = path.as_os_str() == "-";
     if stdin && !args.yes {
-        return Err(Problem::misuse("the file comes from standard input, where the answer would come from")
+        return Err(CliError::usage("the file comes from standard input, where the answer would come from")
             .hint("pass `-y`"));
     }
     let text = text(&path, stdin)?;
@@ -62,31 +62,31 @@ pub(crate) fn complete(
     file: String,
     dir: PathBuf,
     mut configuration: Configuration,
-) -> Result<Source, Problem> {
+) -> Result<ConfigSource, CliError> {
     if let Some(name) = &args.name {
         rename(&mut configuration, name)?;
     }
     args.overrides.apply(&mut configuration)?;
     variables(&mut configuration, args)?;
-    Ok(Source { file, dir, configuration, profile: profile(args)? })
+    Ok(ConfigSource { file, dir, configuration, profile: profile(args)? })
 }
 
 /// What a file describes, as it is written.
-pub(crate) fn described(path: &Path) -> Result<Configuration, Problem> {
+pub(crate) fn described(path: &Path) -> Result<Configuration, CliError> {
     let stdin = path.as_os_str() == "-";
     parse(&path.display().to_string(), &text(path, stdin)?)
 }
 
-fn default_file() -> Result<PathBuf, Problem> {
+fn default_file() -> Result<PathBuf, CliError> {
     DEFAULT_FILES.iter().map(PathBuf::from).find(|path| path.is_file()).ok_or_else(|| {
-        Problem::misuse("no configuration was named")
+        CliError::usage("no configuration was named")
             .why(format!("there is none of {} here", DEFAULT_FILES.join(", ")))
             .hint("`windlass apply -f FILE`")
     })
 }
 
-fn text(path: &Path, stdin: bool) -> Result<String, Problem> {
-    let failed = |error: std::io::Error| Problem::caused(&format!("read `{}`", path.display()), &error);
+fn text(path: &Path, stdin: bool) -> Result<String, CliError> {
+    let failed = |error: std::io::Error| CliError::from_error(&format!("read `{}`", path.display()), &error);
     let mut text = String::new();
     if stdin {
         std::io::stdin().lock().take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
@@ -97,10 +97,10 @@ fn text(path: &Path, stdin: bool) -> Result<String, Problem> {
     Ok(text)
 }
 
-fn parse(file: &str, text: &str) -> Result<Configuration, Problem> {
+fn parse(file: &str, text: &str) -> Result<Configuration, CliError> {
     let told = |problems: &[Diagnosis]| {
-        output::say(output::printable(&config::render(problems, file, text)).trim_end());
-        Problem::told()
+        output::print_message(output::printable(&config::render(problems, file, text)).trim_end());
+        CliError::told()
     };
     let parsed = config::parse(text).map_err(|problems| told(&problems))?;
     let context = unsupported::Context { node: Some(&parsed.node), ..unsupported::Context::default() };
@@ -110,14 +110,14 @@ fn parse(file: &str, text: &str) -> Result<Configuration, Problem> {
     }
     for warning in &review.warnings {
         let line = warning.span.start.line;
-        output::say(&output::printable(&format!("warning: {file}:{line}: {}", warning.message)));
+        output::print_message(&output::printable(&format!("warning: {file}:{line}: {}", warning.message)));
     }
     Ok(parsed.configuration)
 }
 
-fn rename(configuration: &mut Configuration, name: &str) -> Result<(), Problem> {
+fn rename(configuration: &mut Configuration, name: &str) -> Result<(), CliError> {
     if !is_resource_name(name) {
-        return Err(Problem::misuse(format!("`{name}` cannot be a name"))
+        return Err(CliError::usage(format!("`{name}` cannot be a name"))
             .hint("2 to 41 characters: lower case letters, digits and dashes, starting with a letter"));
     }
     let name = Some(Name(name.to_owned()));
@@ -133,27 +133,27 @@ fn rename(configuration: &mut Configuration, name: &str) -> Result<(), Problem> 
 }
 
 /// Each backend has a type of its own for volumes; as a document they all have a `name`.
-fn rename_volume(configuration: &mut Configuration, name: Option<Name>) -> Result<(), Problem> {
+fn rename_volume(configuration: &mut Configuration, name: Option<Name>) -> Result<(), CliError> {
     let mut document = serde_json::to_value(&*configuration)
-        .map_err(|error| Problem::caused("rename the volume", &error))?;
+        .map_err(|error| CliError::from_error("rename the volume", &error))?;
     document["name"] = json!(name);
     *configuration = Configuration::from_json(&document)
-        .map_err(|problems| Problem::new("rename the volume").why(config::error::summary(&problems)))?;
+        .map_err(|problems| CliError::new("rename the volume").why(config::error::summary(&problems)))?;
     Ok(())
 }
 
 /// `-e` first, then what the file leaves to the environment of this command.
-fn variables(configuration: &mut Configuration, args: &Args) -> Result<(), Problem> {
+fn variables(configuration: &mut Configuration, args: &Args) -> Result<(), CliError> {
     let kind = configuration.kind();
-    let Some(env) = env_of(configuration) else {
+    let Some(env) = env_mut(configuration) else {
         if args.env.is_empty() {
             return Ok(());
         }
-        return Err(Problem::misuse(format!("a {kind} has no variables")).hint("leave out `-e`"));
+        return Err(CliError::usage(format!("a {kind} has no variables")).hint("leave out `-e`"));
     };
     for (name, value) in &args.env {
         if !is_env_name(name) {
-            return Err(Problem::misuse(format!("`{name}` cannot be the name of a variable")));
+            return Err(CliError::usage(format!("`{name}` cannot be the name of a variable")));
         }
         let value = value.clone().map_or(EnvValue::FromClient, EnvValue::Value);
         env.0.insert(name.clone(), value);
@@ -161,16 +161,16 @@ fn variables(configuration: &mut Configuration, args: &Args) -> Result<(), Probl
     env.resolve(|name| std::env::var(name).ok());
     let unset = env.unresolved();
     if !unset.is_empty() {
-        return Err(Problem::new(format!("variables without a value: {}", unset.join(", ")))
+        return Err(CliError::new(format!("variables without a value: {}", unset.join(", ")))
             .code(Code::UnsetVariable)
             .why("the configuration takes them from your environment, where they are not set")
             .hint(format!("`-e {}=VALUE`, or set them", unset[0])));
     }
-    resolve::for_client(configuration, &args.args, |_| None)
-        .map_err(|error| Problem::caused("complete the configuration", &error))
+    resolve::resolve_for_client(configuration, &args.args, |_| None)
+        .map_err(|error| CliError::from_error("complete the configuration", &error))
 }
 
-fn env_of(configuration: &mut Configuration) -> Option<&mut Env> {
+fn env_mut(configuration: &mut Configuration) -> Option<&mut Env> {
     match configuration {
         Configuration::Fleet(fleet) => Some(&mut fleet.env),
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
@@ -181,7 +181,7 @@ fn env_of(configuration: &mut Configuration) -> Option<&mut Env> {
 }
 
 /// The profile that was named, or the one that calls itself the default.
-fn profile(args: &Args) -> Result<Value, Problem> {
+fn profile(args: &Args) -> Result<Value, CliError> {
     let wanted = args.profile.as_deref().filter(|name| !name.is_empty());
     let home = std::env::var_os("HOME").map(PathBuf::from);
     let near = PROFILE_FILES.iter().map(PathBuf::from);
@@ -190,8 +190,8 @@ fn profile(args: &Args) -> Result<Value, Problem> {
         let text = text(&path, false)?;
         let file = path.display().to_string();
         let profiles = config::parse_profiles(&text).map_err(|problems| {
-            output::say(output::printable(&config::render(&problems, &file, &text)).trim_end());
-            Problem::told()
+            output::print_message(output::printable(&config::render(&problems, &file, &text)).trim_end());
+            CliError::told()
         })?;
         let found = profiles.profiles.into_iter().find(|profile| match wanted {
             Some(name) => profile.name == name,
@@ -199,14 +199,14 @@ fn profile(args: &Args) -> Result<Value, Problem> {
         });
         if let Some(profile) = found {
             for warning in unsupported::review_profile(&profile.properties).warnings {
-                output::say(&output::printable(&format!("warning: {file}: {}", warning.message)));
+                output::print_message(&output::printable(&format!("warning: {file}: {}", warning.message)));
             }
             return serde_json::to_value(profile)
-                .map_err(|error| Problem::caused("write the profile", &error));
+                .map_err(|error| CliError::from_error("write the profile", &error));
         }
     }
     match wanted {
-        Some(name) => Err(Problem::new(format!("find profile `{name}`"))
+        Some(name) => Err(CliError::new(format!("find profile `{name}`"))
             .code(Code::UnknownName)
             .why("no profiles.yml here or in your home has it")
             .hint(format!("profiles are looked for in {}", PROFILE_FILES[0]))),

@@ -1,13 +1,13 @@
 //! `windlass check --images`: asks registries whether images exist, and for which platforms.
 
 use serde_json::{Value, json};
-use windlass_model::{config::run::Run, plan::runs_in::NO_IMAGE};
+use windlass_model::{config::run::Run, plan::runs_in::PLAIN_PROCESS_IMAGE};
 use windlass_registry::{Client, Credentials, Image, ImageName, NameError, Platform, RegistryError};
 
-use crate::problem::Problem;
+use crate::problem::CliError;
 
 /// Start of a reference to a secret, whose value only the server has.
-const REFERENCE: &str = "${{";
+const SECRET_REFERENCE: &str = "${{";
 
 /// The registry's answer about one image.
 pub(super) enum ImageReport {
@@ -52,35 +52,36 @@ impl ImageReport {
 }
 
 /// A client of registries and the runtime that it needs.
-pub(super) struct Images {
+pub(super) struct ImageChecker {
     client: Client,
     runtime: tokio::runtime::Runtime,
 }
 
-impl Images {
-    pub(super) fn new() -> Result<Self, Problem> {
+impl ImageChecker {
+    pub(super) fn new() -> Result<Self, CliError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Problem::new("start a runtime").why(error.to_string()))?;
+        let runtime = runtime.map_err(|error| CliError::new("start a runtime").why(error.to_string()))?;
         Ok(Self { client: Client::default(), runtime })
     }
 
     /// `None` for a run without an image.
     pub(super) fn check(&self, run: &Run) -> Option<ImageReport> {
-        let image = run.image.as_deref().filter(|image| !image.is_empty() && *image != NO_IMAGE)?;
+        let image =
+            run.image.as_deref().filter(|image| !image.is_empty() && *image != PLAIN_PROCESS_IMAGE)?;
         let name: ImageName = match image.parse() {
             Ok(name) => name,
-            Err(NameError { .. }) if image.contains(REFERENCE) => return None,
+            Err(NameError { .. }) if image.contains(SECRET_REFERENCE) => return None,
             Err(error) => return Some(ImageReport::Missing { reason: error.to_string() }),
         };
         let written = run.registry_auth.as_ref();
-        let is_reference = |text: &str| text.contains(REFERENCE);
+        let is_reference = |text: &str| text.contains(SECRET_REFERENCE);
         let has_references =
             written.is_some_and(|auth| is_reference(&auth.username) || is_reference(&auth.password));
         let credentials = written
             .filter(|_| !has_references)
             .map(|auth| Credentials { username: auth.username.clone(), password: auth.password.clone() });
-        let platform = Platform::own();
-        let answer = self.runtime.block_on(self.client.image(&name, &platform, credentials.as_ref()));
+        let platform = Platform::current();
+        let answer = self.runtime.block_on(self.client.resolve_image(&name, &platform, credentials.as_ref()));
         Some(report(name, answer, has_references))
     }
 }

@@ -13,9 +13,9 @@ const GIB: u64 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Grade {
+pub(super) enum Severity {
     #[serde(rename = "ok")]
-    Well,
+    Passed,
     /// It works, and could be better.
     Note,
     /// It keeps windlass from working.
@@ -26,51 +26,51 @@ pub(super) enum Grade {
 pub(super) struct Check {
     pub(super) name: &'static str,
     #[serde(rename = "status")]
-    pub(super) grade: Grade,
+    pub(super) grade: Severity,
     pub(super) found: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fix: Option<String>,
 }
 
 impl Check {
-    fn well(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, grade: Grade::Well, found: found.into(), fix: None }
+    fn passed(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, grade: Severity::Passed, found: found.into(), fix: None }
     }
 
     fn note(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { name, grade: Grade::Note, found: found.into(), fix: Some(fix.into()) }
+        Self { name, grade: Severity::Note, found: found.into(), fix: Some(fix.into()) }
     }
 
     fn bad(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { name, grade: Grade::Bad, found: found.into(), fix: Some(fix.into()) }
+        Self { name, grade: Severity::Bad, found: found.into(), fix: Some(fix.into()) }
     }
 }
 
 /// All that `look` saw.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
-    pub(super) home: Home,
+pub(super) struct Findings {
+    pub(super) home: HomeStatus,
     pub(super) server: Server,
-    pub(super) port: Port,
-    pub(super) agent: Agent,
-    pub(super) engine: Engine,
-    pub(super) gpus: Gpus,
+    pub(super) port: PortStatus,
+    pub(super) agent: AgentStatus,
+    pub(super) engine: EngineStatus,
+    pub(super) gpus: GpuStatus,
     /// Machines of the server's project.
-    pub(super) hosts: Vec<Host>,
+    pub(super) hosts: Vec<InstanceStatus>,
     /// What `ssh -V` says; `None` when there is none.
     pub(super) ssh: Option<String>,
     pub(super) git: Option<String>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Home {
+pub(super) enum HomeStatus {
     Unset,
     /// Others may read it.
-    Open {
+    OpenToOthers {
         path: String,
         mode: u32,
     },
-    Refused {
+    Unusable {
         path: String,
         why: String,
     },
@@ -89,7 +89,7 @@ pub(super) enum Server {
         why: String,
         hint: String,
     },
-    Away {
+    Unreachable {
         url: String,
         why: String,
         here: bool,
@@ -98,7 +98,7 @@ pub(super) enum Server {
         url: String,
         why: String,
     },
-    Up {
+    Reachable {
         url: String,
         version: Option<String>,
         user: String,
@@ -107,14 +107,14 @@ pub(super) enum Server {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Port {
+pub(super) enum PortStatus {
     Free(u16),
-    Ours(u16),
-    Taken(u16),
+    UsedByServer(u16),
+    InUse(u16),
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Agent {
+pub(super) enum AgentStatus {
     Missing { why: String },
     Broken { why: String },
     Fine { path: String, version: String, host: Box<HostInfo> },
@@ -122,7 +122,7 @@ pub(super) enum Agent {
 
 /// A machine that the server has.
 #[derive(Clone, Debug)]
-pub(super) struct Host {
+pub(super) struct InstanceStatus {
     pub(super) name: String,
     pub(super) processes: Option<Processes>,
     /// Why its container engine does not answer.
@@ -130,14 +130,14 @@ pub(super) struct Host {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Engine {
-    At(String),
+pub(super) enum EngineStatus {
+    Found(String),
     None { why: String },
 }
 
 /// What the agent does not tell, because nobody told the agent.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Gpus {
+pub(super) struct GpuStatus {
     /// Of NVIDIA, on the bus.
     pub(super) nvidia: usize,
     pub(super) toolkit: bool,
@@ -145,7 +145,7 @@ pub(super) struct Gpus {
     pub(super) problems: Vec<String>,
 }
 
-pub(super) fn all(seen: &Seen) -> Vec<Check> {
+pub(super) fn all(seen: &Findings) -> Vec<Check> {
     let mut checks = vec![
         home(&seen.home),
         server(&seen.server),
@@ -154,10 +154,10 @@ pub(super) fn all(seen: &Seen) -> Vec<Check> {
         agent(&seen.agent),
         engine(&seen.engine, &seen.hosts),
         processes(&seen.agent, &seen.hosts),
-        gpu(seen),
+        check_gpu(seen),
     ];
     checks.push(match &seen.ssh {
-        Some(version) => Check::well("ssh", version),
+        Some(version) => Check::passed("ssh", version),
         None => Check::note(
             "ssh",
             "no program `ssh`",
@@ -165,7 +165,7 @@ pub(super) fn all(seen: &Seen) -> Vec<Check> {
         ),
     });
     checks.push(match &seen.git {
-        Some(version) => Check::well("git", version),
+        Some(version) => Check::passed("git", version),
         None => {
             Check::note("git", "no program `git`", "`repos` in a configuration needs it: `apt install git`")
         }
@@ -173,40 +173,40 @@ pub(super) fn all(seen: &Seen) -> Vec<Check> {
     checks
 }
 
-fn home(home: &Home) -> Check {
+fn home(home: &HomeStatus) -> Check {
     match home {
-        Home::Unset => {
+        HomeStatus::Unset => {
             Check::bad("home", "neither `WINDLASS_HOME` nor `HOME` is set", "`export WINDLASS_HOME=DIR`")
         }
-        Home::Refused { path, why } => {
+        HomeStatus::Unusable { path, why } => {
             Check::bad("home", format!("{path}: {why}"), "make it yours, or `export WINDLASS_HOME=DIR`")
         }
-        Home::Open { path, mode } => Check::note(
+        HomeStatus::OpenToOthers { path, mode } => Check::note(
             "home",
             format!("{path} is open to others (mode {mode:03o})"),
             format!("tokens are in it: `chmod 700 {path}`"),
         ),
-        Home::Fine { path, free } if *free < DISK_FREE_MIN => Check::note(
+        HomeStatus::Fine { path, free } if *free < DISK_FREE_MIN => Check::note(
             "home",
             format!("{path} has {} GB left", free / GIB),
             "make room, or `export WINDLASS_HOME=DIR` on another disk",
         ),
-        Home::Fine { path, free } => Check::well("home", format!("{path}, {} GB free", free / GIB)),
+        HomeStatus::Fine { path, free } => Check::passed("home", format!("{path}, {} GB free", free / GIB)),
     }
 }
 
 fn server(server: &Server) -> Check {
     match server {
         Server::None => {
-            Check::well("server", "none is configured: the first command starts one on this machine")
+            Check::passed("server", "none is configured: the first command starts one on this machine")
         }
         Server::Unusable { why, hint } => Check::bad("server", why, hint),
-        Server::Away { url, why, here: true } => Check::bad(
+        Server::Unreachable { url, why, here: true } => Check::bad(
             "server",
             format!("{url} does not answer: {why}"),
             "start it: `windlass server`, or choose another: `windlass login --url URL --token -`",
         ),
-        Server::Away { url, why, here: false } => Check::bad(
+        Server::Unreachable { url, why, here: false } => Check::bad(
             "server",
             format!("{url} does not answer: {why}"),
             "see whether it runs and the way is open, or `windlass login --url URL --token -`",
@@ -216,10 +216,10 @@ fn server(server: &Server) -> Check {
             format!("{url} refuses: {why}"),
             format!("`windlass login --url {url} --token -` with a token of that server"),
         ),
-        Server::Up { url, user, project: Ok(project), .. } => {
-            Check::well("server", format!("{url} as `{user}`, project `{project}`"))
+        Server::Reachable { url, user, project: Ok(project), .. } => {
+            Check::passed("server", format!("{url} as `{user}`, project `{project}`"))
         }
-        Server::Up { url, user, project: Err(why), .. } => Check::bad(
+        Server::Reachable { url, user, project: Err(why), .. } => Check::bad(
             "server",
             format!("{url} as `{user}`: {why}"),
             "`windlass project` lists yours; `--project` or `WINDLASS_PROJECT` chooses one",
@@ -229,28 +229,28 @@ fn server(server: &Server) -> Check {
 
 fn version(server: &Server) -> Check {
     match server {
-        Server::Up { version: Some(theirs), .. } if theirs != OURS => Check::note(
+        Server::Reachable { version: Some(theirs), .. } if theirs != OURS => Check::note(
             "version",
             format!("this program is {OURS}, the server {theirs}"),
             "use the same version of both",
         ),
-        Server::Up { version: None, .. } => Check::note(
+        Server::Reachable { version: None, .. } => Check::note(
             "version",
             format!("this program is {OURS}, and the server does not say its own"),
             "it is older, or no windlass: upgrade it",
         ),
-        Server::Up { .. } => Check::well("version", format!("{OURS}, like the server")),
-        Server::None | Server::Unusable { .. } | Server::Away { .. } | Server::Denied { .. } => {
-            Check::well("version", OURS)
+        Server::Reachable { .. } => Check::passed("version", format!("{OURS}, like the server")),
+        Server::None | Server::Unusable { .. } | Server::Unreachable { .. } | Server::Denied { .. } => {
+            Check::passed("version", OURS)
         }
     }
 }
 
-fn port(port: &Port) -> Check {
+fn port(port: &PortStatus) -> Check {
     match port {
-        Port::Free(port) => Check::well("port", format!("{port} is free for `windlass server`")),
-        Port::Ours(port) => Check::well("port", format!("{port} is that of the server")),
-        Port::Taken(port) => Check::note(
+        PortStatus::Free(port) => Check::passed("port", format!("{port} is free for `windlass server`")),
+        PortStatus::UsedByServer(port) => Check::passed("port", format!("{port} is that of the server")),
+        PortStatus::InUse(port) => Check::note(
             "port",
             format!("{port} is taken by another program"),
             format!("a server in the foreground wants it: `windlass server --port {}`", port.wrapping_add(1)),
@@ -258,32 +258,32 @@ fn port(port: &Port) -> Check {
     }
 }
 
-fn agent(agent: &Agent) -> Check {
+fn agent(agent: &AgentStatus) -> Check {
     match agent {
-        Agent::Missing { why } => Check::note(
+        AgentStatus::Missing { why } => Check::note(
             "agent",
             why,
             "jobs on this machine and on SSH hosts need it: put `windlass-agent` beside `windlass`, or name it in \
              `WINDLASS_AGENT`",
         ),
-        Agent::Broken { why } => {
+        AgentStatus::Broken { why } => {
             Check::bad("agent", why, "install it again, of the same version as `windlass`")
         }
-        Agent::Fine { version, path, .. } if version != OURS => Check::bad(
+        AgentStatus::Fine { version, path, .. } if version != OURS => Check::bad(
             "agent",
             format!("{path} is {version}, this program {OURS}"),
             "install both of the same version",
         ),
-        Agent::Fine { path, host, .. } => {
-            Check::well("agent", format!("{path}: {} CPUs, {} GB", host.cpus, host.memory / GIB))
+        AgentStatus::Fine { path, host, .. } => {
+            Check::passed("agent", format!("{path}: {} CPUs, {} GB", host.cpus, host.memory / GIB))
         }
     }
 }
 
 /// What jobs without an image are here, and on the machines of the server.
-fn processes(agent: &Agent, hosts: &[Host]) -> Check {
+fn processes(agent: &AgentStatus, hosts: &[InstanceStatus]) -> Check {
     const NAME: &str = "processes";
-    let told = |host: &Host| match host.processes.as_ref()? {
+    let told = |host: &InstanceStatus| match host.processes.as_ref()? {
         processes @ (Processes::Own { .. } | Processes::NotConfined { .. }) => {
             Some((host.name.clone(), processes.clone()))
         }
@@ -294,8 +294,8 @@ fn processes(agent: &Agent, hosts: &[Host]) -> Check {
         | Processes::Unknown => None,
     };
     let here = match agent {
-        Agent::Fine { host, .. } => host.processes.as_ref(),
-        Agent::Missing { .. } | Agent::Broken { .. } => None,
+        AgentStatus::Fine { host, .. } => host.processes.as_ref(),
+        AgentStatus::Missing { .. } | AgentStatus::Broken { .. } => None,
     };
     let here = here.map(|here| processes_of(Some(here), ProcessMode::Confined));
     match (hosts.iter().find_map(told), here) {
@@ -310,15 +310,15 @@ fn processes(agent: &Agent, hosts: &[Host]) -> Check {
         (None, Some(processes @ Processes::NotConfined { .. })) => {
             Check::note(NAME, format!("here plain processes are {processes}"), CONFINE)
         }
-        (None, Some(processes)) => Check::well(NAME, format!("plain processes are {processes}")),
-        (None, None) => Check::well(NAME, "no agent tells of plain processes"),
+        (None, Some(processes)) => Check::passed(NAME, format!("plain processes are {processes}")),
+        (None, None) => Check::passed(NAME, "no agent tells of plain processes"),
     }
 }
 
 const CONFINE: &str = "run the agent as root, or allow it user namespaces; a server with one user may run them as itself: \
      `windlass server --local-processes own`";
 
-fn engine(engine: &Engine, hosts: &[Host]) -> Check {
+fn engine(engine: &EngineStatus, hosts: &[InstanceStatus]) -> Check {
     let away = hosts.iter().find_map(|host| Some((&host.name, host.engine_away.as_ref()?)));
     if let Some((name, why)) = away {
         return Check::note(
@@ -328,13 +328,13 @@ fn engine(engine: &Engine, hosts: &[Host]) -> Check {
         );
     }
     match engine {
-        Engine::At(socket) => Check::well("docker", format!("an engine answers at {socket}")),
-        Engine::None { why } if why.contains("ermission denied") => Check::note(
+        EngineStatus::Found(socket) => Check::passed("docker", format!("an engine answers at {socket}")),
+        EngineStatus::None { why } if why.contains("ermission denied") => Check::note(
             "docker",
             why,
             "`sudo usermod -aG docker $USER`, then log in again; until then jobs run as plain processes, and those with an image not at all",
         ),
-        Engine::None { why } => Check::note(
+        EngineStatus::None { why } => Check::note(
             "docker",
             why,
             "`apt install docker.io`; until then jobs run here as plain processes, and those with an image not at all",
@@ -342,12 +342,12 @@ fn engine(engine: &Engine, hosts: &[Host]) -> Check {
     }
 }
 
-fn gpu(seen: &Seen) -> Check {
+fn check_gpu(seen: &Findings) -> Check {
     const TOOLKIT: &str = "containers need it: `apt install nvidia-container-toolkit && nvidia-ctk runtime configure --runtime=docker \
          && systemctl restart docker`";
     let told = match &seen.agent {
-        Agent::Fine { host, .. } if host.gpu_count > 0 => Some(host),
-        Agent::Fine { .. } | Agent::Missing { .. } | Agent::Broken { .. } => None,
+        AgentStatus::Fine { host, .. } if host.gpu_count > 0 => Some(host),
+        AgentStatus::Fine { .. } | AgentStatus::Missing { .. } | AgentStatus::Broken { .. } => None,
     };
     if let Some(problem) = seen.gpus.problems.first() {
         return Check::note("gpu", problem, "`nvidia-smi` should run without a complaint; a reboot may help");
@@ -358,7 +358,7 @@ fn gpu(seen: &Seen) -> Check {
             format!("{} of NVIDIA on the bus, and no driver tells of them", seen.gpus.nvidia),
             "install the driver, so that `nvidia-smi` runs",
         ),
-        None => Check::well("gpu", "none in this machine"),
+        None => Check::passed("gpu", "none in this machine"),
         Some(host) => {
             let name =
                 format!("{} × {} ({} GB)", host.gpu_count, host.gpu_name, host.gpu_memory.div_ceil(1024));
@@ -366,18 +366,18 @@ fn gpu(seen: &Seen) -> Check {
                 Some(driver) => format!("{name}, driver {driver}"),
                 None => name,
             };
-            let containers = matches!(seen.engine, Engine::At(_));
+            let containers = matches!(seen.engine, EngineStatus::Found(_));
             if containers && host.gpu_vendor == "nvidia" && !seen.gpus.toolkit {
                 return Check::note("gpu", format!("{name}; no NVIDIA container toolkit"), TOOLKIT);
             }
-            Check::well("gpu", name)
+            Check::passed("gpu", name)
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use windlass_api::agent::shim::{ConfinedBy, ProcessesInfo};
+    use windlass_api::agent::shim::{ConfinementMethod, ProcessesInfo};
 
     use super::*;
 
@@ -396,14 +396,14 @@ mod tests {
         }
     }
 
-    fn fine() -> Seen {
-        Seen {
-            home: Home::Fine { path: "/h".into(), free: 10 * GIB },
+    fn fine() -> Findings {
+        Findings {
+            home: HomeStatus::Fine { path: "/h".into(), free: 10 * GIB },
             server: Server::None,
-            port: Port::Free(3000),
-            agent: Agent::Fine { path: "/a".into(), version: OURS.into(), host: Box::new(host()) },
-            engine: Engine::At("/run/docker.sock".into()),
-            gpus: Gpus::default(),
+            port: PortStatus::Free(3000),
+            agent: AgentStatus::Fine { path: "/a".into(), version: OURS.into(), host: Box::new(host()) },
+            engine: EngineStatus::Found("/run/docker.sock".into()),
+            gpus: GpuStatus::default(),
             hosts: Vec::new(),
             ssh: Some("OpenSSH".into()),
             git: Some("git".into()),
@@ -411,85 +411,110 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(seen: &Seen, name: &str, grade: Grade, part: &str) {
+    fn check(seen: &Findings, name: &str, grade: Severity, part: &str) {
         let all = all(seen);
         let found = all.iter().find(|check| check.name == name).unwrap();
         let text = format!("{} / {}", found.found, found.fix.clone().unwrap_or_default());
         assert_eq!((found.grade, text.contains(part)), (grade, true), "{text}");
-        assert_eq!(found.fix.is_some(), grade != Grade::Well, "a fix exactly where one is needed: {text}");
+        assert_eq!(
+            found.fix.is_some(),
+            grade != Severity::Passed,
+            "a fix exactly where one is needed: {text}"
+        );
         let others = all.iter().filter(|check| check.name != name && check.name != "version");
-        assert!(others.into_iter().all(|check| check.grade == Grade::Well), "{all:?}");
+        assert!(others.into_iter().all(|check| check.grade == Severity::Passed), "{all:?}");
     }
 
     #[test]
     fn a_machine_that_is_well_gets_no_advice() {
-        assert!(all(&fine()).iter().all(|check| check.grade == Grade::Well && check.fix.is_none()));
+        assert!(all(&fine()).iter().all(|check| check.grade == Severity::Passed && check.fix.is_none()));
     }
 
     #[test]
     fn each_way_to_a_server_is_judged() {
-        let with = |server| Seen { server, ..fine() };
+        let with = |server| Findings { server, ..fine() };
         let url = || "http://h:3000".to_owned();
         let up = |project, version: Option<&str>| {
-            with(Server::Up { url: url(), version: version.map(str::to_owned), user: "u".into(), project })
+            with(Server::Reachable {
+                url: url(),
+                version: version.map(str::to_owned),
+                user: "u".into(),
+                project,
+            })
         };
-        let away = |here| with(Server::Away { url: url(), why: "refused".into(), here });
-        check(&away(true), "server", Grade::Bad, "`windlass server`");
-        check(&away(false), "server", Grade::Bad, "windlass login");
-        check(&with(Server::Denied { url: url(), why: "no".into() }), "server", Grade::Bad, "--token -");
-        check(&up(Ok("main".into()), Some(OURS)), "server", Grade::Well, "project `main`");
-        check(&up(Err("no project `x`".into()), Some(OURS)), "server", Grade::Bad, "no project `x`");
-        check(&up(Ok("main".into()), Some("9.9.9")), "version", Grade::Note, "9.9.9");
-        check(&up(Ok("main".into()), None), "version", Grade::Note, "upgrade it");
+        let away = |here| with(Server::Unreachable { url: url(), why: "refused".into(), here });
+        check(&away(true), "server", Severity::Bad, "`windlass server`");
+        check(&away(false), "server", Severity::Bad, "windlass login");
+        check(&with(Server::Denied { url: url(), why: "no".into() }), "server", Severity::Bad, "--token -");
+        check(&up(Ok("main".into()), Some(OURS)), "server", Severity::Passed, "project `main`");
+        check(&up(Err("no project `x`".into()), Some(OURS)), "server", Severity::Bad, "no project `x`");
+        check(&up(Ok("main".into()), Some("9.9.9")), "version", Severity::Note, "9.9.9");
+        check(&up(Ok("main".into()), None), "version", Severity::Note, "upgrade it");
     }
 
     #[test]
     fn what_jobs_need_of_this_machine_is_judged() {
-        let with = |agent| Seen { agent, ..fine() };
-        check(&with(Agent::Missing { why: "not there".into() }), "agent", Grade::Note, "WINDLASS_AGENT");
-        check(&with(Agent::Broken { why: "exec format".into() }), "agent", Grade::Bad, "exec format");
+        let with = |agent| Findings { agent, ..fine() };
+        check(
+            &with(AgentStatus::Missing { why: "not there".into() }),
+            "agent",
+            Severity::Note,
+            "WINDLASS_AGENT",
+        );
+        check(
+            &with(AgentStatus::Broken { why: "exec format".into() }),
+            "agent",
+            Severity::Bad,
+            "exec format",
+        );
         let host = Box::new(host());
-        let old = Agent::Fine { path: "/a".into(), version: "0.0.1".into(), host };
-        check(&with(old), "agent", Grade::Bad, "0.0.1");
-        let denied = Engine::None { why: "Permission denied (os error 13)".into() };
-        check(&Seen { engine: denied, ..fine() }, "docker", Grade::Note, "usermod");
-        let none = Engine::None { why: "no Docker engine at /x".into() };
-        check(&Seen { engine: none, ..fine() }, "docker", Grade::Note, "plain processes");
-        check(&Seen { port: Port::Taken(3000), ..fine() }, "port", Grade::Note, "--port 3001");
-        check(&Seen { ssh: None, ..fine() }, "ssh", Grade::Note, "openssh-client");
-        check(&Seen { git: None, ..fine() }, "git", Grade::Note, "apt install git");
-        check(&Seen { home: Home::Unset, ..fine() }, "home", Grade::Bad, "export WINDLASS_HOME");
-        let open = Home::Open { path: "/h".into(), mode: 0o755 };
-        check(&Seen { home: open, ..fine() }, "home", Grade::Note, "chmod 700 /h");
+        let old = AgentStatus::Fine { path: "/a".into(), version: "0.0.1".into(), host };
+        check(&with(old), "agent", Severity::Bad, "0.0.1");
+        let denied = EngineStatus::None { why: "Permission denied (os error 13)".into() };
+        check(&Findings { engine: denied, ..fine() }, "docker", Severity::Note, "usermod");
+        let none = EngineStatus::None { why: "no Docker engine at /x".into() };
+        check(&Findings { engine: none, ..fine() }, "docker", Severity::Note, "plain processes");
+        check(&Findings { port: PortStatus::InUse(3000), ..fine() }, "port", Severity::Note, "--port 3001");
+        check(&Findings { ssh: None, ..fine() }, "ssh", Severity::Note, "openssh-client");
+        check(&Findings { git: None, ..fine() }, "git", Severity::Note, "apt install git");
+        check(&Findings { home: HomeStatus::Unset, ..fine() }, "home", Severity::Bad, "export WINDLASS_HOME");
+        let open = HomeStatus::OpenToOthers { path: "/h".into(), mode: 0o755 };
+        check(&Findings { home: open, ..fine() }, "home", Severity::Note, "chmod 700 /h");
     }
 
     #[test]
     fn how_jobs_without_an_image_are_kept_apart_is_judged() {
         let with = |name: &str, processes, engine_away: Option<&str>| {
-            let host = Host { name: name.into(), processes, engine_away: engine_away.map(str::to_owned) };
-            Seen { hosts: vec![host], ..fine() }
+            let host =
+                InstanceStatus { name: name.into(), processes, engine_away: engine_away.map(str::to_owned) };
+            Findings { hosts: vec![host], ..fine() }
         };
-        check(&with("local-0", Some(Processes::Users), None), "processes", Grade::Well, "");
+        check(&with("local-0", Some(Processes::Users), None), "processes", Severity::Passed, "");
         let own = Processes::Own { otherwise: Box::new(Processes::Users) };
-        check(&with("local-0", Some(own), None), "processes", Grade::Note, "--local-processes confined");
+        check(&with("local-0", Some(own), None), "processes", Severity::Note, "--local-processes confined");
         let not = Processes::NotConfined { why: "no user namespaces".into() };
-        check(&with("rack-1", Some(not), None), "processes", Grade::Note, "no user namespaces");
+        check(&with("rack-1", Some(not), None), "processes", Severity::Note, "no user namespaces");
         let away = with("rack-1", None, Some("connection refused"));
-        check(&away, "docker", Grade::Note, "engine of rack-1 is away: connection refused");
+        check(&away, "docker", Severity::Note, "engine of rack-1 is away: connection refused");
         let told = |confined_by, problem: Option<&str>| {
             let problem = problem.map(str::to_owned);
             let told = ProcessesInfo { mode: ProcessMode::Confined, confined_by, problem };
             let host = Box::new(HostInfo { processes: Some(told), ..host() });
-            Seen { agent: Agent::Fine { path: "/a".into(), version: OURS.into(), host }, ..fine() }
+            Findings { agent: AgentStatus::Fine { path: "/a".into(), version: OURS.into(), host }, ..fine() }
         };
-        check(&told(Some(ConfinedBy::Users), None), "processes", Grade::Well, "user of its own");
-        check(&told(None, Some("no user namespaces")), "processes", Grade::Note, "--local-processes own");
+        check(&told(Some(ConfinementMethod::Users), None), "processes", Severity::Passed, "user of its own");
+        check(&told(None, Some("no user namespaces")), "processes", Severity::Note, "--local-processes own");
     }
 
     #[test]
     fn gpus_are_judged_by_bus_driver_and_toolkit() {
-        let with = |gpus| Seen { gpus, ..fine() };
-        check(&with(Gpus { nvidia: 2, ..Gpus::default() }), "gpu", Grade::Note, "install the driver");
+        let with = |gpus| Findings { gpus, ..fine() };
+        check(
+            &with(GpuStatus { nvidia: 2, ..GpuStatus::default() }),
+            "gpu",
+            Severity::Note,
+            "install the driver",
+        );
         let told = |toolkit| {
             let host = HostInfo {
                 gpu_vendor: "nvidia".into(),
@@ -498,13 +523,13 @@ mod tests {
                 gpu_count: 8,
                 ..host()
             };
-            let agent = Agent::Fine { path: "/a".into(), version: OURS.into(), host: Box::new(host) };
-            let gpus = Gpus { nvidia: 8, toolkit, driver: Some("550".into()), problems: Vec::new() };
-            Seen { agent, gpus, ..fine() }
+            let agent = AgentStatus::Fine { path: "/a".into(), version: OURS.into(), host: Box::new(host) };
+            let gpus = GpuStatus { nvidia: 8, toolkit, driver: Some("550".into()), problems: Vec::new() };
+            Findings { agent, gpus, ..fine() }
         };
-        check(&told(true), "gpu", Grade::Well, "8 × H100 (80 GB), driver 550");
-        check(&told(false), "gpu", Grade::Note, "nvidia-container-toolkit");
-        let broken = Gpus { problems: vec!["GPU 1 is gone".into()], ..Gpus::default() };
-        check(&with(broken), "gpu", Grade::Note, "GPU 1 is gone");
+        check(&told(true), "gpu", Severity::Passed, "8 × H100 (80 GB), driver 550");
+        check(&told(false), "gpu", Severity::Note, "nvidia-container-toolkit");
+        let broken = GpuStatus { problems: vec!["GPU 1 is gone".into()], ..GpuStatus::default() };
+        check(&with(broken), "gpu", Severity::Note, "GPU 1 is gone");
     }
 }

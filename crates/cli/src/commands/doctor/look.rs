@@ -15,7 +15,7 @@ use windlass_api::{
     server::Nothing,
 };
 use windlass_backend::{
-    engine::{self, Places},
+    engine::{self, EngineSearch},
     program::{Program, VARIABLE},
 };
 use windlass_dial::DialError;
@@ -23,65 +23,67 @@ use windlass_model::causes::chain;
 
 use super::{
     super::instance,
-    judge::{Agent, Engine, Gpus, Home, Host, Port, Seen, Server},
+    judge::{AgentStatus, EngineStatus, Findings, GpuStatus, HomeStatus, InstanceStatus, PortStatus, Server},
 };
-use crate::{cli::At, context::Context, home, login, problem::Problem};
+use crate::{cli::ServerArgs, context::Context, home, login, problem::CliError};
 
 /// That of `windlass server`.
-const PORT: u16 = 3000;
+const SERVER_PORT: u16 = 3000;
 /// Where the kernel lists what is on the bus.
-const BUS: &str = "/sys/bus/pci/devices";
-const NVIDIA: &str = "0x10de";
+const PCI_DEVICES_DIR: &str = "/sys/bus/pci/devices";
+const NVIDIA_VENDOR_ID: &str = "0x10de";
 /// Display controllers and accelerators.
-const CLASSES: [&str; 2] = ["0x03", "0x12"];
-const TOOLKIT: [&str; 2] = ["nvidia-container-runtime", "nvidia-ctk"];
+const GPU_DEVICE_CLASSES: [&str; 2] = ["0x03", "0x12"];
+const TOOLKIT_PROGRAMS: [&str; 2] = ["nvidia-container-runtime", "nvidia-ctk"];
 
-pub(super) async fn around(at: &At) -> Seen {
+pub(super) async fn probe_all(at: &ServerArgs) -> Findings {
     let home_path = home::Home::path();
     let (server, hosts) = server(at).await;
     let (agent, mut gpus) = agent(home_path.as_deref()).await;
-    gpus.nvidia = on_bus(Path::new(BUS));
-    gpus.toolkit = TOOLKIT.iter().any(|name| in_path(name).is_some());
+    gpus.nvidia = count_pci_gpus(Path::new(PCI_DEVICES_DIR));
+    gpus.toolkit = TOOLKIT_PROGRAMS.iter().any(|name| in_path(name).is_some());
     let engine =
-        match Places::here(std::env::var_os("WINDLASS_SERVER_DOCKER_SOCKET").map(PathBuf::from)).look().await
+        match EngineSearch::here(std::env::var_os("WINDLASS_SERVER_DOCKER_SOCKET").map(PathBuf::from))
+            .look()
+            .await
         {
-            engine::Engine::At(socket) => Engine::At(socket.display().to_string()),
-            engine::Engine::None { why } => Engine::None { why },
+            engine::Engine::At(socket) => EngineStatus::Found(socket.display().to_string()),
+            engine::Engine::None { why } => EngineStatus::None { why },
         };
-    Seen {
-        home: look_at_home(home_path),
-        port: port(PORT, &server),
+    Findings {
+        home: probe_home(home_path),
+        port: port(SERVER_PORT, &server),
         server,
         hosts,
         agent,
         engine,
         gpus,
-        ssh: said("ssh", "-V"),
-        git: said("git", "--version"),
+        ssh: program_version("ssh", "-V"),
+        git: program_version("git", "--version"),
     }
 }
 
-fn look_at_home(path: Option<PathBuf>) -> Home {
-    let Some(path) = path else { return Home::Unset };
+fn probe_home(path: Option<PathBuf>) -> HomeStatus {
+    let Some(path) = path else { return HomeStatus::Unset };
     let shown = path.display().to_string();
     // One that is not there yet is made by the first command, in the nearest directory that is.
     let Some(there) = path.ancestors().find(|dir| dir.is_dir()) else {
-        return Home::Refused { path: shown, why: "no directory above it exists".to_owned() };
+        return HomeStatus::Unusable { path: shown, why: "no directory above it exists".to_owned() };
     };
     if let Err(error) = rustix::fs::access(there, rustix::fs::Access::WRITE_OK) {
-        return Home::Refused { path: shown, why: error.to_string() };
+        return HomeStatus::Unusable { path: shown, why: error.to_string() };
     }
     let mode = std::fs::metadata(there).map_or(0, |meta| meta.permissions().mode() & 0o777);
     if there == path && mode & 0o077 != 0 {
-        return Home::Open { path: shown, mode };
+        return HomeStatus::OpenToOthers { path: shown, mode };
     }
     let free = rustix::fs::statvfs(there).map_or(u64::MAX, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));
-    Home::Fine { path: shown, free }
+    HomeStatus::Fine { path: shown, free }
 }
 
 /// The server, and the machines that it has for the project.
-async fn server(at: &At) -> (Server, Vec<Host>) {
-    let unusable = |problem: Problem| {
+async fn server(at: &ServerArgs) -> (Server, Vec<InstanceStatus>) {
+    let unusable = |problem: CliError| {
         let (why, hint) = problem.parts();
         (Server::Unusable { why, hint }, Vec::new())
     };
@@ -95,16 +97,16 @@ async fn server(at: &At) -> (Server, Vec<Host>) {
         Ok(cx) => cx,
         Err(problem) => return unusable(problem),
     };
-    let server = reach(&cx, url, project).await;
+    let server = probe_server_api(&cx, url, project).await;
     let hosts = match &server {
-        Server::Up { project: Ok(_), .. } => instance::list(&cx, true, None).await.unwrap_or_default(),
+        Server::Reachable { project: Ok(_), .. } => instance::list(&cx, true, None).await.unwrap_or_default(),
         Server::None
         | Server::Unusable { .. }
-        | Server::Away { .. }
+        | Server::Unreachable { .. }
         | Server::Denied { .. }
-        | Server::Up { .. } => Vec::new(),
+        | Server::Reachable { .. } => Vec::new(),
     };
-    let hosts = hosts.iter().map(|found| Host {
+    let hosts = hosts.iter().map(|found| InstanceStatus {
         name: found.name.clone(),
         processes: instance::processes(found),
         engine_away: instance::engine_away(found),
@@ -112,14 +114,14 @@ async fn server(at: &At) -> (Server, Vec<Host>) {
     (server, hosts.collect())
 }
 
-async fn reach(cx: &Context, url: String, project: String) -> Server {
+async fn probe_server_api(cx: &Context, url: String, project: String) -> Server {
     let here = ["127.0.0.1", "localhost", "[::1]"].iter().any(|host| url.contains(host));
     let version = match cx.try_call::<ReadServerInfo>(&Nothing {}).await {
         Ok(info) => info.windlass_version,
         Err(CallError::Dial(DialError::Connect { source, .. })) => {
-            return Server::Away { url, why: source.to_string(), here };
+            return Server::Unreachable { url, why: source.to_string(), here };
         }
-        Err(error) => return Server::Away { url, why: chain(&error), here },
+        Err(error) => return Server::Unreachable { url, why: chain(&error), here },
     };
     let user = match cx.try_call::<ReadMyUser>(&Nothing {}).await {
         Ok(user) => user.username,
@@ -129,26 +131,26 @@ async fn reach(cx: &Context, url: String, project: String) -> Server {
         Ok(_) => Ok(project),
         Err(problem) => Err(problem.parts().0),
     };
-    Server::Up { url, version, user, project }
+    Server::Reachable { url, version, user, project }
 }
 
-fn port(port: u16, server: &Server) -> Port {
+fn port(port: u16, server: &Server) -> PortStatus {
     let ours = match server {
-        Server::Up { url, .. } => url.ends_with(&format!(":{port}")),
-        Server::None | Server::Unusable { .. } | Server::Away { .. } | Server::Denied { .. } => false,
+        Server::Reachable { url, .. } => url.ends_with(&format!(":{port}")),
+        Server::None | Server::Unusable { .. } | Server::Unreachable { .. } | Server::Denied { .. } => false,
     };
     if ours {
-        return Port::Ours(port);
+        return PortStatus::UsedByServer(port);
     }
     match TcpListener::bind(("127.0.0.1", port)) {
-        Ok(_) => Port::Free(port),
-        Err(_) => Port::Taken(port),
+        Ok(_) => PortStatus::Free(port),
+        Err(_) => PortStatus::InUse(port),
     }
 }
 
 /// What `windlass-agent host` says of the machine it is on.
 #[derive(Deserialize)]
-struct Report {
+struct AgentHostReport {
     host: HostInfo,
     #[serde(default)]
     driver_version: Option<String>,
@@ -156,38 +158,40 @@ struct Report {
     problems: Vec<String>,
 }
 
-async fn agent(home: Option<&Path>) -> (Agent, Gpus) {
+async fn agent(home: Option<&Path>) -> (AgentStatus, GpuStatus) {
     let named = std::env::var_os(VARIABLE).map(PathBuf::from);
     let program = match Program::find(named.as_deref()) {
         Ok(program) => program,
-        Err(error) => return (Agent::Missing { why: chain(&error) }, Gpus::default()),
+        Err(error) => return (AgentStatus::Missing { why: chain(&error) }, GpuStatus::default()),
     };
-    let broken = |why: String| (Agent::Broken { why }, Gpus::default());
+    let broken = |why: String| (AgentStatus::Broken { why }, GpuStatus::default());
     let version = match program.version().await {
         Ok(version) => version,
         Err(error) => return broken(chain(&error)),
     };
     let disk = home.into_iter().flat_map(Path::ancestors).find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
     let report = match program.output(&["host".as_ref(), "--data".as_ref(), disk.as_os_str()]).await {
-        Ok(text) => serde_json::from_str::<Report>(&text),
+        Ok(text) => serde_json::from_str::<AgentHostReport>(&text),
         Err(error) => return broken(chain(&error)),
     };
     match report {
-        Ok(Report { host, driver_version, problems }) => {
+        Ok(AgentHostReport { host, driver_version, problems }) => {
             let path = program.path().display().to_string();
-            let gpus = Gpus { driver: driver_version, problems, ..Gpus::default() };
-            (Agent::Fine { path, version, host: Box::new(host) }, gpus)
+            let gpus = GpuStatus { driver: driver_version, problems, ..GpuStatus::default() };
+            (AgentStatus::Fine { path, version, host: Box::new(host) }, gpus)
         }
         Err(error) => broken(format!("understand what the agent says: {error}")),
     }
 }
 
-fn on_bus(bus: &Path) -> usize {
+fn count_pci_gpus(bus: &Path) -> usize {
     let Ok(devices) = std::fs::read_dir(bus) else { return 0 };
     let starts = |path: PathBuf, with: &[&str]| {
         std::fs::read_to_string(path).is_ok_and(|text| with.iter().any(|with| text.starts_with(with)))
     };
-    let gpu = |dir: PathBuf| starts(dir.join("vendor"), &[NVIDIA]) && starts(dir.join("class"), &CLASSES);
+    let gpu = |dir: PathBuf| {
+        starts(dir.join("vendor"), &[NVIDIA_VENDOR_ID]) && starts(dir.join("class"), &GPU_DEVICE_CLASSES)
+    };
     devices.flatten().filter(|device| gpu(device.path())).count()
 }
 
@@ -197,7 +201,7 @@ fn in_path(program: &str) -> Option<PathBuf> {
 }
 
 /// The first line of what a program says about its version, wherever it says it.
-fn said(program: &str, flag: &str) -> Option<String> {
+fn program_version(program: &str, flag: &str) -> Option<String> {
     let done = Command::new(in_path(program)?).arg(flag).stdin(Stdio::null()).output().ok()?;
     let text = if done.stdout.is_empty() { done.stderr } else { done.stdout };
     let text = String::from_utf8_lossy(&text).into_owned();

@@ -5,9 +5,9 @@
 mod judge;
 mod look;
 
-use self::judge::{Check, Grade};
+use self::judge::{Check, Severity};
 use crate::{
-    cli::{At, Output},
+    cli::{OutputArgs, ServerArgs},
     context,
     exit::Exit,
     output::{
@@ -16,7 +16,7 @@ use crate::{
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -30,21 +30,21 @@ The exit code is 1 when something keeps windlass from working, else 0.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    at: At,
+    at: ServerArgs,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
-    let seen = context::block_on(async { Ok(look::around(&args.at).await) })?;
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
+    let seen = context::block_on(async { Ok(look::probe_all(&args.at).await) })?;
     let checks = judge::all(&seen);
     let name = |check: &Check| check.name.to_owned();
     List { project: None, kind: "checks", name, none: "" }
         .print(&checks, args.output.format, |_| table(&checks))?;
     if matches!(args.output.format, crate::cli::Format::Table | crate::cli::Format::Wide) {
-        tell_fixes(&checks);
+        print_fixes(&checks);
     }
-    let bad = checks.iter().any(|check| check.grade == Grade::Bad);
+    let bad = checks.iter().any(|check| check.grade == Severity::Bad);
     Ok(if bad { Exit::Failed } else { Exit::Done })
 }
 
@@ -52,26 +52,26 @@ fn table(checks: &[Check]) -> Table {
     let mut table = Table::new(["CHECK", "STATUS", "FOUND"]);
     for check in checks {
         let (word, colour) = match check.grade {
-            Grade::Well => ("ok", Colour::Green),
-            Grade::Note => ("note", Colour::Yellow),
-            Grade::Bad => ("bad", Colour::Red),
+            Severity::Passed => ("ok", Colour::Green),
+            Severity::Note => ("note", Colour::Yellow),
+            Severity::Bad => ("bad", Colour::Red),
         };
         table.row(vec![check.name.into(), Cell::coloured(word, colour), check.found.as_str().into()]);
     }
     table
 }
 
-fn tell_fixes(checks: &[Check]) {
+fn print_fixes(checks: &[Check]) {
     let style = Style::stderr();
     let fixes: Vec<&Check> = checks.iter().filter(|check| check.fix.is_some()).collect();
     for check in &fixes {
         let fix = output::printable(check.fix.as_deref().unwrap_or_default());
-        output::say(&format!("\n{}: {fix}", style.paint(Colour::Bold, check.name)));
+        output::print_message(&format!("\n{}: {fix}", style.paint(Colour::Bold, check.name)));
     }
-    let bad = checks.iter().filter(|check| check.grade == Grade::Bad).count();
+    let bad = checks.iter().filter(|check| check.grade == Severity::Bad).count();
     if bad > 0 {
-        output::say(&format!("\n{} in the way.", words::count(bad, "problem")));
+        output::print_message(&format!("\n{} in the way.", words::count(bad, "problem")));
     } else if fixes.is_empty() {
-        output::say("\nAll is well.");
+        output::print_message("\nAll is well.");
     }
 }

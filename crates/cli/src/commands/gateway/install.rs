@@ -15,7 +15,7 @@ use windlass_api::{gateways::NameRequest, operations::CreateGatewayToken};
 use windlass_model::config::shell::quote;
 
 use super::{find, serve};
-use crate::{context::Context, exit::Exit, output, problem::Problem};
+use crate::{context::Context, exit::Exit, output, problem::CliError};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -25,14 +25,14 @@ Examples:
   windlass gateway install entry root@three --token-file entry.token    beside others, which keep their token";
 
 /// The server hears of a new process within seconds.
-const HEARD_WITHIN: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// With everything that belongs to the process.
 const HOME: &str = "/var/lib/windlass/gateway-";
 
 /// Where, and how to get there.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Hosts {
+pub(crate) struct HostArgs {
     /// The gateway
     #[arg(value_name = "GATEWAY")]
     pub(crate) name: String,
@@ -47,7 +47,7 @@ pub(crate) struct Hosts {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(crate) hosts: Hosts,
+    pub(crate) hosts: HostArgs,
     /// Where the hosts find the server; where this command finds it unless given
     #[arg(long, value_name = "URL")]
     pub(crate) server: Option<String>,
@@ -59,34 +59,34 @@ pub(crate) struct Args {
     pub(crate) more: Vec<String>,
 }
 
-enum Host<'a> {
-    Here,
-    There { name: &'a str, options: &'a [String] },
+enum TargetHost<'a> {
+    Local,
+    Remote { name: &'a str, options: &'a [String] },
 }
 
-impl Hosts {
-    fn each(&self) -> Vec<Host<'_>> {
+impl HostArgs {
+    fn targets(&self) -> Vec<TargetHost<'_>> {
         if self.hosts.is_empty() {
-            return vec![Host::Here];
+            return vec![TargetHost::Local];
         }
-        self.hosts.iter().map(|name| Host::There { name, options: &self.ssh_option }).collect()
+        self.hosts.iter().map(|name| TargetHost::Remote { name, options: &self.ssh_option }).collect()
     }
 }
 
-impl Host<'_> {
+impl TargetHost<'_> {
     /// What people call it, and where they find it.
     fn address(&self) -> &str {
         match self {
-            Self::Here => "127.0.0.1",
-            Self::There { name, .. } => name.rsplit('@').next().unwrap_or(name),
+            Self::Local => "127.0.0.1",
+            Self::Remote { name, .. } => name.rsplit('@').next().unwrap_or(name),
         }
     }
 
     /// What a shell there says to a script.
-    fn run(&self, script: &str, input: Option<Stdio>) -> Result<String, Problem> {
+    fn run_script(&self, script: &str, input: Option<Stdio>) -> Result<String, CliError> {
         let mut command = match self {
-            Self::Here => Command::new("sh"),
-            Self::There { name, options } => {
+            Self::Local => Command::new("sh"),
+            Self::Remote { name, options } => {
                 let mut command = Command::new("ssh");
                 command.args(["-o", "BatchMode=yes"]);
                 for option in *options {
@@ -97,10 +97,11 @@ impl Host<'_> {
             }
         };
         // An SSH server hands the words to a shell of its own.
-        let script = if matches!(self, Self::Here) { script.to_owned() } else { quote(script) };
+        let script = if matches!(self, Self::Local) { script.to_owned() } else { quote(script) };
         command.arg("-c").arg(script).stdin(input.unwrap_or_else(Stdio::null));
         let failed = |error| {
-            Problem::caused(&format!("reach {}", self.address()), &error).hint("is `ssh` installed here?")
+            CliError::from_error(&format!("reach {}", self.address()), &error)
+                .hint("is `ssh` installed here?")
         };
         let said = command.output().map_err(failed)?;
         if said.status.success() {
@@ -108,34 +109,35 @@ impl Host<'_> {
         }
         let why = String::from_utf8_lossy(&said.stderr).trim().to_owned();
         let why = if why.is_empty() { said.status.to_string() } else { why };
-        Err(Problem::new(format!("put a process on {}", self.address()))
+        Err(CliError::new(format!("put a process on {}", self.address()))
             .why(why)
             .hint("root must be able to log in there without a question: try `ssh HOST true`"))
     }
 
     /// Puts bytes into a file that root alone can read.
-    fn write(&self, path: &str, bytes: &[u8]) -> Result<(), Problem> {
-        let failed = |error: std::io::Error| Problem::caused("hand a file over", &error);
+    fn write(&self, path: &str, bytes: &[u8]) -> Result<(), CliError> {
+        let failed = |error: std::io::Error| CliError::from_error("hand a file over", &error);
         let (read, mut write) = std::io::pipe().map_err(failed)?;
         // Less than a pipe holds.
         write.write_all(bytes).map_err(failed)?;
         drop(write);
-        self.run(&format!("umask 077; cat > {}", quote(path)), Some(read.into())).map(drop)
+        self.run_script(&format!("umask 077; cat > {}", quote(path)), Some(read.into())).map(drop)
     }
 
     /// This program, if it is not there yet.
-    fn give_program(&self, home: &str) -> Result<(), Problem> {
-        let own = std::env::current_exe().map_err(|error| Problem::caused("find this program", &error))?;
-        let failed = |error| Problem::caused(&format!("read {}", own.display()), &error);
+    fn upload_program(&self, home: &str) -> Result<(), CliError> {
+        let own =
+            std::env::current_exe().map_err(|error| CliError::from_error("find this program", &error))?;
+        let failed = |error| CliError::from_error(&format!("read {}", own.display()), &error);
         let there = quote(&format!("{home}/windlass"));
         let made = format!("umask 077; mkdir -p {}; sha256sum < {there} || true", quote(home));
-        let has = self.run(&made, None)?;
+        let has = self.run_script(&made, None)?;
         if has.starts_with(&digest(&own).map_err(failed)?) {
             return Ok(());
         }
         let script = format!("cat > {there}.$$ && chmod 755 {there}.$$ && mv {there}.$$ {there}");
         let program = File::open(&own).map_err(failed)?;
-        self.run(&script, Some(program.into())).map(drop)
+        self.run_script(&script, Some(program.into())).map(drop)
     }
 }
 
@@ -167,7 +169,7 @@ fn program(home: &str, name: &str, server: &str, address: &str, more: &[String])
 }
 
 /// Starts another process beside the one that is there, which then ends by itself, and waits until it listens.
-fn start(home: &str, name: &str) -> String {
+fn render_start_script(home: &str, name: &str) -> String {
     let (unit, home) = (unit(name), quote(home));
     format!(
         r#"set -eu
@@ -210,7 +212,7 @@ done
     )
 }
 
-fn end(home: &str, name: &str) -> String {
+fn render_stop_script(home: &str, name: &str) -> String {
     let (unit, home) = (unit(name), quote(home));
     format!(
         r#"if [ -d /run/systemd/system ]; then
@@ -229,23 +231,23 @@ rm -rf {home}
 }
 
 /// The name is part of scripts and of paths there.
-fn check_name(name: &str) -> Result<(), Problem> {
+fn check_name(name: &str) -> Result<(), CliError> {
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
     if !name.is_empty() && name.bytes().all(is_plain) {
         return Ok(());
     }
-    Err(Problem::misuse("a gateway has a name such as `entry`"))
+    Err(CliError::usage("a gateway has a name such as `entry`"))
 }
 
-pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, Problem> {
+pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let name = &args.hosts.name;
     check_name(name)?;
     find(cx, name).await?;
-    let hosts = args.hosts.each();
+    let hosts = args.hosts.targets();
     let server = args.server.as_deref().unwrap_or(&cx.url);
     let is_near = ["//127.", "//localhost", "//[::1]"].iter().any(|word| server.contains(word));
-    if is_near && hosts.iter().any(|host| !matches!(host, Host::Here)) {
-        return Err(Problem::misuse(format!("other hosts do not find the server at {server}"))
+    if is_near && hosts.iter().any(|host| !matches!(host, TargetHost::Local)) {
+        return Err(CliError::usage(format!("other hosts do not find the server at {server}"))
             .hint("`--server URL` says where they find it"));
     }
     let token = match &args.token_file {
@@ -255,8 +257,8 @@ pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, Problem> 
     let home = format!("{HOME}{name}");
     for host in &hosts {
         let address = host.address();
-        output::say(&format!("{address}: bringing the program"));
-        host.give_program(&home)?;
+        output::print_message(&format!("{address}: bringing the program"));
+        host.upload_program(&home)?;
         host.write(&format!("{home}/token"), token.as_bytes())?;
         let mut more = args.more.clone();
         if let Some(certificate) = &cx.certificate {
@@ -267,38 +269,38 @@ pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, Problem> 
         }
         let program = program(&home, name, server, address, &more);
         host.write(&format!("{home}/run"), program.as_bytes())?;
-        host.run(&start(&home, name), None)?;
-        output::say(&format!("{address}: it listens"));
+        host.run_script(&render_start_script(&home, name), None)?;
+        output::print_message(&format!("{address}: it listens"));
     }
-    heard_of(cx, name, &hosts).await?;
-    output::say(&format!("`{name}` takes requests on {}.", hosts.len()));
+    wait_until_connected(cx, name, &hosts).await?;
+    output::print_message(&format!("`{name}` takes requests on {}.", hosts.len()));
     Ok(Exit::Done)
 }
 
 /// Waits until the server has heard of a process on each of these.
-async fn heard_of(cx: &Context, name: &str, hosts: &[Host<'_>]) -> Result<(), Problem> {
+async fn wait_until_connected(cx: &Context, name: &str, hosts: &[TargetHost<'_>]) -> Result<(), CliError> {
     let since = Instant::now();
     loop {
         let gateway = find(cx, name).await?;
-        let is_there = |host: &&Host<'_>| {
+        let is_there = |host: &&TargetHost<'_>| {
             gateway.replicas.iter().any(|replica| replica.hostname.as_deref() == Some(host.address()))
         };
         let Some(missing) = hosts.iter().find(|host| !is_there(host)) else { return Ok(()) };
-        if since.elapsed() > HEARD_WITHIN {
+        if since.elapsed() > CONNECT_TIMEOUT {
             let address = missing.address();
-            return Err(Problem::new(format!("the server has not heard of the process on {address}"))
+            return Err(CliError::new(format!("the server has not heard of the process on {address}"))
                 .hint(format!("its words are in {HOME}{name}/log there: can it reach the server?")));
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-pub(super) fn uninstall(hosts: &Hosts) -> Result<Exit, Problem> {
+pub(super) fn uninstall(hosts: &HostArgs) -> Result<Exit, CliError> {
     let name = &hosts.name;
     check_name(name)?;
-    for host in hosts.each() {
-        host.run(&end(&format!("{HOME}{name}"), name), None)?;
-        output::say(&format!("{}: nothing of `{name}` is left", host.address()));
+    for host in hosts.targets() {
+        host.run_script(&render_stop_script(&format!("{HOME}{name}"), name), None)?;
+        output::print_message(&format!("{}: nothing of `{name}` is left", host.address()));
     }
     Ok(Exit::Done)
 }

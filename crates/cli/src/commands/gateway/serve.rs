@@ -14,7 +14,7 @@ use crate::{
     commands::server::{LogFormat, LogLevel, log, turn},
     exit::Exit,
     output,
-    problem::Problem,
+    problem::CliError,
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -26,9 +26,9 @@ Examples:
   kill -HUP PID    reads the certificate anew";
 
 /// Let's Encrypt.
-const ACME: &str = "https://acme-v02.api.letsencrypt.org/directory";
+const DEFAULT_ACME_DIRECTORY: &str = "https://acme-v02.api.letsencrypt.org/directory";
 /// Longer, and a token that was revoked would live too long.
-const TRUST_MAX_S: u64 = 600;
+const TRUST_TOKENS_MAX_SECS: u64 = 600;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "tls_cert", requires = "tls_listen")]
     pub(crate) tls_key: Option<PathBuf>,
     /// The authority that certificates are ordered from, where the gateway has `lets-encrypt`
-    #[arg(long, value_name = "URL", default_value = ACME)]
+    #[arg(long, value_name = "URL", default_value = DEFAULT_ACME_DIRECTORY)]
     pub(crate) acme_directory: String,
     /// Whom the authority writes to
     #[arg(long, value_name = "MAIL")]
@@ -72,21 +72,21 @@ pub(crate) struct Args {
     #[arg(long, value_name = "HOST")]
     pub(crate) address: Option<String>,
     /// Seconds for which a token is believed after the server said yes to it
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=TRUST_MAX_S))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=TRUST_TOKENS_MAX_SECS))]
     pub(crate) trust_tokens: u64,
     /// Where routes are kept for a restart
     #[arg(long, value_name = "DIR", default_value = "/var/lib/windlass/gateways")]
     pub(crate) state_dir: PathBuf,
 }
 
-pub(super) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     log(LogLevel::Info, LogFormat::Auto);
     if args.name.is_empty() || args.name.contains(['/', '.']) {
-        return Err(Problem::misuse("a gateway has a name such as `entry`"));
+        return Err(CliError::usage("a gateway has a name such as `entry`"));
     }
     let token = read_token(&args.token_file)?;
     let server = Server::new(&args.server, &token, args.server_cert.as_deref())
-        .map_err(|error| Problem::caused("find the server", &error))?;
+        .map_err(|error| CliError::from_error("find the server", &error))?;
     let tls = args.tls_listen.map(|listen| TlsSettings {
         listen,
         given: args.tls_cert.clone().zip(args.tls_key.clone()),
@@ -109,9 +109,9 @@ pub(super) fn run(args: &Args) -> Result<Exit, Problem> {
     Ok(Exit::Done)
 }
 
-pub(super) fn read_token(path: &Path) -> Result<String, Problem> {
+pub(super) fn read_token(path: &Path) -> Result<String, CliError> {
     std::fs::read_to_string(path)
-        .map_err(|error| Problem::caused(&format!("read {}", path.display()), &error))
+        .map_err(|error| CliError::from_error(&format!("read {}", path.display()), &error))
         .map(|text| text.trim().to_owned())
 }
 
@@ -119,16 +119,16 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    crate::open_files::raise();
+    crate::open_files::raise_limit();
     let mut bits = [0_u8; 16];
     getrandom::fill(&mut bits)?;
     let node = Node::start(settings, uuid::Builder::from_random_bytes(bits).into_uuid())?;
     let (plain, encrypted) = node.addresses();
     if let Some(address) = encrypted {
-        output::say(&format!("HTTPS is at {address}"));
+        output::print_message(&format!("HTTPS is at {address}"));
     }
     if let Some(address) = plain {
-        output::say(&format!("the gateway is ready at {address} (stop it with Ctrl-C)"));
+        output::print_message(&format!("the gateway is ready at {address} (stop it with Ctrl-C)"));
     }
     let reload = node.reloader();
     let stop = CancellationToken::new();

@@ -28,23 +28,23 @@ const WEB_LIBRARIES: [(&str, &str, u16); 5] = [
     ("django", "python manage.py runserver 0.0.0.0:8000", 8000),
 ];
 /// Files that people start, most telling first.
-const STARTS: [&str; 7] =
+const ENTRY_POINTS: [&str; 7] =
     ["train.py", "main.py", "app.py", "run.py", "server.py", "src/main.py", "src/train.py"];
 /// The Pythons that an image of ours can have.
-const PYTHONS: [&str; 5] = ["3.9", "3.10", "3.11", "3.12", "3.13"];
-const PYTHON: &str = "3.12";
+const PYTHON_VERSIONS: [&str; 5] = ["3.9", "3.10", "3.11", "3.12", "3.13"];
+const DEFAULT_PYTHON: &str = "3.12";
 const NAME_MIN: usize = 2;
 const NAME_MAX: usize = 41;
 
 /// What is in a folder: paths relative to it, and the text of those that say something.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Folder {
+pub(super) struct FolderContents {
     pub(super) name: String,
     pub(super) files: Vec<String>,
     pub(super) texts: BTreeMap<String, String>,
 }
 
-impl Folder {
+impl FolderContents {
     fn has(&self, file: &str) -> bool {
         self.files.iter().any(|one| one == file)
     }
@@ -55,14 +55,14 @@ impl Folder {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Kind {
+pub(super) enum ConfigKind {
     Task,
     Service,
     DevEnvironment,
 }
 
-impl Kind {
-    pub(super) const fn word(self) -> &'static str {
+impl ConfigKind {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Task => "task",
             Self::Service => "service",
@@ -73,8 +73,8 @@ impl Kind {
 
 /// What the configuration will say, and what made us think so.
 #[derive(Clone, Debug)]
-pub(super) struct Guess {
-    pub(super) kind: Kind,
+pub(super) struct GuessedConfig {
+    pub(super) kind: ConfigKind,
     pub(super) name: String,
     /// `python: "3.12"` or `image: node:22`; empty for the default image.
     place: String,
@@ -86,9 +86,9 @@ pub(super) struct Guess {
     pub(super) found: Vec<String>,
 }
 
-pub(super) fn guess(folder: &Folder, kind: Option<Kind>, name: Option<&str>) -> Guess {
-    let mut guess = Guess {
-        kind: Kind::Task,
+pub(super) fn guess(folder: &FolderContents, kind: Option<ConfigKind>, name: Option<&str>) -> GuessedConfig {
+    let mut guess = GuessedConfig {
+        kind: ConfigKind::Task,
         name: name.map_or_else(|| resource_name(&folder.name), str::to_owned),
         place: String::new(),
         setup: Vec::new(),
@@ -110,7 +110,7 @@ pub(super) fn guess(folder: &Folder, kind: Option<Kind>, name: Option<&str>) -> 
     if let Some(kind) = kind {
         guess.kind = kind;
     }
-    if guess.kind == Kind::Service && guess.port.is_none() {
+    if guess.kind == ConfigKind::Service && guess.port.is_none() {
         guess.port = Some(8000);
     }
     guess
@@ -133,10 +133,10 @@ fn resource_name(folder: &str) -> String {
     name.trim_end_matches('-').to_owned()
 }
 
-fn python(folder: &Folder, guess: &mut Guess) -> bool {
+fn python(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     let lists = ["requirements.txt", "pyproject.toml", "setup.py", "environment.yml"];
     let list = lists.into_iter().find(|file| folder.has(file));
-    let start = STARTS.into_iter().find(|file| folder.has(file)).map(str::to_owned);
+    let start = ENTRY_POINTS.into_iter().find(|file| folder.has(file)).map(str::to_owned);
     let start = start.or_else(|| {
         let mut scripts = folder.files.iter().filter(|file| file.ends_with(".py") && !file.contains('/'));
         scripts.find(|file| *file != "setup.py" && *file != "conftest.py").cloned()
@@ -166,7 +166,7 @@ fn python(folder: &Folder, guess: &mut Guess) -> bool {
     let run = |command: String| if uv { format!("uv run {command}") } else { command };
     match (web, start) {
         (Some((library, command, port)), Some(start)) => {
-            guess.kind = Kind::Service;
+            guess.kind = ConfigKind::Service;
             guess.port = Some(port);
             guess.found.push(format!("`{library}`, which answers requests"));
             let module = start.trim_end_matches(".py").replace('/', ".");
@@ -174,7 +174,7 @@ fn python(folder: &Folder, guess: &mut Guess) -> bool {
         }
         (_, Some(start)) => guess.commands.push(run(format!("python {start}"))),
         (_, None) if notebook.is_some() => {
-            guess.kind = Kind::DevEnvironment;
+            guess.kind = ConfigKind::DevEnvironment;
             guess.found.push("notebooks, which want an editor".to_owned());
         }
         (_, None) => guess.commands.push(run("python -c 'print(\"replace this\")'".to_owned())),
@@ -183,7 +183,7 @@ fn python(folder: &Folder, guess: &mut Guess) -> bool {
 }
 
 /// `.python-version`, else the lowest that `requires-python` allows, else the default.
-fn python_version(folder: &Folder) -> &'static str {
+fn python_version(folder: &FolderContents) -> &'static str {
     let pinned = folder.text(".python-version").trim();
     let required =
         folder.text("pyproject.toml").lines().find_map(|line| line.trim().strip_prefix("requires-python"));
@@ -195,7 +195,7 @@ fn python_version(folder: &Folder) -> &'static str {
         .collect();
     let short: Vec<&str> = digits.split('.').take(2).collect();
     let short = short.join(".");
-    PYTHONS.into_iter().find(|known| *known == short).unwrap_or(PYTHON)
+    PYTHON_VERSIONS.into_iter().find(|known| *known == short).unwrap_or(DEFAULT_PYTHON)
 }
 
 /// Whether a list of requirements names a library, as a word of its own.
@@ -209,7 +209,7 @@ fn names(list: &str, library: &str) -> bool {
     })
 }
 
-fn node(folder: &Folder, guess: &mut Guess) -> bool {
+fn node(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     if !folder.has("package.json") {
         return false;
     }
@@ -229,7 +229,7 @@ fn node(folder: &Folder, guess: &mut Guess) -> bool {
     true
 }
 
-fn rust(folder: &Folder, guess: &mut Guess) -> bool {
+fn rust(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     let found = folder.has("Cargo.toml");
     if found {
         guess.place = "image: rust:1".to_owned();
@@ -239,7 +239,7 @@ fn rust(folder: &Folder, guess: &mut Guess) -> bool {
     found
 }
 
-fn go(folder: &Folder, guess: &mut Guess) -> bool {
+fn go(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     let found = folder.has("go.mod");
     if found {
         guess.place = "image: golang:1".to_owned();
@@ -249,7 +249,7 @@ fn go(folder: &Folder, guess: &mut Guess) -> bool {
     found
 }
 
-fn script(folder: &Folder, guess: &mut Guess) -> bool {
+fn script(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     let known = ["run.sh", "main.sh", "train.sh", "start.sh"].into_iter().find(|file| folder.has(file));
     if let Some(file) = known {
         guess.commands.push(format!("bash {file}"));
@@ -263,28 +263,28 @@ fn script(folder: &Folder, guess: &mut Guess) -> bool {
     true
 }
 
-impl Guess {
+impl GuessedConfig {
     /// The configuration. `schema` is where an editor finds what may be in it.
     pub(super) fn write(&self, schema: &str) -> String {
         let mut text = format!("# yaml-language-server: $schema={schema}\n");
-        let _ = writeln!(text, "type: {}\nname: {}\n", self.kind.word(), self.name);
+        let _ = writeln!(text, "type: {}\nname: {}\n", self.kind.as_str(), self.name);
         if !self.place.is_empty() {
             let _ = writeln!(text, "{}", self.place);
         }
         text.push_str("# This folder: a git clone is cloned by the host and gets your changes on top.\n");
         text.push_str("repos:\n  - .\n");
-        if self.kind == Kind::DevEnvironment {
+        if self.kind == ConfigKind::DevEnvironment {
             text.push_str("ide: vscode\n");
         }
         let (head, then) = match self.kind {
-            Kind::DevEnvironment => ("init:", [].as_slice()),
-            Kind::Task | Kind::Service => ("commands:", self.commands.as_slice()),
+            ConfigKind::DevEnvironment => ("init:", [].as_slice()),
+            ConfigKind::Task | ConfigKind::Service => ("commands:", self.commands.as_slice()),
         };
         for (at, command) in self.setup.iter().chain(then).enumerate() {
             let head = if at == 0 { format!("{head}\n") } else { String::new() };
-            let _ = writeln!(text, "{head}  - {}", quoted(command));
+            let _ = writeln!(text, "{head}  - {}", quote_yaml(command));
         }
-        if let Some(port) = self.port.filter(|_| self.kind == Kind::Service) {
+        if let Some(port) = self.port.filter(|_| self.kind == ConfigKind::Service) {
             let _ = writeln!(text, "port: {port}");
         }
         text.push_str("\nresources:\n");
@@ -298,7 +298,7 @@ impl Guess {
 }
 
 /// A plain scalar where YAML reads it as one.
-fn quoted(command: &str) -> String {
+fn quote_yaml(command: &str) -> String {
     let plain = !command.contains(": ")
         && !command.contains(" #")
         && !command.starts_with(['"', '\'', '[', '{', '&', '*', '!', '|', '>', '%', '@', '`']);
@@ -311,8 +311,8 @@ mod tests {
 
     use super::*;
 
-    fn folder(files: &[(&str, &str)]) -> Folder {
-        Folder {
+    fn folder(files: &[(&str, &str)]) -> FolderContents {
+        FolderContents {
             name: "My Project!".into(),
             files: files.iter().map(|(name, _)| (*name).to_owned()).collect(),
             texts: files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect(),

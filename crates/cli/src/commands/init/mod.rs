@@ -11,13 +11,13 @@ use ignore::WalkBuilder;
 use serde_json::json;
 use windlass_model::config::name::is_resource_name;
 
-use self::guess::{Folder, Guess, Kind};
+use self::guess::{ConfigKind, FolderContents, GuessedConfig};
 use super::apply::DEFAULT_FILES;
 use crate::{
-    cli::Output,
+    cli::OutputArgs,
     exit::Exit,
     output,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 /// What editors check configurations with.
@@ -28,7 +28,7 @@ const SCHEMA_FILE: &str = ".windlass/schema.json";
 const FILES_MAX: usize = 2000;
 const DEPTH_MAX: usize = 2;
 const TEXT_BYTES_MAX: u64 = 256 << 10;
-const TEXTS: [&str; 5] =
+const READ_FILES: [&str; 5] =
     ["requirements.txt", "pyproject.toml", "setup.py", "environment.yml", ".python-version"];
 
 const EXAMPLES: &str = "\
@@ -49,7 +49,7 @@ pub(crate) struct Args {
     name: Option<String>,
     /// What to make of it, whatever the folder looks like
     #[arg(short, long = "type", value_enum, value_name = "TYPE")]
-    kind: Option<Kind>,
+    kind: Option<ConfigKind>,
     /// Print the configuration, and write nothing
     #[arg(long)]
     stdout: bool,
@@ -57,12 +57,12 @@ pub(crate) struct Args {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    output: Output,
+    output: OutputArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if let Some(name) = args.name.as_deref().filter(|name| !is_resource_name(name)) {
-        return Err(Problem::misuse(format!("`{name}` cannot be a name"))
+        return Err(CliError::usage(format!("`{name}` cannot be a name"))
             .hint("small letters, digits and dashes, at most 41, starting with a letter: `-n my-task`"));
     }
     let folder = look(&args.dir)?;
@@ -73,18 +73,19 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
         return Ok(Exit::Done);
     }
     let file = write(args, &text)?;
-    tell(args, &file, &guess)?;
+    print_summary(args, &file, &guess)?;
     Ok(Exit::Done)
 }
 
-fn look(dir: &Path) -> Result<Folder, Problem> {
-    let failed = |error: std::io::Error| Problem::caused(&format!("look at `{}`", dir.display()), &error);
+fn look(dir: &Path) -> Result<FolderContents, CliError> {
+    let failed =
+        |error: std::io::Error| CliError::from_error(&format!("look at `{}`", dir.display()), &error);
     let whole = std::fs::canonicalize(dir).map_err(failed)?;
     if !whole.is_dir() {
-        return Err(Problem::misuse(format!("`{}` is no folder", dir.display())).hint("`windlass init DIR`"));
+        return Err(CliError::usage(format!("`{}` is no folder", dir.display())).hint("`windlass init DIR`"));
     }
     let name = whole.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let mut folder = Folder { name, ..Folder::default() };
+    let mut folder = FolderContents { name, ..FolderContents::default() };
     let walk = WalkBuilder::new(&whole).max_depth(Some(DEPTH_MAX)).require_git(false).build();
     let files = walk.flatten().filter(|entry| entry.file_type().is_some_and(|kind| kind.is_file()));
     for entry in files.take(FILES_MAX) {
@@ -93,7 +94,7 @@ fn look(dir: &Path) -> Result<Folder, Problem> {
         }
     }
     folder.files.sort();
-    for name in TEXTS {
+    for name in READ_FILES {
         if let Ok(file) = std::fs::File::open(whole.join(name)) {
             let mut text = Vec::new();
             file.take(TEXT_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
@@ -103,11 +104,11 @@ fn look(dir: &Path) -> Result<Folder, Problem> {
     Ok(folder)
 }
 
-fn write(args: &Args, text: &str) -> Result<PathBuf, Problem> {
+fn write(args: &Args, text: &str) -> Result<PathBuf, CliError> {
     let there = DEFAULT_FILES.iter().map(|name| args.dir.join(name)).find(|path| path.exists());
     let file = match there {
         Some(there) if !args.force => {
-            return Err(Problem::new(format!("write a configuration into `{}`", args.dir.display()))
+            return Err(CliError::new(format!("write a configuration into `{}`", args.dir.display()))
                 .code(Code::Usage)
                 .why(format!("`{}` is there already", there.display()))
                 .hint("`windlass init --force` replaces it; `windlass init --stdout` only shows another"));
@@ -120,7 +121,7 @@ fn write(args: &Args, text: &str) -> Result<PathBuf, Problem> {
         let parent = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         parent
             .and_then(|()| std::fs::write(path, text))
-            .map_err(|error| Problem::caused(&format!("write `{}`", path.display()), &error))
+            .map_err(|error| CliError::from_error(&format!("write `{}`", path.display()), &error))
     };
     put(&schema, SCHEMA)?;
     put(&file, text)?;
@@ -128,19 +129,19 @@ fn write(args: &Args, text: &str) -> Result<PathBuf, Problem> {
     Ok(file.strip_prefix(".").map(Path::to_owned).unwrap_or(file))
 }
 
-fn tell(args: &Args, file: &Path, guess: &Guess) -> Result<(), Problem> {
+fn print_summary(args: &Args, file: &Path, guess: &GuessedConfig) -> Result<(), CliError> {
     let shown = output::printable(&file.display().to_string());
     for found in &guess.found {
-        output::say(&output::printable(&format!("Found {found}.")));
+        output::print_message(&output::printable(&format!("Found {found}.")));
     }
-    output::say(&format!(
+    output::print_message(&format!(
         "Wrote {shown}: a {} `{}`. Look it over, then run it with `windlass apply -f {shown}`.",
-        guess.kind.word(),
+        guess.kind.as_str(),
         guess.name
     ));
     let document = json!({
         "file": shown,
-        "type": guess.kind.word(),
+        "type": guess.kind.as_str(),
         "name": guess.name,
         "found": guess.found,
     });

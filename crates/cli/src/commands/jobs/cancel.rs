@@ -11,7 +11,7 @@ use crate::{
     context::Context,
     exit::Exit,
     output::{self, words},
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -47,10 +47,10 @@ pub(crate) struct Args {
     yes: bool,
 }
 
-pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<Exit, Problem> {
+pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<Exit, CliError> {
     let chosen = [!args.jobs.is_empty(), args.name.is_some(), args.all, args.all_users];
     if chosen.iter().filter(|chosen| **chosen).count() != 1 {
-        return Err(Problem::misuse("say which jobs: numbers, `--name`, `--all` or `--all-users`")
+        return Err(CliError::usage("say which jobs: numbers, `--name`, `--all` or `--all-users`")
             .hint("`windlass jobs queue` lists them"));
     }
     // Every number is looked at first: a typo ends nothing.
@@ -75,10 +75,10 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
         super::queue::table(&jobs, false)
             .lines(output::style::Style::stderr())
             .iter()
-            .for_each(|line| output::say(line));
+            .for_each(|line| output::print_message(line));
     }
     if !output::confirm(args.yes, &format!("Cancel {what}?"))? {
-        output::say("Nothing was cancelled.");
+        output::print_message("Nothing was cancelled.");
         return Ok(Exit::Failed);
     }
     let request = CancelRequest {
@@ -92,10 +92,12 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
     let done: Cancelled = cx.call::<CancelManagedJobs>(&request).await?;
     let numbers: Vec<String> = done.job_ids.iter().map(ToString::to_string).collect();
     match numbers.as_slice() {
-        [] => output::say("There was nothing to cancel: they have ended."),
-        [one] => output::say(&format!("Job {one} is being cancelled.")),
-        many if many.len() <= 10 => output::say(&format!("Jobs {} are being cancelled.", many.join(", "))),
-        many => output::say(&format!("{} are being cancelled.", words::count(many.len(), "job"))),
+        [] => output::print_message("There was nothing to cancel: they have ended."),
+        [one] => output::print_message(&format!("Job {one} is being cancelled.")),
+        many if many.len() <= 10 => {
+            output::print_message(&format!("Jobs {} are being cancelled.", many.join(", ")))
+        }
+        many => output::print_message(&format!("{} are being cancelled.", words::count(many.len(), "job"))),
     }
     match format {
         Format::Json | Format::Jsonl => output::one(format, &done, "", |_| ())?,

@@ -9,103 +9,106 @@ use windlass_api::{
     runs::{self, Run},
 };
 
-use super::{is_final, is_over, logs::Selection};
+use super::{is_final, is_job_finished, logs::LogSelection};
 use crate::{
     commands::is_finished,
     context::Context,
-    follow::{Chorus, Manner, Pace, Part, Sung, Tail, Tree, Voices, last_lines},
+    follow::{
+        LogMux, LogPrinter, LogRange, LogTail, OutputMode, PollBackoff, ProgressTree, PumpEnd,
+        find_last_lines,
+    },
     output,
-    problem::Problem,
+    problem::CliError,
 };
 
 /// How often a job is looked at of which nothing is heard.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// A reason that passes sooner is not worth a line.
-const REASON_AFTER: Duration = Duration::from_secs(2);
+const REASON_DELAY: Duration = Duration::from_secs(2);
 
 /// Whether there is a run of that name. A server that is away has said nothing about it.
-pub(super) async fn exists(cx: &Context, run: &str) -> Result<bool, Problem> {
-    Ok(read(cx, run).await?.is_some())
+pub(super) async fn run_exists(cx: &Context, run: &str) -> Result<bool, CliError> {
+    Ok(find_run(cx, run).await?.is_some())
 }
 
-async fn read(cx: &Context, run: &str) -> Result<Option<Run>, Problem> {
+async fn find_run(cx: &Context, run: &str) -> Result<Option<Run>, CliError> {
     let request = runs::ReadRequest { run_name: Some(run.to_owned()), id: None };
     match cx.try_call::<ReadRun>(&request).await {
         Ok(run) => Ok(Some(run)),
-        Err(error) if error.is_absent() || error.is_lost() => Ok(None),
+        Err(error) if error.is_not_found() || error.is_unconfirmed() => Ok(None),
         Err(error) => Err(cx.explain(&error).await),
     }
 }
 
-pub(super) struct Follower<'a> {
+pub(super) struct JobFollower<'a> {
     cx: &'a Context,
-    selection: Selection,
-    chorus: Chorus<'a>,
-    tree: Tree,
-    pace: Pace,
+    selection: LogSelection,
+    chorus: LogMux<'a>,
+    tree: ProgressTree,
+    pace: PollBackoff,
     /// The tasks run beside each other: their lines have their names in front.
     is_group: bool,
     /// How many attempts of each task were shown to their end.
     shown: BTreeMap<u32, usize>,
     /// The attempts that were announced.
     announced: BTreeMap<u32, usize>,
-    reasons: Reasons,
+    reasons: WaitReasons,
 }
 
-impl<'a> Follower<'a> {
-    pub(super) fn new(cx: &'a Context, job: &ManagedJob, selection: Selection) -> Self {
+impl<'a> JobFollower<'a> {
+    pub(super) fn new(cx: &'a Context, job: &ManagedJob, selection: LogSelection) -> Self {
         let is_group = job.shape == "group" && job.tasks.len() > 1 && selection.task.is_none();
-        let voices = Voices::new(false, is_group, None);
+        let voices = LogPrinter::new(false, is_group, None);
         Self {
             cx,
             selection,
-            chorus: Chorus::new(Manner::Text(voices)),
-            tree: Tree::new(&job.name),
-            pace: Pace::new(),
+            chorus: LogMux::new(OutputMode::Text(voices)),
+            tree: ProgressTree::new(&job.name),
+            pace: PollBackoff::new(),
             is_group,
             shown: BTreeMap::new(),
             announced: BTreeMap::new(),
-            reasons: Reasons::default(),
+            reasons: WaitReasons::default(),
         }
     }
 
     /// To the end of the job, or of its task that is selection. The answer is the job as it was seen last.
-    pub(super) async fn run(mut self, mut job: ManagedJob) -> Result<ManagedJob, Problem> {
+    pub(super) async fn run(mut self, mut job: ManagedJob) -> Result<ManagedJob, CliError> {
         loop {
-            for line in self.reasons.news(&job, &self.selection, Instant::now()) {
-                output::say(&output::printable(&line));
+            for line in self.reasons.take_due(&job, &self.selection, Instant::now()) {
+                output::print_message(&output::printable(&line));
             }
             let tasks: Vec<Task> =
                 job.tasks.iter().filter(|task| self.selection.has_task(task)).cloned().collect();
             let mut all_told = true;
             for task in &tasks {
-                match self.turn_to(task).await? {
-                    Progress::All => {}
-                    Progress::More => all_told = false,
-                    Progress::Unread => return Ok(job),
+                match self.follow_attempts(task).await? {
+                    TaskOutput::Complete => {}
+                    TaskOutput::Partial => all_told = false,
+                    TaskOutput::OutputClosed => return Ok(job),
                 }
             }
             let over = if self.selection.task.is_some() {
                 tasks.iter().all(|task| is_final(&task.status))
             } else {
-                is_over(&job)
+                is_job_finished(&job)
             };
             if over && all_told {
                 return Ok(job);
             }
-            let wait = if self.chorus.is_empty() { LOOK_EVERY } else { self.pace.wait() };
+            let wait = if self.chorus.is_empty() { POLL_INTERVAL } else { self.pace.wait() };
             let due = Instant::now() + wait;
-            match self.chorus.sing(due, &mut self.tree).await? {
-                Sung::Due => {}
-                Sung::Over => self.pace.news(),
-                Sung::Unread => return Ok(job),
+            match self.chorus.pump(due, &mut self.tree).await? {
+                PumpEnd::DeadlineReached => {}
+                PumpEnd::Over => self.pace.news(),
+                PumpEnd::OutputClosed => return Ok(job),
             }
-            job = self.cx.patiently::<ReadManagedJob>(&ReadRequest { job_id: job.job_id }).await?;
+            job = self.cx.call_with_retry::<ReadManagedJob>(&ReadRequest { job_id: job.job_id }).await?;
         }
     }
 
     /// Listens to the newest attempt of a task, after all of those before it.
-    async fn turn_to(&mut self, task: &Task) -> Result<Progress, Problem> {
+    async fn follow_attempts(&mut self, task: &Task) -> Result<TaskOutput, CliError> {
         loop {
             let index = self.shown.get(&task.task_id).copied().unwrap_or(0);
             let Some(name) = task.runs.get(index) else { break };
@@ -114,25 +117,25 @@ impl<'a> Follower<'a> {
                 continue;
             }
             // An attempt is numbered before it is made; of a task that is over the last may never have been.
-            let Some(run) = read(self.cx, name).await? else { break };
-            self.announce(task, index);
-            self.listen(task, name, &run).await?;
+            let Some(run) = find_run(self.cx, name).await? else { break };
+            self.print_attempt_header(task, index);
+            self.follow_submissions(task, name, &run).await?;
             if !is_finished(&run.status) {
-                return Ok(Progress::More);
+                return Ok(TaskOutput::Partial);
             }
-            for (place, _) in submissions(task, &run) {
-                if !self.chorus.leave(place, &mut self.tree).await? {
-                    return Ok(Progress::Unread);
+            for (place, _) in newest_submissions(task, &run) {
+                if !self.chorus.remove(place, &mut self.tree).await? {
+                    return Ok(TaskOutput::OutputClosed);
                 }
             }
             self.shown.insert(task.task_id, index + 1);
             self.pace.news();
         }
-        Ok(if is_final(&task.status) { Progress::All } else { Progress::More })
+        Ok(if is_final(&task.status) { TaskOutput::Complete } else { TaskOutput::Partial })
     }
 
     /// Where one attempt ends and the next begins, and which task a pipeline is at.
-    fn announce(&mut self, task: &Task, index: usize) {
+    fn print_attempt_header(&mut self, task: &Task, index: usize) {
         let is_known = self.announced.get(&task.task_id).is_some_and(|known| *known >= index);
         if is_known {
             return;
@@ -140,18 +143,18 @@ impl<'a> Follower<'a> {
         self.announced.insert(task.task_id, index);
         let is_next_task = !self.is_group && task.task_id > 0 && self.selection.task.is_none();
         if index > 0 || is_next_task {
-            output::say(&output::printable(&format!("── {} (attempt {})", task.name, index + 1)));
+            output::print_message(&output::printable(&format!("── {} (attempt {})", task.name, index + 1)));
         }
     }
 
-    async fn listen(&mut self, task: &Task, name: &str, run: &Run) -> Result<(), Problem> {
-        let all = submissions(task, run);
+    async fn follow_submissions(&mut self, task: &Task, name: &str, run: &Run) -> Result<(), CliError> {
+        let all = newest_submissions(task, run);
         let several = all.len() > 1;
         for (place, submission) in all {
-            match self.chorus.submission_at(place) {
+            match self.chorus.submission_of(place) {
                 Some(known) if known == submission => continue,
                 Some(_) => {
-                    self.chorus.leave(place, &mut self.tree).await?;
+                    self.chorus.remove(place, &mut self.tree).await?;
                 }
                 None => {}
             }
@@ -159,13 +162,13 @@ impl<'a> Follower<'a> {
                 let node = if several { format!("-{}", place.1) } else { String::new() };
                 self.chorus.set_label(place, format!("{}{node}", task.name));
             }
-            let mut part = Part::whole(name, submission);
+            let mut part = LogRange::whole(name, submission);
             if let Some(lines) = self.selection.tail
-                && let Some(offset) = last_lines(self.cx, &part, lines).await?
+                && let Some(offset) = find_last_lines(self.cx, &part, lines).await?
             {
                 part.offset = offset;
             }
-            self.chorus.add(place, Tail::new(self.cx, part));
+            self.chorus.add(place, LogTail::new(self.cx, part));
             self.pace.news();
         }
         Ok(())
@@ -173,15 +176,15 @@ impl<'a> Follower<'a> {
 }
 
 /// How much of a task's output was told.
-enum Progress {
-    All,
-    More,
+enum TaskOutput {
+    Complete,
+    Partial,
     /// Nobody reads it any more.
-    Unread,
+    OutputClosed,
 }
 
 /// The newest submission of each node; its place has the number of the task in front.
-fn submissions(task: &Task, run: &Run) -> Vec<((i64, i64), uuid::Uuid)> {
+fn newest_submissions(task: &Task, run: &Run) -> Vec<((i64, i64), uuid::Uuid)> {
     let of_node = |job: &runs::Job| {
         let spec = job.job_spec.value().unwrap_or_default();
         let place = (i64::from(task.task_id), spec["job_num"].as_i64().unwrap_or(0));
@@ -192,14 +195,14 @@ fn submissions(task: &Task, run: &Run) -> Vec<((i64, i64), uuid::Uuid)> {
 
 /// What was said of why each task waits: each reason once, when it has stood for a while.
 #[derive(Default)]
-struct Reasons {
+struct WaitReasons {
     /// Since when, and whether it was said.
     known: BTreeMap<u32, (String, Instant, bool)>,
 }
 
-impl Reasons {
+impl WaitReasons {
     /// The lines that are to be said now.
-    fn news(&mut self, job: &ManagedJob, selection: &Selection, now: Instant) -> Vec<String> {
+    fn take_due(&mut self, job: &ManagedJob, selection: &LogSelection, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
         for task in job.tasks.iter().filter(|task| selection.has_task(task)) {
             let reason = task.reason.as_ref().filter(|_| !is_final(&task.status));
@@ -216,7 +219,7 @@ impl Reasons {
                 *known = (reason.clone(), now, false);
             }
             // A wait with a time of its own is there to stay.
-            let stands = task.next_retry_at.is_some() || now.duration_since(known.1) >= REASON_AFTER;
+            let stands = task.next_retry_at.is_some() || now.duration_since(known.1) >= REASON_DELAY;
             if stands && !known.2 {
                 known.2 = true;
                 let name = if job.tasks.len() > 1 { format!("{}: ", task.name) } else { String::new() };
@@ -251,17 +254,17 @@ mod tests {
 
     #[test]
     fn a_reason_is_said_once_and_only_when_it_lasts() {
-        let (mut reasons, selection, now) = (Reasons::default(), Selection::default(), Instant::now());
+        let (mut reasons, selection, now) = (WaitReasons::default(), LogSelection::default(), Instant::now());
         let starting = job("STARTING", "attempt 1 waits for nodes", None);
-        assert!(reasons.news(&starting, &selection, now).is_empty(), "it may pass at once");
-        let later = now + REASON_AFTER;
-        assert_eq!(reasons.news(&starting, &selection, later), ["STARTING: attempt 1 waits for nodes"]);
-        assert!(reasons.news(&starting, &selection, later).is_empty());
+        assert!(reasons.take_due(&starting, &selection, now).is_empty(), "it may pass at once");
+        let later = now + REASON_DELAY;
+        assert_eq!(reasons.take_due(&starting, &selection, later), ["STARTING: attempt 1 waits for nodes"]);
+        assert!(reasons.take_due(&starting, &selection, later).is_empty());
         let waits = job("PENDING", "no place; the next try is at …", Some("2026-11-20T09:01:00Z"));
-        assert_eq!(reasons.news(&waits, &selection, later), ["PENDING: no place; the next try is at …"]);
-        assert!(reasons.news(&waits, &selection, later + REASON_AFTER).is_empty());
+        assert_eq!(reasons.take_due(&waits, &selection, later), ["PENDING: no place; the next try is at …"]);
+        assert!(reasons.take_due(&waits, &selection, later + REASON_DELAY).is_empty());
         assert!(
-            reasons.news(&job("FAILED", "exit code 3", None), &selection, later).is_empty(),
+            reasons.take_due(&job("FAILED", "exit code 3", None), &selection, later).is_empty(),
             "told at the end"
         );
     }

@@ -17,14 +17,14 @@ use windlass_model::{
     sky::{self, Given, Secret},
 };
 
-use super::{exit_of, find, follow::Follower, logs::Selection, resources};
+use super::{exit_for, find, follow::JobFollower, logs::LogSelection, resources};
 use crate::{
-    cli::{At, Format},
+    cli::{Format, ServerArgs},
     commands::apply::{archive, variable},
     context::{self, Context},
     exit::Exit,
     output::{self, words},
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -66,7 +66,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     num_jobs: Option<u32>,
     #[command(flatten)]
-    resources: resources::Resources,
+    resources: resources::JobResourceArgs,
     /// Return as soon as the server has it
     #[arg(short, long)]
     detach: bool,
@@ -76,24 +76,28 @@ pub(crate) struct Args {
 }
 
 /// One file, read and found right.
-struct Source {
+struct LaunchFile {
     text: String,
     plan: Plan,
     /// What the paths of tasks in our own dialect are relative to.
     dir: PathBuf,
 }
 
-pub(super) fn run(args: &Args, at: &At, format: Format) -> Result<Exit, Problem> {
+pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, CliError> {
     let envs = envs(args)?;
-    let secrets = values(&args.secret, "secret")?;
+    let secrets = resolve_values(&args.secret, "secret")?;
     let mut sources = Vec::new();
     match command(&args.files) {
-        Some(line) => {
-            sources.push(parsed(command_file(&line)?, "the command", Path::new("."), &envs, &secrets)?)
-        }
+        Some(line) => sources.push(parse_task_file(
+            command_file(&line)?,
+            "the command",
+            Path::new("."),
+            &envs,
+            &secrets,
+        )?),
         None => {
             for file in &args.files {
-                sources.push(read(file, &envs, &secrets)?);
+                sources.push(read_task_file(file, &envs, &secrets)?);
             }
         }
     }
@@ -101,17 +105,17 @@ pub(super) fn run(args: &Args, at: &At, format: Format) -> Result<Exit, Problem>
         // A project that does not exist is told before anything is sent.
         cx.call::<ReadProject>(&Nothing {}).await?;
         for source in &sources {
-            describe(source, args);
+            print_plan(source, args);
             // What is wrong with it, and what of it has no effect, is told before anything is sent.
             let checked = cx.call::<CheckManagedJobs>(&request(source, args, &envs, &secrets)).await?;
             for warning in &checked.warnings {
-                output::say(&output::printable(&format!("warning: {warning}")));
+                output::print_message(&output::printable(&format!("warning: {warning}")));
             }
         }
         let copies = usize::try_from(args.num_jobs.unwrap_or(1)).unwrap_or(usize::MAX);
         let count = words::count(sources.len().saturating_mul(copies), "job");
         if !output::confirm(args.yes, &format!("Launch {count}?"))? {
-            output::say("Nothing was launched.");
+            output::print_message("Nothing was launched.");
             return Ok(Exit::Failed);
         }
         let mut all = Launched { jobs: Vec::new(), warnings: Vec::new() };
@@ -120,31 +124,32 @@ pub(super) fn run(args: &Args, at: &At, format: Format) -> Result<Exit, Problem>
             all.jobs.extend(launched.jobs);
             all.warnings.extend(launched.warnings);
         }
-        tell(&all, format)?;
+        print_launched(&all, format)?;
         let [only] = all.jobs.as_slice() else { return Ok(Exit::Done) };
         if args.detach {
-            output::say(&format!("`windlass jobs logs {}` follows it.", only.job_id));
+            output::print_message(&format!("`windlass jobs logs {}` follows it.", only.job_id));
             return Ok(Exit::Done);
         }
         let Some(job) = find(cx, only.job_id).await? else { return Ok(super::NOT_FOUND) };
-        let job = Follower::new(cx, &job, Selection::default()).run(job).await?;
+        let job = JobFollower::new(cx, &job, LogSelection::default()).run(job).await?;
         let reason = job.reason.as_ref().map(|why| format!(": {}", output::printable(why)));
         let reason = reason.unwrap_or_default();
-        output::say(&format!("Job {} ended as {}{reason}.", job.job_id, job.status));
-        Ok(exit_of(&job))
+        output::print_message(&format!("Job {} ended as {}{reason}.", job.job_id, job.status));
+        Ok(exit_for(&job))
     })
 }
 
-fn tell(all: &Launched, format: Format) -> Result<(), Problem> {
+fn print_launched(all: &Launched, format: Format) -> Result<(), CliError> {
     match format {
         Format::Json | Format::Jsonl => output::one(format, all, "", |_| ())?,
         Format::Name => all.jobs.iter().for_each(|job| output::data(&job.job_id.to_string())),
         Format::Table | Format::Wide => match all.jobs.as_slice() {
-            [one] => {
-                output::say(&output::printable(&format!("Job {} ({}) is launched.", one.job_id, one.name)))
-            }
+            [one] => output::print_message(&output::printable(&format!(
+                "Job {} ({}) is launched.",
+                one.job_id, one.name
+            ))),
             [first, .., last] => {
-                output::say(&format!("Jobs {} to {} are launched.", first.job_id, last.job_id));
+                output::print_message(&format!("Jobs {} to {} are launched.", first.job_id, last.job_id));
             }
             [] => {}
         },
@@ -154,11 +159,11 @@ fn tell(all: &Launched, format: Format) -> Result<(), Problem> {
 
 async fn launch(
     cx: &Context,
-    source: &Source,
+    source: &LaunchFile,
     args: &Args,
     envs: &BTreeMap<String, String>,
     secrets: &BTreeMap<String, String>,
-) -> Result<Launched, Problem> {
+) -> Result<Launched, CliError> {
     let mut files = Vec::new();
     for (task, of) in (0..).zip(&source.plan.tasks) {
         let base = match &of.body {
@@ -167,7 +172,7 @@ async fn launch(
             Body::Configuration(_) => source.dir.as_path(),
         };
         for (from, path) in of.body.local_files() {
-            let archive_id = archive::bring(cx, &archive::local_path(base, &from)?).await?;
+            let archive_id = archive::upload_path(cx, &archive::local_path(base, &from)?).await?;
             files.push(TaskFile { task, archive_id, path });
         }
     }
@@ -177,7 +182,7 @@ async fn launch(
 
 /// Without the files, which are sent first.
 fn request(
-    source: &Source,
+    source: &LaunchFile,
     args: &Args,
     envs: &BTreeMap<String, String>,
     secrets: &BTreeMap<String, String>,
@@ -194,7 +199,7 @@ fn request(
     }
 }
 
-fn describe(source: &Source, args: &Args) {
+fn print_plan(source: &LaunchFile, args: &Args) {
     let plan = &source.plan;
     let name = args.name.as_ref().or(plan.name.as_ref()).map_or("(a generated name)", String::as_str);
     let tasks = if plan.tasks.len() > 1 { words::count(plan.tasks.len(), "task") } else { String::new() };
@@ -202,18 +207,19 @@ fn describe(source: &Source, args: &Args) {
     let more: Vec<String> =
         [Some(tasks).filter(|tasks| !tasks.is_empty()), copies].into_iter().flatten().collect();
     let more = if more.is_empty() { String::new() } else { format!(" ({})", more.join(", ")) };
-    output::say(&output::printable(&format!("Job  {name}{more}")));
+    output::print_message(&output::printable(&format!("Job  {name}{more}")));
 }
 
-fn envs(args: &Args) -> Result<BTreeMap<String, String>, Problem> {
+fn envs(args: &Args) -> Result<BTreeMap<String, String>, CliError> {
     let mut all = BTreeMap::new();
     if let Some(path) = &args.env_file {
-        let failed = |error: std::io::Error| Problem::caused(&format!("read `{}`", path.display()), &error);
+        let failed =
+            |error: std::io::Error| CliError::from_error(&format!("read `{}`", path.display()), &error);
         let text = std::fs::read_to_string(path).map_err(failed)?;
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let line = line.strip_prefix("export ").unwrap_or(line);
             let (name, value) = line.split_once('=').ok_or_else(|| {
-                Problem::misuse(format!("`{line}` in `{}` is not a variable", path.display()))
+                CliError::usage(format!("`{line}` in `{}` is not a variable", path.display()))
                     .hint("`NAME=VALUE`")
             })?;
             let value = value.trim();
@@ -222,16 +228,19 @@ fn envs(args: &Args) -> Result<BTreeMap<String, String>, Problem> {
             all.insert(name.trim().to_owned(), value.to_owned());
         }
     }
-    all.extend(values(&args.env, "env")?);
+    all.extend(resolve_values(&args.env, "env")?);
     Ok(all)
 }
 
 /// Of those without a value it is the one that the environment of this command has.
-fn values(given: &[(String, Option<String>)], flag: &str) -> Result<BTreeMap<String, String>, Problem> {
+fn resolve_values(
+    given: &[(String, Option<String>)],
+    flag: &str,
+) -> Result<BTreeMap<String, String>, CliError> {
     let mut all = BTreeMap::new();
     for (name, value) in given {
         let value = value.clone().or_else(|| std::env::var(name).ok()).ok_or_else(|| {
-            Problem::new(format!("`--{flag} {name}` has no value"))
+            CliError::new(format!("`--{flag} {name}` has no value"))
                 .code(Code::UnsetVariable)
                 .why("it is not set in your environment")
                 .hint(format!("`--{flag} {name}=VALUE`, or set it"))
@@ -256,42 +265,43 @@ fn command(words: &[String]) -> Option<String> {
 }
 
 /// A task file that runs a command.
-fn command_file(line: &str) -> Result<String, Problem> {
-    let quoted = serde_json::to_string(line).map_err(|error| Problem::caused("read the command", &error))?;
+fn command_file(line: &str) -> Result<String, CliError> {
+    let quoted =
+        serde_json::to_string(line).map_err(|error| CliError::from_error("read the command", &error))?;
     Ok(format!("run: {quoted}\n"))
 }
 
-fn read(
+fn read_task_file(
     file: &str,
     envs: &BTreeMap<String, String>,
     secrets: &BTreeMap<String, String>,
-) -> Result<Source, Problem> {
+) -> Result<LaunchFile, CliError> {
     let path = Path::new(file);
     let dir = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    parsed(text(path)?, file, dir, envs, secrets)
+    parse_task_file(text(path)?, file, dir, envs, secrets)
 }
 
 /// `shown` is what the text is called.
-fn parsed(
+fn parse_task_file(
     text: String,
     shown: &str,
     dir: &Path,
     envs: &BTreeMap<String, String>,
     secrets: &BTreeMap<String, String>,
-) -> Result<Source, Problem> {
+) -> Result<LaunchFile, CliError> {
     let secrets = secrets.iter().map(|(name, value)| (name.clone(), Secret(value.clone())));
     let given = Given { envs: envs.clone(), secrets: secrets.collect() };
     let wrong = |problems: Vec<config::error::Diagnosis>| {
-        output::say(output::printable(&config::render(&problems, shown, &text)).trim_end());
-        Problem::told()
+        output::print_message(output::printable(&config::render(&problems, shown, &text)).trim_end());
+        CliError::told()
     };
-    let job = sky::parse(&text, &given).and_then(sky::Parsed::launchable).map_err(wrong)?;
-    Ok(Source { plan: job.plan, dir: dir.to_owned(), text })
+    let job = sky::parse(&text, &given).and_then(sky::Parsed::into_launchable).map_err(wrong)?;
+    Ok(LaunchFile { plan: job.plan, dir: dir.to_owned(), text })
 }
 
-fn text(path: &Path) -> Result<String, Problem> {
+fn text(path: &Path) -> Result<String, CliError> {
     let failed = |error: std::io::Error| {
-        let problem = Problem::caused(&format!("read `{}`", path.display()), &error);
+        let problem = CliError::from_error(&format!("read `{}`", path.display()), &error);
         if error.kind() == std::io::ErrorKind::NotFound {
             return problem.hint("a command is given without a file name among its words");
         }

@@ -7,16 +7,16 @@ use windlass_api::{
 };
 
 use super::{
-    NOT_FOUND, exit_of, find,
-    follow::{Follower, exists},
+    NOT_FOUND, exit_for, find,
+    follow::{JobFollower, run_exists},
 };
 use crate::{
-    cli::At,
-    commands::logs::of_run,
+    cli::ServerArgs,
+    commands::logs::print_run_logs,
     context::Context,
     exit::Exit,
     output::{self, words},
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -59,32 +59,32 @@ pub(crate) struct Args {
     pub(super) controller: bool,
 }
 
-pub(super) async fn print(cx: &Context, args: &Args, at: &At) -> Result<Exit, Problem> {
+pub(super) async fn print(cx: &Context, args: &Args, at: &ServerArgs) -> Result<Exit, CliError> {
     let attempt = match args.attempt.as_deref() {
         None | Some("all") => None,
         Some(word) => Some(word.parse::<usize>().ok().filter(|number| *number > 0).ok_or_else(|| {
-            Problem::misuse(format!("`{word}` is not an attempt")).hint("a number from 1 on, or `all`")
+            CliError::usage(format!("`{word}` is not an attempt")).hint("a number from 1 on, or `all`")
         })?),
     };
-    let Some(job) = chosen(cx, args).await? else { return Ok(NOT_FOUND) };
+    let Some(job) = find_job(cx, args).await? else { return Ok(NOT_FOUND) };
     if args.controller {
         return controller(cx, &job).await;
     }
     let task = match &args.task {
         None => None,
-        Some(word) => Some(task_of(&job, word)?.task_id),
+        Some(word) => Some(find_task(&job, word)?.task_id),
     };
-    let selection = Selection { task, attempt, tail: args.tail };
+    let selection = LogSelection { task, attempt, tail: args.tail };
     if args.no_follow {
-        once(cx, at, &job, &selection).await?;
+        print_existing(cx, at, &job, &selection).await?;
         return Ok(Exit::Done);
     }
-    Ok(exit_of(&Follower::new(cx, &job, selection).run(job).await?))
+    Ok(exit_for(&JobFollower::new(cx, &job, selection).run(job).await?))
 }
 
 /// Which part of a job's output.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Selection {
+pub(super) struct LogSelection {
     /// One task of several.
     pub(super) task: Option<u32>,
     /// One attempt, counted from 1.
@@ -93,7 +93,7 @@ pub(super) struct Selection {
     pub(super) tail: Option<usize>,
 }
 
-impl Selection {
+impl LogSelection {
     pub(super) fn has_task(&self, task: &Task) -> bool {
         self.task.is_none_or(|only| only == task.task_id)
     }
@@ -105,31 +105,36 @@ impl Selection {
 }
 
 /// All there is, task by task and attempt by attempt.
-async fn once(cx: &Context, at: &At, job: &ManagedJob, selection: &Selection) -> Result<(), Problem> {
+async fn print_existing(
+    cx: &Context,
+    at: &ServerArgs,
+    job: &ManagedJob,
+    selection: &LogSelection,
+) -> Result<(), CliError> {
     let several = job.tasks.len() > 1 && selection.task.is_none();
     for task in job.tasks.iter().filter(|task| selection.has_task(task)) {
         for (index, run) in task.runs.iter().enumerate().filter(|(index, _)| selection.has_attempt(*index)) {
             // An attempt is numbered before it is made; the last may never have been.
-            if !exists(cx, run).await? {
+            if !run_exists(cx, run).await? {
                 break;
             }
             if index > 0 || (several && task.task_id > 0) {
-                output::say(&format!("── {} (attempt {})", task.name, index + 1));
+                output::print_message(&format!("── {} (attempt {})", task.name, index + 1));
             }
-            of_run(cx, at, run, false, selection.tail).await?;
+            print_run_logs(cx, at, run, false, selection.tail).await?;
         }
     }
     Ok(())
 }
 
-async fn chosen(cx: &Context, args: &Args) -> Result<Option<ManagedJob>, Problem> {
+async fn find_job(cx: &Context, args: &Args) -> Result<Option<ManagedJob>, CliError> {
     if let Some(job) = args.job {
         return find(cx, job).await;
     }
     let request = ListRequest { name: args.name.clone(), limit: Some(1), ..ListRequest::default() };
     let newest = cx.call::<ListManagedJobs>(&request).await?.pop();
     if newest.is_none() {
-        let problem = Problem::new("find a job of yours")
+        let problem = CliError::new("find a job of yours")
             .code(Code::UnknownName)
             .why(
                 args.name
@@ -137,24 +142,24 @@ async fn chosen(cx: &Context, args: &Args) -> Result<Option<ManagedJob>, Problem
                     .map_or("you have none".to_owned(), |name| format!("none is called `{name}`")),
             )
             .hint("`windlass jobs queue -a -u` lists them all");
-        output::say(&problem.text());
+        output::print_message(&problem.text());
     }
     Ok(newest)
 }
 
-fn task_of<'a>(job: &'a ManagedJob, word: &str) -> Result<&'a Task, Problem> {
+fn find_task<'a>(job: &'a ManagedJob, word: &str) -> Result<&'a Task, CliError> {
     let by_number = |task: &&Task| word.parse::<u32>() == Ok(task.task_id);
     let by_name = |task: &&Task| task.name == word;
     job.tasks.iter().find(by_name).or_else(|| job.tasks.iter().find(by_number)).ok_or_else(|| {
         let names: Vec<&str> = job.tasks.iter().map(|task| task.name.as_str()).collect();
-        Problem::new(format!("find task `{word}` of job {}", job.job_id))
+        CliError::new(format!("find task `{word}` of job {}", job.job_id))
             .code(Code::UnknownName)
             .hint(format!("it has {}", names.join(", ")))
     })
 }
 
 /// The events of a job, page by page: the log of whoever drives it.
-async fn controller(cx: &Context, job: &ManagedJob) -> Result<Exit, Problem> {
+async fn controller(cx: &Context, job: &ManagedJob) -> Result<Exit, CliError> {
     let mut request = events::ListRequest {
         target_managed_jobs: Some(vec![job.id]),
         ascending: true,

@@ -15,11 +15,11 @@ use windlass_api::{
 use windlass_model::managed_job::Status;
 
 use crate::{
-    cli::{At, Output},
+    cli::{OutputArgs, ServerArgs},
     context::{self, Context},
     exit::Exit,
     output,
-    problem::{Code, Problem},
+    problem::{CliError, Code},
 };
 
 const EXAMPLES: &str = "\
@@ -41,9 +41,9 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
     #[command(flatten)]
-    pub(crate) output: Output,
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -61,7 +61,7 @@ pub(crate) enum Action {
 /// Who reads the exit code of a command that followed a job.
 const NOT_FOUND: Exit = Exit::Job(102);
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     match &args.action {
         None => context::with(&args.at, async |cx| queue::show(cx, &queue::Args::default(), format).await),
@@ -78,15 +78,15 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 }
 
 /// One job by its number; `None`: there is none, which was said.
-async fn find(cx: &Context, job_id: i64) -> Result<Option<ManagedJob>, Problem> {
+async fn find(cx: &Context, job_id: i64) -> Result<Option<ManagedJob>, CliError> {
     match cx.try_call::<ReadManagedJob>(&ReadRequest { job_id }).await {
         Ok(job) => Ok(Some(job)),
-        Err(error) if error.is_absent() => {
-            let problem = Problem::new(format!("find job {job_id}"))
+        Err(error) if error.is_not_found() => {
+            let problem = CliError::new(format!("find job {job_id}"))
                 .code(Code::UnknownName)
                 .why(format!("project `{}` has none of that number", cx.project))
                 .hint("`windlass jobs queue -a` lists them");
-            output::say(&problem.text());
+            output::print_message(&problem.text());
             Ok(None)
         }
         Err(error) => Err(cx.explain(&error).await),
@@ -94,14 +94,14 @@ async fn find(cx: &Context, job_id: i64) -> Result<Option<ManagedJob>, Problem> 
 }
 
 /// What a command that followed a job exits with.
-fn exit_of(job: &ManagedJob) -> Exit {
+fn exit_for(job: &ManagedJob) -> Exit {
     match job.status.parse::<Status>().map_or(101, Status::exit_code) {
         0 => Exit::Done,
         code => Exit::Job(code),
     }
 }
 
-fn is_over(job: &ManagedJob) -> bool {
+fn is_job_finished(job: &ManagedJob) -> bool {
     job.tasks.iter().all(|task| is_final(&task.status))
 }
 

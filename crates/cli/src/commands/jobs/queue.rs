@@ -11,7 +11,7 @@ use windlass_model::{
 };
 
 use crate::{
-    cli::{Format, Watch},
+    cli::{Format, WatchArgs},
     commands::logs::since,
     context::Context,
     exit::Exit,
@@ -20,7 +20,7 @@ use crate::{
         table::{Cell, Table},
         words,
     },
-    problem::Problem,
+    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -31,12 +31,12 @@ Examples:
   windlass jobs queue -v                       with schedule states and reasons";
 
 /// How many are shown unless more are asked for.
-const USUAL: i64 = 50;
+const DEFAULT_LIMIT: i64 = 50;
 const PAGE: i64 = 1000;
 /// `-a` shows at most so many.
 const ALL_MAX: i64 = 100_000;
 /// Letters of a reason that stand in the narrow table.
-const BRIEF: usize = 60;
+const REASON_CHARS_MAX: usize = 60;
 
 #[derive(Debug, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -63,19 +63,19 @@ pub(crate) struct Args {
     #[arg(short, long)]
     verbose: bool,
     #[command(flatten)]
-    watch: Watch,
+    watch: WatchArgs,
 }
 
 impl Args {
     /// What can be wrong before anybody is asked.
-    pub(super) fn check(&self, format: Format) -> Result<(), Problem> {
+    pub(super) fn check(&self, format: Format) -> Result<(), CliError> {
         if self.verbose && format != Format::Table {
-            return Err(Problem::misuse("`-v` shows a table").hint("leave out `-o`"));
+            return Err(CliError::usage("`-v` shows a table").hint("leave out `-o`"));
         }
         for word in &self.status {
             if status(word).is_none() {
                 let known: Vec<&str> = Status::ALL.iter().map(|status| status.as_str()).collect();
-                return Err(Problem::misuse(format!("there is no status `{word}`"))
+                return Err(CliError::usage(format!("there is no status `{word}`"))
                     .hint(format!("one of {}", known.join(", "))));
             }
         }
@@ -87,7 +87,7 @@ fn status(word: &str) -> Option<Status> {
     word.to_ascii_uppercase().parse().ok()
 }
 
-pub(super) async fn show(cx: &Context, args: &Args, format: Format) -> Result<Exit, Problem> {
+pub(super) async fn show(cx: &Context, args: &Args, format: Format) -> Result<Exit, CliError> {
     let name = |job: &ManagedJob| job.job_id.to_string();
     let none = "No jobs. `windlass jobs launch FILE` launches one.";
     let list = List { project: Some(&cx.project), kind: "jobs", name, none };
@@ -95,8 +95,8 @@ pub(super) async fn show(cx: &Context, args: &Args, format: Format) -> Result<Ex
     list.show(format, args.watch.watch, async || fetch(cx, args).await, table).await
 }
 
-async fn fetch(cx: &Context, args: &Args) -> Result<Vec<ManagedJob>, Problem> {
-    let wanted = if args.all { ALL_MAX } else { args.limit.unwrap_or(USUAL) };
+async fn fetch(cx: &Context, args: &Args) -> Result<Vec<ManagedJob>, CliError> {
+    let wanted = if args.all { ALL_MAX } else { args.limit.unwrap_or(DEFAULT_LIMIT) };
     let statuses = args.status.iter().filter_map(|word| status(word));
     let mut request = ListRequest {
         statuses: statuses.map(|status| status.as_str().to_owned()).collect(),
@@ -108,7 +108,7 @@ async fn fetch(cx: &Context, args: &Args) -> Result<Vec<ManagedJob>, Problem> {
     };
     let mut all: Vec<ManagedJob> = Vec::new();
     loop {
-        let page = cx.patiently::<ListManagedJobs>(&request).await?;
+        let page = cx.call_with_retry::<ListManagedJobs>(&request).await?;
         let full = i64::try_from(page.len()).ok() == request.limit;
         all.extend(page);
         let left = wanted - i64::try_from(all.len()).unwrap_or(wanted);
@@ -165,13 +165,13 @@ pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
 /// Why a task that has not ended waits, as much as a column bears; `-v` and `windlass why` show all of it.
 fn brief(task: &Task) -> Option<String> {
     let reason = task.reason.as_deref().filter(|_| !super::is_final(&task.status))?;
-    if reason.chars().count() <= BRIEF {
+    if reason.chars().count() <= REASON_CHARS_MAX {
         return Some(reason.to_owned());
     }
-    Some(reason.chars().take(BRIEF - 1).chain(['…']).collect())
+    Some(reason.chars().take(REASON_CHARS_MAX - 1).chain(['…']).collect())
 }
 
-fn seconds(secs: Option<i64>) -> String {
+fn format_seconds(secs: Option<i64>) -> String {
     secs.map(|secs| words::span(Span::secs(secs))).unwrap_or_else(|| "-".to_owned())
 }
 
@@ -184,8 +184,8 @@ fn job_row(job: &ManagedJob, wide: bool, now: Timestamp) -> Vec<Cell> {
         job.name.as_str().into(),
         only.map_or(count, |task| task.resources.clone()).into(),
         job.submitted_at.map_or_else(|| "-".to_owned(), |at| words::ago(at, now)).into(),
-        seconds(job.total_duration).into(),
-        seconds(Some(job.job_duration)).into(),
+        format_seconds(job.total_duration).into(),
+        format_seconds(Some(job.job_duration)).into(),
         job.recovery_count.to_string().into(),
         Cell::status(&job.status),
     ];
@@ -209,8 +209,8 @@ fn task_row(task: &Task, wide: bool, now: Timestamp) -> Vec<Cell> {
         task.name.as_str().into(),
         task.resources.as_str().into(),
         task.submitted_at.map_or_else(|| "-".to_owned(), |at| words::ago(at, now)).into(),
-        seconds(task.total_duration).into(),
-        seconds(Some(task.job_duration)).into(),
+        format_seconds(task.total_duration).into(),
+        format_seconds(Some(task.job_duration)).into(),
         task.recovery_count.to_string().into(),
         Cell::status(&task.status),
     ];

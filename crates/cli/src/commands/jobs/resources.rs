@@ -4,7 +4,7 @@ use windlass_api::managed_jobs::Overrides;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Over what the file says, for every task of it")]
-pub(crate) struct Resources {
+pub(crate) struct JobResourceArgs {
     /// GPUs of each node, such as `H100:8`
     #[arg(long, value_name = "NAME[:N]")]
     gpus: Option<String>,
@@ -34,7 +34,7 @@ pub(crate) struct Resources {
     deadline: Option<String>,
 }
 
-impl Resources {
+impl JobResourceArgs {
     pub(super) fn overrides(&self) -> Overrides {
         let spot = (self.use_spot || self.no_use_spot).then_some(self.use_spot);
         Overrides {

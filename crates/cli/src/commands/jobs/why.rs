@@ -9,15 +9,15 @@ use windlass_model::time::Timestamp;
 use super::is_final;
 use crate::{
     cli::Format,
-    commands::why::{cures, tell_refusals},
+    commands::why::{cures, print_refusals},
     context::Context,
     exit::Exit,
     output::{self, words},
-    problem::Problem,
+    problem::CliError,
 };
 
 /// Shows a managed job, or says that there is neither a run nor a job of that name.
-pub(crate) async fn show(cx: &Context, name: &str, format: Format) -> Result<Exit, Problem> {
+pub(crate) async fn show(cx: &Context, name: &str, format: Format) -> Result<Exit, CliError> {
     let Some(job) = find(cx, name).await? else {
         return Err(cx.unknown_run(name).await);
     };
@@ -26,28 +26,28 @@ pub(crate) async fn show(cx: &Context, name: &str, format: Format) -> Result<Exi
 }
 
 /// The number of a managed job that has the name of a run.
-pub(crate) async fn namesake(cx: &Context, name: &str) -> Option<i64> {
-    let request = by_name(name);
+pub(crate) async fn find_job_named(cx: &Context, name: &str) -> Option<i64> {
+    let request = name_request(name);
     let found = cx.try_call::<ListManagedJobs>(&request).await.ok()?;
     found.first().map(|job| job.job_id)
 }
 
 /// The newest of anybody's that is called so.
-fn by_name(name: &str) -> ListRequest {
+fn name_request(name: &str) -> ListRequest {
     ListRequest { name: Some(name.to_owned()), all_users: true, limit: Some(1), ..ListRequest::default() }
 }
 
-async fn find(cx: &Context, name: &str) -> Result<Option<ManagedJob>, Problem> {
+async fn find(cx: &Context, name: &str) -> Result<Option<ManagedJob>, CliError> {
     let job_id = match name.parse::<i64>() {
         Ok(number) => number,
-        Err(_) => match cx.call::<ListManagedJobs>(&by_name(name)).await?.first() {
+        Err(_) => match cx.call::<ListManagedJobs>(&name_request(name)).await?.first() {
             Some(job) => job.job_id,
             None => return Ok(None),
         },
     };
     match cx.try_call::<ReadManagedJob>(&ReadRequest { job_id }).await {
         Ok(job) => Ok(Some(job)),
-        Err(error) if error.is_absent() => Ok(None),
+        Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(cx.explain(&error).await),
     }
 }
@@ -60,17 +60,17 @@ fn tell(job: &ManagedJob) {
         job.name, job.job_id, job.status, job.schedule_state
     ));
     match job.tasks.as_slice() {
-        [only] => tell_task(only, "  ", now),
+        [only] => print_task(only, "  ", now),
         many => {
             for task in many {
                 line(&format!("  task {} ({}): {}", task.task_id, task.name, task.status));
-                tell_task(task, "    ", now);
+                print_task(task, "    ", now);
             }
         }
     }
 }
 
-fn tell_task(task: &Task, indent: &str, now: Timestamp) {
+fn print_task(task: &Task, indent: &str, now: Timestamp) {
     if let Some(reason) = &task.reason {
         line(&format!("{indent}why:  {reason}"));
     }
@@ -89,7 +89,7 @@ fn tell_task(task: &Task, indent: &str, now: Timestamp) {
     }
     let Some(why) = task.why.as_ref().and_then(|why| why.value().ok()) else { return };
     line(&format!("{indent}wants: {}", task.resources));
-    tell_refusals("no place for it", &why);
+    print_refusals("no place for it", &why);
     let cures = cures(&why);
     if !cures.is_empty() {
         line("  to make it fit:");

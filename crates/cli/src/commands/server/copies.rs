@@ -7,11 +7,11 @@ use windlass_server::{
     config::Settings,
     db::{
         DatabaseUrl,
-        backup::{self, BackupError, Copied},
+        backup::{self, BackupError, BackupSummary},
     },
 };
 
-use crate::{cli::Format, output, problem::Problem};
+use crate::{cli::Format, output, problem::CliError};
 
 pub(super) const BACKUP: &str = "\
 Examples:
@@ -28,24 +28,26 @@ Examples:
 
 No server may use the database. The one that is replaced stays beside it, under another name.";
 
-pub(super) fn back_up(settings: &Settings, file: &Path, format: Format) -> Result<(), Problem> {
-    let database = sqlite(settings, "back up", |url| format!("pg_dump --format=custom --file=FILE '{url}'"))?;
+pub(super) fn back_up(settings: &Settings, file: &Path, format: Format) -> Result<(), CliError> {
+    let database =
+        require_sqlite(settings, "back up", |url| format!("pg_dump --format=custom --file=FILE '{url}'"))?;
     let copied = backup::backup(&database, file).map_err(|error| problem("back up the database", &error))?;
-    tell(format, file, &copied, |copied| {
-        format!("Wrote {} ({} runs, {}).", file.display(), copied.runs, size(copied.bytes))
+    print_copied(format, file, &copied, |copied| {
+        format!("Wrote {} ({} runs, {}).", file.display(), copied.runs, format_size(copied.bytes))
     })
 }
 
-pub(super) fn restore(settings: &Settings, file: &Path, format: Format) -> Result<(), Problem> {
-    let database = sqlite(settings, "restore", |url| format!("pg_restore --clean --dbname='{url}' FILE"))?;
+pub(super) fn restore(settings: &Settings, file: &Path, format: Format) -> Result<(), CliError> {
+    let database =
+        require_sqlite(settings, "restore", |url| format!("pg_restore --clean --dbname='{url}' FILE"))?;
     let copied = backup::restore(&database, file).map_err(|error| problem("restore the database", &error))?;
     if !settings.key_file.exists() {
-        output::say(&format!(
+        output::print_message(&format!(
             "Note: the key file {} is not there. Without it the server cannot open the secrets in this copy.",
             settings.key_file.display()
         ));
     }
-    tell(format, &database, &copied, |copied| {
+    print_copied(format, &database, &copied, |copied| {
         let aside = copied.aside.as_ref();
         let aside = aside.map_or(String::new(), |path| format!(" The one before it is {}.", path.display()));
         format!("{} is the database now ({} runs).{aside}", file.display(), copied.runs)
@@ -53,10 +55,14 @@ pub(super) fn restore(settings: &Settings, file: &Path, format: Format) -> Resul
 }
 
 /// Postgres has tools of its own, which know it better.
-fn sqlite(settings: &Settings, what: &str, tool: impl Fn(&str) -> String) -> Result<PathBuf, Problem> {
+fn require_sqlite(
+    settings: &Settings,
+    what: &str,
+    tool: impl Fn(&str) -> String,
+) -> Result<PathBuf, CliError> {
     match &settings.database_url {
         DatabaseUrl::Sqlite(path) => Ok(path.clone()),
-        DatabaseUrl::Postgres(url) => Err(Problem::new(format!("{what} a Postgres database"))
+        DatabaseUrl::Postgres(url) => Err(CliError::new(format!("{what} a Postgres database"))
             .why("this command is for SQLite; Postgres has its own, which work while servers run")
             .hint(format!("`{}`", tool(&without_password(url))))),
     }
@@ -74,18 +80,18 @@ fn without_password(url: &str) -> String {
     }
 }
 
-fn tell(
+fn print_copied(
     format: Format,
     path: &Path,
-    copied: &Copied,
-    sentence: impl Fn(&Copied) -> String,
-) -> Result<(), Problem> {
+    copied: &BackupSummary,
+    sentence: impl Fn(&BackupSummary) -> String,
+) -> Result<(), CliError> {
     let document = json!({"path": path, "bytes": copied.bytes, "runs": copied.runs, "aside": copied.aside});
     output::one(format, &document, &path.display().to_string(), |_| output::data(&sentence(copied)))
 }
 
-fn problem(what: &str, error: &BackupError) -> Problem {
-    let problem = Problem::caused(what, error);
+fn problem(what: &str, error: &BackupError) -> CliError {
+    let problem = CliError::from_error(what, error);
     match error {
         BackupError::Exists { .. } => problem.hint("name another file; no backup is ever overwritten"),
         BackupError::Db(windlass_server::db::DbError::InUse { .. }) => {
@@ -98,7 +104,7 @@ fn problem(what: &str, error: &BackupError) -> Problem {
     }
 }
 
-fn size(bytes: u64) -> String {
+fn format_size(bytes: u64) -> String {
     if bytes < 1024 * 1024 { format!("{} KiB", bytes.div_ceil(1024)) } else { format!("{} MiB", bytes >> 20) }
 }
 

@@ -8,11 +8,11 @@ use ratatui::{
     widgets::{Cell, Paragraph, Row as TableRow, Table},
 };
 
-use super::state::{Pane, Prompt, Row, State, Text, View};
+use super::state::{Pane, Prompt, Row, Text, TopState, View};
 use crate::output::{style::Colour, table::cut};
 
 /// Lines around a list: the place, the tabs, the head, the last line.
-const AROUND: u16 = 4;
+const FRAME_LINES: u16 = 4;
 const HELP: &[&str] = &[
     "1 2 3 4, Tab     runs, queue, instances, events",
     ":runs …          the same by name, or the beginning of it",
@@ -27,21 +27,21 @@ const HELP: &[&str] = &[
 
 /// How many lines of a list or text fit.
 pub(super) fn page(height: u16) -> usize {
-    usize::from(height.saturating_sub(AROUND)).max(1)
+    usize::from(height.saturating_sub(FRAME_LINES)).max(1)
 }
 
 /// Without colours the words alone say it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Paint {
+pub(super) struct Palette {
     pub(super) colours: bool,
 }
 
-impl Paint {
+impl Palette {
     fn status(self, text: &str) -> Style {
         if !self.colours {
             return Style::new();
         }
-        match Colour::of_status(text) {
+        match Colour::for_status(text) {
             Colour::None | Colour::Bold => Style::new(),
             Colour::Dim => Style::new().add_modifier(Modifier::DIM),
             Colour::Green => Style::new().fg(Color::Green),
@@ -54,27 +54,27 @@ impl Paint {
     }
 }
 
-pub(super) fn screen(frame: &mut Frame<'_>, state: &State, paint: Paint) {
+pub(super) fn screen(frame: &mut Frame<'_>, state: &TopState, paint: Palette) {
     let parts = [Constraint::Length(1), Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)];
     let [place, tabs, body, last] = Layout::vertical(parts).areas(frame.area());
-    frame.render_widget(Paragraph::new(heading(state)), place);
-    frame.render_widget(Paragraph::new(tab_line(state)), tabs);
+    frame.render_widget(Paragraph::new(draw_heading(state)), place);
+    frame.render_widget(Paragraph::new(draw_tabs(state)), tabs);
     match &state.pane {
-        Pane::List => list(frame, body, state, paint),
+        Pane::List => draw_list(frame, body, state, paint),
         Pane::Logs(text) | Pane::Detail(text) => self::text(frame, body, text),
         Pane::Help => {
             let lines: Vec<Line<'_>> = HELP.iter().map(|line| Line::raw(*line)).collect();
             frame.render_widget(Paragraph::new(lines), body);
         }
     }
-    frame.render_widget(Paragraph::new(last_line(state, paint)), last);
+    frame.render_widget(Paragraph::new(draw_prompt(state, paint)), last);
 }
 
 fn bold(text: String) -> Span<'static> {
     Span::styled(text, Style::new().add_modifier(Modifier::BOLD))
 }
 
-fn heading(state: &State) -> Line<'static> {
+fn draw_heading(state: &TopState) -> Line<'static> {
     let running = state.all(View::Runs).iter().filter(|row| row.status.starts_with("running")).count();
     let counts = format!(
         "  {running} running, {} waiting, {} instances",
@@ -84,7 +84,7 @@ fn heading(state: &State) -> Line<'static> {
     Line::from(vec![bold(state.place.clone()), Span::raw(counts)])
 }
 
-fn tab_line(state: &State) -> Line<'static> {
+fn draw_tabs(state: &TopState) -> Line<'static> {
     let mut spans = Vec::new();
     for (number, view) in (1_u8..).zip(View::ALL) {
         let text = format!("{number} {} ({})", view.name(), state.count(view));
@@ -102,7 +102,7 @@ fn tab_line(state: &State) -> Line<'static> {
     Line::from(spans)
 }
 
-fn list(frame: &mut Frame<'_>, area: Rect, state: &State, paint: Paint) {
+fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &TopState, paint: Palette) {
     let (shown, cursor, page) = (state.shown(), state.cursor(), state.page.max(1));
     let head = state.view.head();
     if shown.is_empty() {
@@ -154,7 +154,7 @@ fn text(frame: &mut Frame<'_>, area: Rect, text: &Text) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn last_line(state: &State, paint: Paint) -> Line<'static> {
+fn draw_prompt(state: &TopState, paint: Palette) -> Line<'static> {
     match &state.prompt {
         Prompt::Command(typed) => return Line::raw(format!(":{typed}_")),
         Prompt::Filter { .. } => return Line::raw(format!("/{}_", state.filter)),
@@ -182,8 +182,8 @@ fn last_line(state: &State, paint: Paint) -> Line<'static> {
 mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
-    use super::{Paint, page, screen};
-    use crate::commands::top::state::{Key, Row, State, View};
+    use super::{Palette, page, screen};
+    use crate::commands::top::state::{Key, Row, TopState, View};
 
     fn row(name: &str, status: &str) -> Row {
         let cells =
@@ -191,17 +191,17 @@ mod tests {
         Row { key: name.to_owned(), run: Some(name.to_owned()), cells, status: status.to_owned() }
     }
 
-    fn drawn(state: &mut State, height: u16) -> Vec<String> {
+    fn drawn(state: &mut TopState, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(76, height)).unwrap();
         state.page = page(height);
-        terminal.draw(|frame| screen(frame, state, Paint { colours: true })).unwrap();
+        terminal.draw(|frame| screen(frame, state, Palette { colours: true })).unwrap();
         let buffer = terminal.backend().buffer();
         let line = |y: u16| -> String { (0..76).map(|x| buffer[(x, y)].symbol()).collect() };
         (0..height).map(|y| line(y).trim_end().to_owned()).collect()
     }
 
-    fn state() -> State {
-        let mut state = State::new("main at http://localhost:3000".to_owned());
+    fn state() -> TopState {
+        let mut state = TopState::new("main at http://localhost:3000".to_owned());
         state.update(View::Runs, vec![row("train", "running"), row("hello", "done")]);
         state
     }
@@ -263,9 +263,9 @@ mod tests {
         let mut state = state();
         state.press(Key::Enter);
         for number in 0..9 {
-            state.wrote(&format!("line {number}\n"));
+            state.append_log(&format!("line {number}\n"));
         }
-        state.wrote("\u{1b}[2Jx");
+        state.append_log("\u{1b}[2Jx");
         let lines = drawn(&mut state, 6);
         assert!(lines[1].ends_with("logs of train"), "{lines:?}");
         assert_eq!(lines[2..5], ["line 7", "line 8", "[2Jx"]);

@@ -8,25 +8,25 @@ use windlass_api::{
     logs::StreamRequest,
 };
 
-use crate::{context::Context, output::escape::Filter, problem::Problem};
+use crate::{context::Context, output::escape::Filter, problem::CliError};
 
 /// Between attempts to take up a stream that broke, and looks for a job that is not there yet.
-const AGAIN_AFTER: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// A server that cannot be reached for this long is not waited for.
-const GONE_AFTER: Duration = Duration::from_secs(60);
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What came of it.
-pub(super) enum Heard {
+pub(super) enum LogUpdate {
     Text(String),
     Nothing,
     /// Nothing will follow, and why.
-    Over(String),
-    Failed(Problem),
+    Ended(String),
+    Failed(CliError),
 }
 
-enum Way {
+enum FollowState {
     /// The run may have no job yet.
-    Unknown,
+    NoJob,
     Closed {
         request: StreamRequest,
         since: Instant,
@@ -38,54 +38,56 @@ enum Way {
 }
 
 /// Follows the first job of a run.
-pub(super) struct Follower<'a> {
+pub(super) struct LogFollower<'a> {
     cx: &'a Context,
     run: String,
-    way: Way,
-    plain: Plain,
+    way: FollowState,
+    plain: PlainText,
 }
 
-impl<'a> Follower<'a> {
+impl<'a> LogFollower<'a> {
     pub(super) fn new(cx: &'a Context, run: String) -> Self {
-        Self { cx, run, way: Way::Unknown, plain: Plain(Filter::new()) }
+        Self { cx, run, way: FollowState::NoJob, plain: PlainText(Filter::new()) }
     }
 
-    pub(super) async fn turn(mut self) -> (Self, Heard) {
+    pub(super) async fn next_update(mut self) -> (Self, LogUpdate) {
         let heard = match self.next().await {
             Ok(heard) => heard,
-            Err(problem) => Heard::Failed(problem),
+            Err(problem) => LogUpdate::Failed(problem),
         };
         (self, heard)
     }
 
-    async fn next(&mut self) -> Result<Heard, Problem> {
-        match std::mem::replace(&mut self.way, Way::Unknown) {
-            Way::Unknown => self.find().await,
-            Way::Closed { request, since } => self.open(request, since).await,
-            Way::Open { mut request, mut stream } => match stream.next().await {
+    async fn next(&mut self) -> Result<LogUpdate, CliError> {
+        match std::mem::replace(&mut self.way, FollowState::NoJob) {
+            FollowState::NoJob => self.find().await,
+            FollowState::Closed { request, since } => self.open(request, since).await,
+            FollowState::Open { mut request, mut stream } => match stream.next().await {
                 Ok(Some(News::Bytes { bytes, .. })) => {
                     request.offset = stream.offset();
-                    self.way = Way::Open { request, stream };
-                    Ok(Heard::Text(self.plain.take(&bytes)))
+                    self.way = FollowState::Open { request, stream };
+                    Ok(LogUpdate::Text(self.plain.take(&bytes)))
                 }
-                Ok(Some(News::End { .. })) => Ok(Heard::Over(format!("that is all `{}` wrote", self.run))),
-                Ok(None) => Ok(self.broke(request)),
-                Err(error) if error.is_lost() => Ok(self.broke(request)),
+                Ok(Some(News::End { .. })) => {
+                    Ok(LogUpdate::Ended(format!("that is all `{}` wrote", self.run)))
+                }
+                Ok(None) => Ok(self.disconnected(request)),
+                Err(error) if error.is_unconfirmed() => Ok(self.disconnected(request)),
                 Err(error) => Err(self.cx.explain(&error).await),
             },
         }
     }
 
-    fn broke(&mut self, request: StreamRequest) -> Heard {
-        self.way = Way::Closed { request, since: Instant::now() };
-        Heard::Nothing
+    fn disconnected(&mut self, request: StreamRequest) -> LogUpdate {
+        self.way = FollowState::Closed { request, since: Instant::now() };
+        LogUpdate::Nothing
     }
 
-    async fn find(&mut self) -> Result<Heard, Problem> {
+    async fn find(&mut self) -> Result<LogUpdate, CliError> {
         let run = self.cx.run(&self.run).await?;
         let Some(latest) = run.jobs.first().and_then(|job| job.job_submissions.last()) else {
-            sleep(AGAIN_AFTER).await;
-            return Ok(Heard::Nothing);
+            sleep(RETRY_DELAY).await;
+            return Ok(LogUpdate::Nothing);
         };
         let request = StreamRequest {
             run_name: self.run.clone(),
@@ -95,28 +97,28 @@ impl<'a> Follower<'a> {
             follow: true,
             diagnose: false,
         };
-        Ok(self.broke(request))
+        Ok(self.disconnected(request))
     }
 
-    async fn open(&mut self, request: StreamRequest, since: Instant) -> Result<Heard, Problem> {
+    async fn open(&mut self, request: StreamRequest, since: Instant) -> Result<LogUpdate, CliError> {
         match self.cx.client.stream_logs(&self.cx.project, &request).await {
-            Ok(stream) => self.way = Way::Open { request, stream: Box::new(stream) },
-            Err(error) if error.is_lost() && since.elapsed() < GONE_AFTER => {
-                sleep(AGAIN_AFTER).await;
-                self.way = Way::Closed { request, since };
+            Ok(stream) => self.way = FollowState::Open { request, stream: Box::new(stream) },
+            Err(error) if error.is_unconfirmed() && since.elapsed() < RECONNECT_TIMEOUT => {
+                sleep(RETRY_DELAY).await;
+                self.way = FollowState::Closed { request, since };
             }
             Err(error) => return Err(self.cx.explain(&error).await),
         }
-        Ok(Heard::Nothing)
+        Ok(LogUpdate::Nothing)
     }
 }
 
 /// Takes the words out of what a terminal would be told.
-struct Plain(Filter);
+struct PlainText(Filter);
 
-impl Plain {
+impl PlainText {
     fn take(&mut self, bytes: &[u8]) -> String {
-        let text = self.0.pass(bytes);
+        let text = self.0.push(bytes);
         let text = String::from_utf8_lossy(&text);
         // All that passes beside text are colours, and those whole.
         let mut parts = text.split("\u{1b}[");
@@ -130,11 +132,11 @@ impl Plain {
 
 #[cfg(test)]
 mod tests {
-    use super::{Filter, Plain};
+    use super::{Filter, PlainText};
 
     #[test]
     fn words_are_left_of_what_a_terminal_is_told() {
-        let mut plain = Plain(Filter::new());
+        let mut plain = PlainText(Filter::new());
         assert_eq!(plain.take(b"\x1b[31mred\x1b[0m \x1b[2Ja\r\n"), "red a\r\n");
         // Whatever is cut in two comes whole.
         assert_eq!(plain.take(b"x\x1b[3"), "x");

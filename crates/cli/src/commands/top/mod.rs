@@ -27,29 +27,29 @@ use windlass_api::{
 };
 
 use self::{
-    draw::Paint,
-    logs::{Follower, Heard},
-    state::{Key, Order, Row, State, View},
+    draw::Palette,
+    logs::{LogFollower, LogUpdate},
+    state::{Effect, Key, Row, TopState, View},
 };
 use super::{
-    event::{Feed, newest, of_project},
+    event::{EventFeed, newest, project_request},
     instance,
 };
 use crate::{
-    cli::At,
+    cli::ServerArgs,
     context::{self, Context, name_of},
     exit::Exit,
     output::{style::Style, words},
-    problem::Problem,
+    problem::CliError,
 };
 
 /// Between two questions for events.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const EVENTS_INTERVAL: Duration = Duration::from_secs(1);
 /// Lists are asked for this often even if nothing seems to have happened.
-const LISTS_EVERY: Duration = Duration::from_secs(10);
+const LISTS_INTERVAL: Duration = Duration::from_secs(10);
 /// The picture changes no faster.
-const DRAW_EVERY: Duration = Duration::from_millis(40);
-const EVENTS_KEPT: usize = 1000;
+const DRAW_INTERVAL: Duration = Duration::from_millis(40);
+const EVENTS_MAX: usize = 1000;
 const ACTIVE_MAX: i64 = 100;
 const FINISHED_MAX: i64 = 50;
 const KEYS_MAX: usize = 64;
@@ -66,19 +66,19 @@ its name, `q` goes back.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(crate) at: At,
+    pub(crate) at: ServerArgs,
 }
 
-pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
+pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
-        return Err(Problem::misuse("`top` needs a terminal")
+        return Err(CliError::usage("`top` needs a terminal")
             .hint("`windlass ps -o json` and `windlass event -o jsonl` are for scripts"));
     }
     context::with(&args.at, async |cx| {
         // Whatever is wrong with the server or the project is said before the screen changes.
-        let asked = of_project(cx).await?;
+        let asked = project_request(cx).await?;
         let events = newest(cx, &asked, ACTIVE_MAX).await?;
-        let feed = Feed::after(asked, &events);
+        let feed = EventFeed::after(asked, &events);
         let mut screen = Screen::open()?;
         Top::new(cx, events).watch(feed, &mut screen.0).await
     })
@@ -88,8 +88,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Problem> {
 struct Screen(DefaultTerminal);
 
 impl Screen {
-    fn open() -> Result<Self, Problem> {
-        ratatui::try_init().map(Self).map_err(|error| Problem::caused("take over the terminal", &error))
+    fn open() -> Result<Self, CliError> {
+        ratatui::try_init().map(Self).map_err(|error| CliError::from_error("take over the terminal", &error))
     }
 }
 
@@ -100,10 +100,10 @@ impl Drop for Screen {
 }
 
 /// Something under way, kept between turns so that giving up a wait loses nothing.
-type Slot<'a, T> = Option<Pin<Box<dyn Future<Output = T> + 'a>>>;
+type PendingWork<'a, T> = Option<Pin<Box<dyn Future<Output = T> + 'a>>>;
 
 /// Never done when there is nothing.
-async fn arrived<T>(slot: &mut Slot<'_, T>) -> T {
+async fn await_pending<T>(slot: &mut PendingWork<'_, T>) -> T {
     match slot {
         Some(work) => {
             let done = work.await;
@@ -115,18 +115,18 @@ async fn arrived<T>(slot: &mut Slot<'_, T>) -> T {
 }
 
 /// What a look at the server came to.
-struct Seen {
-    feed: Feed,
-    fresh: Result<Fresh, Problem>,
+struct PollResult {
+    feed: EventFeed,
+    fresh: Result<ServerUpdate, CliError>,
 }
 
-struct Fresh {
+struct ServerUpdate {
     events: Vec<Event>,
     /// Asked for only when something happened.
     lists: Option<(Vec<Run>, Vec<Instance>)>,
 }
 
-async fn look(cx: &Context, mut feed: Feed, wait: Duration, lists: bool) -> Seen {
+async fn look(cx: &Context, mut feed: EventFeed, wait: Duration, lists: bool) -> PollResult {
     sleep(wait).await;
     let fresh = async {
         let events = feed.look(cx).await?;
@@ -135,14 +135,14 @@ async fn look(cx: &Context, mut feed: Feed, wait: Duration, lists: bool) -> Seen
         } else {
             None
         };
-        Ok(Fresh { events, lists })
+        Ok(ServerUpdate { events, lists })
     }
     .await;
-    Seen { feed, fresh }
+    PollResult { feed, fresh }
 }
 
 /// Those that are active, then the newest that are not.
-async fn runs(cx: &Context) -> Result<Vec<Run>, Problem> {
+async fn runs(cx: &Context) -> Result<Vec<Run>, CliError> {
     let request = |only_active, limit| ListRequest {
         project_name: Some(cx.project.clone()),
         only_active,
@@ -159,41 +159,41 @@ async fn runs(cx: &Context) -> Result<Vec<Run>, Problem> {
 }
 
 /// What was asked for by a key.
-enum Done {
+enum ActionResult {
     Described { title: String, lines: Vec<String> },
     Stopped { run: String },
-    Failed(Problem),
+    Failed(CliError),
 }
 
 struct Top<'a> {
     cx: &'a Context,
-    state: State,
+    state: TopState,
     events: VecDeque<Event>,
-    doing: Slot<'a, Done>,
-    log: Slot<'a, (Follower<'a>, Heard)>,
+    doing: PendingWork<'a, ActionResult>,
+    log: PendingWork<'a, (LogFollower<'a>, LogUpdate)>,
 }
 
 impl<'a> Top<'a> {
     fn new(cx: &'a Context, events: Vec<Event>) -> Self {
-        let state = State::new(format!("{} at {}", cx.project, cx.url));
+        let state = TopState::new(format!("{} at {}", cx.project, cx.url));
         let mut top = Self { cx, state, events: events.into(), doing: None, log: None };
         top.state.update(View::Events, rows::events(top.events.iter()));
         top
     }
 
-    async fn watch(mut self, feed: Feed, terminal: &mut DefaultTerminal) -> Result<Exit, Problem> {
+    async fn watch(mut self, feed: EventFeed, terminal: &mut DefaultTerminal) -> Result<Exit, CliError> {
         let mut keys = keys();
-        let failed = |error: &dyn std::error::Error| Problem::caused("watch for signals", error);
+        let failed = |error: &dyn std::error::Error| CliError::from_error("watch for signals", error);
         let mut told = signal(SignalKind::terminate()).map_err(|error| failed(&error))?;
         let mut left = signal(SignalKind::hangup()).map_err(|error| failed(&error))?;
         let cx = self.cx;
-        let mut looking: Slot<'a, Seen> = Some(Box::pin(look(cx, feed, Duration::ZERO, true)));
-        let mut lists_at = Instant::now() + LISTS_EVERY;
+        let mut looking: PendingWork<'a, PollResult> = Some(Box::pin(look(cx, feed, Duration::ZERO, true)));
+        let mut lists_at = Instant::now() + LISTS_INTERVAL;
         let (mut draw_at, mut changed) = (Instant::now(), true);
         loop {
             if changed && Instant::now() >= draw_at {
                 self.draw(terminal)?;
-                (draw_at, changed) = (Instant::now() + DRAW_EVERY, false);
+                (draw_at, changed) = (Instant::now() + DRAW_INTERVAL, false);
             }
             tokio::select! {
                 input = keys.recv() => match input {
@@ -201,16 +201,16 @@ impl<'a> Top<'a> {
                     Some(None) => {}
                     Some(Some(key)) => if self.press(key) { return Ok(Exit::Done) },
                 },
-                seen = arrived(&mut looking) => {
-                    let (feed, had_lists) = self.saw(seen);
+                seen = await_pending(&mut looking) => {
+                    let (feed, had_lists) = self.on_poll_result(seen);
                     if had_lists {
-                        lists_at = Instant::now() + LISTS_EVERY;
+                        lists_at = Instant::now() + LISTS_INTERVAL;
                     }
-                    let lists = Instant::now() + LOOK_EVERY >= lists_at;
-                    looking = Some(Box::pin(look(cx, feed, LOOK_EVERY, lists)));
+                    let lists = Instant::now() + EVENTS_INTERVAL >= lists_at;
+                    looking = Some(Box::pin(look(cx, feed, EVENTS_INTERVAL, lists)));
                 }
-                done = arrived(&mut self.doing) => self.did(done),
-                (follower, heard) = arrived(&mut self.log) => self.heard(follower, heard),
+                done = await_pending(&mut self.doing) => self.on_action_result(done),
+                (follower, heard) = await_pending(&mut self.log) => self.heard(follower, heard),
                 () = sleep_until(draw_at), if changed => continue,
                 _ = told.recv() => return Ok(Exit::Done),
                 _ = left.recv() => return Ok(Exit::Done),
@@ -219,14 +219,14 @@ impl<'a> Top<'a> {
         }
     }
 
-    fn draw(&mut self, terminal: &mut DefaultTerminal) -> Result<(), Problem> {
-        let paint = Paint { colours: Style::stdout().is_on() };
+    fn draw(&mut self, terminal: &mut DefaultTerminal) -> Result<(), CliError> {
+        let paint = Palette { colours: Style::stdout().is_enabled() };
         let state = &mut self.state;
         let drawn = terminal.draw(|frame| {
             state.page = draw::page(frame.area().height);
             draw::screen(frame, state, paint);
         });
-        drawn.map(drop).map_err(|error| Problem::caused("draw on the terminal", &error))
+        drawn.map(drop).map_err(|error| CliError::from_error("draw on the terminal", &error))
     }
 
     /// True when it is over.
@@ -234,16 +234,16 @@ impl<'a> Top<'a> {
         let cx = self.cx;
         match self.state.press(key) {
             None => {}
-            Some(Order::Quit) => return true,
-            Some(Order::Unfollow) => self.log = None,
-            Some(Order::Follow { run }) => {
-                self.log = Some(Box::pin(Follower::new(cx, run).turn()));
+            Some(Effect::Quit) => return true,
+            Some(Effect::Unfollow) => self.log = None,
+            Some(Effect::Follow { run }) => {
+                self.log = Some(Box::pin(LogFollower::new(cx, run).next_update()));
             }
-            Some(Order::Describe { view, row }) => {
+            Some(Effect::Describe { view, row }) => {
                 self.log = None;
                 self.describe(view, row);
             }
-            Some(Order::Stop { run, abort }) => self.doing = Some(Box::pin(stop(cx, run, abort))),
+            Some(Effect::Stop { run, abort }) => self.doing = Some(Box::pin(stop_run(cx, run, abort))),
         }
         false
     }
@@ -254,60 +254,60 @@ impl<'a> Top<'a> {
         match view {
             View::Events => {
                 let found = self.events.iter().find(|event| event.id.to_string() == row.key);
-                let lines = found.map(rows::about_event).unwrap_or_default();
+                let lines = found.map(rows::describe_event).unwrap_or_default();
                 self.state.describe("event".to_owned(), lines);
             }
             View::Runs | View::Queue => {
                 self.doing = Some(Box::pin(async move {
                     match cx.run(&row.key).await {
-                        Ok(run) => Done::Described {
+                        Ok(run) => ActionResult::Described {
                             title: format!("run {}", name_of(&run)),
-                            lines: rows::about_run(&run, words::now()),
+                            lines: rows::describe_run(&run, words::now()),
                         },
-                        Err(problem) => Done::Failed(problem),
+                        Err(problem) => ActionResult::Failed(problem),
                     }
                 }));
             }
             View::Instances => {
                 self.doing = Some(Box::pin(async move {
                     match instance::find(cx, &row.key).await {
-                        Ok(one) => Done::Described {
+                        Ok(one) => ActionResult::Described {
                             title: format!("instance {}", one.name),
-                            lines: rows::about_instance(&one),
+                            lines: rows::describe_instance(&one),
                         },
-                        Err(problem) => Done::Failed(problem),
+                        Err(problem) => ActionResult::Failed(problem),
                     }
                 }));
             }
         }
     }
 
-    fn did(&mut self, done: Done) {
+    fn on_action_result(&mut self, done: ActionResult) {
         match done {
-            Done::Described { title, lines } => self.state.describe(title, lines),
-            Done::Stopped { run } => self.state.message = format!("`{run}` was told to stop"),
-            Done::Failed(problem) => self.state.message = one_line(&problem),
+            ActionResult::Described { title, lines } => self.state.describe(title, lines),
+            ActionResult::Stopped { run } => self.state.message = format!("`{run}` was told to stop"),
+            ActionResult::Failed(problem) => self.state.message = one_line(&problem),
         }
     }
 
-    fn heard(&mut self, follower: Follower<'a>, heard: Heard) {
+    fn heard(&mut self, follower: LogFollower<'a>, heard: LogUpdate) {
         match heard {
-            Heard::Text(text) => self.state.wrote(&text),
-            Heard::Nothing => {}
-            Heard::Over(why) => {
+            LogUpdate::Text(text) => self.state.append_log(&text),
+            LogUpdate::Nothing => {}
+            LogUpdate::Ended(why) => {
                 self.state.message = why;
                 return;
             }
-            Heard::Failed(problem) => {
+            LogUpdate::Failed(problem) => {
                 self.state.message = one_line(&problem);
                 return;
             }
         }
-        self.log = Some(Box::pin(follower.turn()));
+        self.log = Some(Box::pin(follower.next_update()));
     }
 
     /// The feed, for the next look, and whether the lists were fresh.
-    fn saw(&mut self, Seen { feed, fresh }: Seen) -> (Feed, bool) {
+    fn on_poll_result(&mut self, PollResult { feed, fresh }: PollResult) -> (EventFeed, bool) {
         let fresh = match fresh {
             Ok(fresh) => fresh,
             Err(problem) => {
@@ -318,7 +318,7 @@ impl<'a> Top<'a> {
         self.state.trouble.clear();
         if !fresh.events.is_empty() {
             self.events.extend(fresh.events);
-            while self.events.len() > EVENTS_KEPT {
+            while self.events.len() > EVENTS_MAX {
                 self.events.pop_front();
             }
             self.state.update(View::Events, rows::events(self.events.iter()));
@@ -326,20 +326,20 @@ impl<'a> Top<'a> {
         let Some((runs, instances)) = fresh.lists else { return (feed, false) };
         let now = words::now();
         self.state.update(View::Runs, rows::runs(&runs, now));
-        self.state.update(View::Queue, rows::queue(&runs, now));
+        self.state.update(View::Queue, rows::queue_rows(&runs, now));
         self.state.update(View::Instances, rows::instances(&instances));
         (feed, true)
     }
 }
 
-fn one_line(problem: &Problem) -> String {
+fn one_line(problem: &CliError) -> String {
     problem.text().replace('\n', " ")
 }
 
-async fn stop(cx: &Context, run: String, abort: bool) -> Done {
+async fn stop_run(cx: &Context, run: String, abort: bool) -> ActionResult {
     match cx.call::<StopRuns>(&StopRequest { runs_names: vec![run.clone()], abort }).await {
-        Ok(()) => Done::Stopped { run },
-        Err(problem) => Done::Failed(problem),
+        Ok(()) => ActionResult::Stopped { run },
+        Err(problem) => ActionResult::Failed(problem),
     }
 }
 
@@ -351,7 +351,7 @@ fn keys() -> mpsc::Receiver<Option<Key>> {
         while let Ok(read) = input::read() {
             let news = match read {
                 Input::Key(key) if key.kind == KeyEventKind::Release => continue,
-                Input::Key(key) => match known(key.code, key.modifiers) {
+                Input::Key(key) => match map_key(key.code, key.modifiers) {
                     Some(key) => Some(key),
                     None => continue,
                 },
@@ -368,7 +368,7 @@ fn keys() -> mpsc::Receiver<Option<Key>> {
 
 /// The key, if it means anything here.
 #[expect(clippy::wildcard_enum_match_arm, reason = "most keys of a keyboard mean nothing here")]
-fn known(code: KeyCode, modifiers: KeyModifiers) -> Option<Key> {
+fn map_key(code: KeyCode, modifiers: KeyModifiers) -> Option<Key> {
     if modifiers.contains(KeyModifiers::CONTROL) {
         return match code {
             KeyCode::Char('c') => Some(Key::Interrupt),

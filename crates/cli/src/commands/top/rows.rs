@@ -14,7 +14,7 @@ use crate::{
     output::{style::Style, words},
 };
 
-fn row(key: String, run: Option<String>, status: &str, cells: Vec<String>) -> Row {
+fn new_row(key: String, run: Option<String>, status: &str, cells: Vec<String>) -> Row {
     // What is not known has a dash, as in every table.
     let cells = cells.into_iter().map(|cell| if cell.is_empty() { "-".to_owned() } else { cell }).collect();
     Row { key, run, status: status.to_owned(), cells }
@@ -51,13 +51,13 @@ pub(super) fn runs(runs: &[Run], now: Timestamp) -> Vec<Row> {
             words::ago(run.submitted_at, now),
             sentence.to_owned(),
         ];
-        row(name.clone(), Some(name), word, cells)
+        new_row(name.clone(), Some(name), word, cells)
     };
     runs.iter().map(one).collect()
 }
 
 /// Runs that wait for a machine, in the order in which they are served.
-pub(super) fn queue(runs: &[Run], now: Timestamp) -> Vec<Row> {
+pub(super) fn queue_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
     let priority = |run: &Run| {
         run.run_spec.value().unwrap_or_default()["configuration"]["priority"].as_i64().unwrap_or(0)
     };
@@ -77,7 +77,7 @@ pub(super) fn queue(runs: &[Run], now: Timestamp) -> Vec<Row> {
             resources(&wants["requirements"]["resources"]),
             sentence.to_owned(),
         ];
-        row(name.clone(), Some(name), word, cells)
+        new_row(name.clone(), Some(name), word, cells)
     };
     waiting.iter().map(one).collect()
 }
@@ -94,7 +94,7 @@ pub(super) fn instances(instances: &[Instance]) -> Vec<Row> {
             one.price.map(words::price).unwrap_or_default(),
             one.job_name.clone().unwrap_or_default(),
         ];
-        row(one.id.to_string(), None, &status, cells)
+        new_row(one.id.to_string(), None, &status, cells)
     };
     instances.iter().map(one).collect()
 }
@@ -108,13 +108,13 @@ pub(super) fn events<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<Row> {
             event::by(one).to_owned(),
             one.message.replace('\n', " "),
         ];
-        row(one.id.to_string(), run, "", cells)
+        new_row(one.id.to_string(), run, "", cells)
     };
     events.map(one).collect()
 }
 
 /// All about a run: how it is, and why.
-pub(super) fn about_run(run: &Run, now: Timestamp) -> Vec<String> {
+pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
     let spec = run.run_spec.value().unwrap_or_default();
     let name = name_of(run);
     let mut lines = vec![
@@ -160,11 +160,11 @@ pub(super) fn about_run(run: &Run, now: Timestamp) -> Vec<String> {
     lines
 }
 
-pub(super) fn about_instance(one: &Instance) -> Vec<String> {
+pub(super) fn describe_instance(one: &Instance) -> Vec<String> {
     instance::facts(one).lines(Style::plain())
 }
 
-pub(super) fn about_event(one: &Event) -> Vec<String> {
+pub(super) fn describe_event(one: &Event) -> Vec<String> {
     let mut lines = vec![
         format!("time     {}", one.recorded_at),
         format!("by       {}", event::by(one)),

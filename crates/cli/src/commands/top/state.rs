@@ -7,7 +7,7 @@ const LOG_LINES_MAX: usize = 5000;
 /// A line that never ends is cut here.
 const LINE_BYTES_MAX: usize = 4000;
 /// What can be typed after `:` and `/`.
-const TYPED_CHARS_MAX: usize = 80;
+const INPUT_CHARS_MAX: usize = 80;
 
 /// A key, as far as anything here cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl View {
     }
 
     /// By any beginning of its name.
-    fn named(word: &str) -> Option<Self> {
+    fn from_prefix(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|view| !word.is_empty() && view.name().starts_with(word))
     }
 }
@@ -143,7 +143,7 @@ pub(super) enum Prompt {
 
 /// What the hands have to do about a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum Effect {
     Quit,
     /// Follow the output of a run.
     Follow {
@@ -162,7 +162,7 @@ pub(super) enum Order {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct TopState {
     /// Which server and project, for the first line.
     pub(super) place: String,
     pub(super) view: View,
@@ -179,7 +179,7 @@ pub(super) struct State {
     selected: [usize; 4],
 }
 
-impl State {
+impl TopState {
     pub(super) fn new(place: String) -> Self {
         Self {
             place,
@@ -240,7 +240,7 @@ impl State {
 
     /// A piece of the output that is followed. A line that returns to its beginning is written anew, as bars of
     /// progress are.
-    pub(super) fn wrote(&mut self, piece: &str) {
+    pub(super) fn append_log(&mut self, piece: &str) {
         let Pane::Logs(text) = &mut self.pane else { return };
         for letter in piece.chars() {
             match letter {
@@ -260,22 +260,22 @@ impl State {
         }
     }
 
-    /// The answer to `Order::Describe`.
+    /// The answer to `Effect::Describe`.
     pub(super) fn describe(&mut self, title: String, lines: Vec<String>) {
         self.pane = Pane::Detail(Text { title, lines: lines.into(), top: Some(0), ..Text::default() });
     }
 
     /// What a key does, and what the hands have to do.
-    pub(super) fn press(&mut self, key: Key) -> Option<Order> {
+    pub(super) fn press(&mut self, key: Key) -> Option<Effect> {
         self.message.clear();
         if key == Key::Interrupt {
-            return Some(Order::Quit);
+            return Some(Effect::Quit);
         }
         match std::mem::replace(&mut self.prompt, Prompt::None) {
             Prompt::None => {}
-            Prompt::Command(typed) => return self.command(typed, key),
+            Prompt::Command(typed) => return self.edit_command(typed, key),
             Prompt::Filter { before } => {
-                self.typing_filter(before, key);
+                self.edit_filter(before, key);
                 return None;
             }
             Prompt::Stop { run, abort } => return self.confirm(run, abort, key),
@@ -283,11 +283,11 @@ impl State {
         match key {
             Key::Char(':') => self.prompt = Prompt::Command(String::new()),
             Key::Char('?') => return self.open(Pane::Help),
-            Key::Char('q') | Key::Esc => return self.back(key),
+            Key::Char('q') | Key::Esc => return self.go_back(key),
             Key::Char('l') => return self.follow(),
             Key::Char('d' | 'y') => return self.describe_current(),
-            Key::Char('s') => self.ask_stop(false),
-            Key::Char('x') => self.ask_stop(true),
+            Key::Char('s') => self.prompt_stop(false),
+            Key::Char('x') => self.prompt_stop(true),
             Key::Char(_)
             | Key::Enter
             | Key::Up
@@ -300,7 +300,7 @@ impl State {
             | Key::Tab
             | Key::BackTab
             | Key::Interrupt => match &mut self.pane {
-                Pane::List => return self.in_list(key),
+                Pane::List => return self.press_in_list(key),
                 Pane::Logs(text) | Pane::Detail(text) => scroll(text, key, self.page),
                 Pane::Help => {}
             },
@@ -308,7 +308,7 @@ impl State {
         None
     }
 
-    fn in_list(&mut self, key: Key) -> Option<Order> {
+    fn press_in_list(&mut self, key: Key) -> Option<Effect> {
         let last = self.shown().len().saturating_sub(1);
         let (at, page) = (self.cursor(), self.page.max(1));
         let to = match key {
@@ -318,11 +318,11 @@ impl State {
             Key::PageDown | Key::Char(' ') => (at + page).min(last),
             Key::Home | Key::Char('g') => 0,
             Key::End | Key::Char('G') => last,
-            Key::Tab => return self.go(self.view.step(1)),
-            Key::BackTab => return self.go(self.view.step(View::ALL.len() - 1)),
+            Key::Tab => return self.switch_view(self.view.step(1)),
+            Key::BackTab => return self.switch_view(self.view.step(View::ALL.len() - 1)),
             Key::Char(digit @ '1'..='4') => {
                 let at = digit.to_digit(10).and_then(|digit| usize::try_from(digit).ok()).unwrap_or(1);
-                return self.go(View::ALL[at - 1]);
+                return self.switch_view(View::ALL[at - 1]);
             }
             Key::Char('/') => {
                 self.prompt = Prompt::Filter { before: self.filter.clone() };
@@ -337,20 +337,20 @@ impl State {
         None
     }
 
-    fn go(&mut self, view: View) -> Option<Order> {
+    fn switch_view(&mut self, view: View) -> Option<Effect> {
         self.view = view;
         self.open(Pane::List)
     }
 
     /// Another pane; nobody looks at the output any more.
-    fn open(&mut self, pane: Pane) -> Option<Order> {
+    fn open(&mut self, pane: Pane) -> Option<Effect> {
         let followed = matches!(self.pane, Pane::Logs(_));
         self.pane = pane;
-        followed.then_some(Order::Unfollow)
+        followed.then_some(Effect::Unfollow)
     }
 
     /// One step out: of a pane, of a filter, of the program.
-    fn back(&mut self, key: Key) -> Option<Order> {
+    fn go_back(&mut self, key: Key) -> Option<Effect> {
         match &self.pane {
             Pane::Logs(_) | Pane::Detail(_) | Pane::Help => self.open(Pane::List),
             Pane::List if !self.filter.is_empty() => {
@@ -359,11 +359,11 @@ impl State {
             }
             // Esc is pressed once too often easily.
             Pane::List if key == Key::Esc => None,
-            Pane::List => Some(Order::Quit),
+            Pane::List => Some(Effect::Quit),
         }
     }
 
-    fn run_here(&mut self) -> Option<String> {
+    fn selected_run(&mut self) -> Option<String> {
         let run = self.current().and_then(|row| row.run.clone());
         if run.is_none() {
             self.message = "no run is selected".to_owned();
@@ -371,38 +371,38 @@ impl State {
         run
     }
 
-    fn follow(&mut self) -> Option<Order> {
-        let run = self.run_here()?;
+    fn follow(&mut self) -> Option<Effect> {
+        let run = self.selected_run()?;
         let title = format!("logs of {run}");
         self.pane = Pane::Logs(Text { title, ..Text::default() });
-        Some(Order::Follow { run })
+        Some(Effect::Follow { run })
     }
 
-    fn describe_current(&mut self) -> Option<Order> {
+    fn describe_current(&mut self) -> Option<Effect> {
         let row = self.current().cloned();
         if row.is_none() {
             self.message = "nothing is selected".to_owned();
         }
-        Some(Order::Describe { view: self.view, row: row? })
+        Some(Effect::Describe { view: self.view, row: row? })
     }
 
-    fn ask_stop(&mut self, abort: bool) {
-        if let Some(run) = self.run_here() {
+    fn prompt_stop(&mut self, abort: bool) {
+        if let Some(run) = self.selected_run() {
             self.prompt = Prompt::Stop { run, abort };
         }
     }
 
     /// Nothing but `y` is a yes.
-    fn confirm(&mut self, run: String, abort: bool, key: Key) -> Option<Order> {
+    fn confirm(&mut self, run: String, abort: bool, key: Key) -> Option<Effect> {
         if key != Key::Char('y') {
             self.message = "nothing was stopped".to_owned();
             return None;
         }
         self.message = format!("asked `{run}` to stop");
-        Some(Order::Stop { run, abort })
+        Some(Effect::Stop { run, abort })
     }
 
-    fn typing_filter(&mut self, before: String, key: Key) {
+    fn edit_filter(&mut self, before: String, key: Key) {
         match key {
             Key::Enter => return,
             Key::Esc => {
@@ -412,7 +412,7 @@ impl State {
             Key::Backspace => {
                 self.filter.pop();
             }
-            Key::Char(letter) if self.filter.chars().count() < TYPED_CHARS_MAX => self.filter.push(letter),
+            Key::Char(letter) if self.filter.chars().count() < INPUT_CHARS_MAX => self.filter.push(letter),
             Key::Char(_)
             | Key::Up
             | Key::Down
@@ -428,14 +428,14 @@ impl State {
         self.prompt = Prompt::Filter { before };
     }
 
-    fn command(&mut self, mut typed: String, key: Key) -> Option<Order> {
+    fn edit_command(&mut self, mut typed: String, key: Key) -> Option<Effect> {
         match key {
-            Key::Enter => return self.obey(typed.trim()),
+            Key::Enter => return self.run_command(typed.trim()),
             Key::Esc => return None,
             Key::Backspace if typed.pop().is_none() => return None,
-            Key::Char(letter) if typed.chars().count() < TYPED_CHARS_MAX => typed.push(letter),
+            Key::Char(letter) if typed.chars().count() < INPUT_CHARS_MAX => typed.push(letter),
             Key::Tab => {
-                if let Some(view) = View::named(&typed) {
+                if let Some(view) = View::from_prefix(&typed) {
                     typed = view.name().to_owned();
                 }
             }
@@ -454,13 +454,13 @@ impl State {
         None
     }
 
-    fn obey(&mut self, typed: &str) -> Option<Order> {
+    fn run_command(&mut self, typed: &str) -> Option<Effect> {
         match typed {
             "" => None,
-            "q" | "quit" | "exit" => Some(Order::Quit),
+            "q" | "quit" | "exit" => Some(Effect::Quit),
             "h" | "help" => self.open(Pane::Help),
-            word => match View::named(word) {
-                Some(view) => self.go(view),
+            word => match View::from_prefix(word) {
+                Some(view) => self.switch_view(view),
                 None => {
                     self.message = format!("no view `{word}`: runs, queue, instances, events, help, quit");
                     None

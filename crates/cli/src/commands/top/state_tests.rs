@@ -1,4 +1,4 @@
-use super::{Key, Order, Pane, Prompt, Row, State, View};
+use super::{Effect, Key, Pane, Prompt, Row, TopState, View};
 
 fn row(name: &str, status: &str) -> Row {
     Row {
@@ -9,14 +9,14 @@ fn row(name: &str, status: &str) -> Row {
     }
 }
 
-fn state() -> State {
-    let mut state = State::new("main".to_owned());
+fn state() -> TopState {
+    let mut state = TopState::new("main".to_owned());
     state.update(View::Runs, vec![row("one", "running"), row("two", "done"), row("three", "running")]);
     state.update(View::Queue, vec![row("waits", "pending")]);
     state
 }
 
-fn press(state: &mut State, keys: &str) -> Option<Order> {
+fn press(state: &mut TopState, keys: &str) -> Option<Effect> {
     let mut last = None;
     for letter in keys.chars() {
         let key = match letter {
@@ -31,7 +31,7 @@ fn press(state: &mut State, keys: &str) -> Option<Order> {
     last
 }
 
-fn selected(state: &State) -> &str {
+fn selected(state: &TopState) -> &str {
     state.current().map_or("", |row| row.key.as_str())
 }
 
@@ -70,7 +70,7 @@ fn a_filter_is_in_force_while_it_is_typed_and_escape_takes_it_back() {
     assert_eq!(press(&mut state, "q"), None);
     assert_eq!(state.shown().len(), 3);
     assert_eq!(press(&mut state, "\u{1b}"), None);
-    assert_eq!(press(&mut state, "q"), Some(Order::Quit));
+    assert_eq!(press(&mut state, "q"), Some(Effect::Quit));
 }
 
 #[test]
@@ -88,17 +88,17 @@ fn commands_go_to_views_by_any_beginning_of_their_name() {
     assert!(state.message.contains("no view `nonsense`"));
     press(&mut state, ":r\u{8}\u{8}");
     assert_eq!(state.prompt, Prompt::None, "an empty command goes away");
-    assert_eq!(press(&mut state, ":q\n"), Some(Order::Quit));
+    assert_eq!(press(&mut state, ":q\n"), Some(Effect::Quit));
 }
 
 #[test]
 fn enter_opens_what_is_selected() {
     let mut state = state();
-    assert_eq!(press(&mut state, "j\n"), Some(Order::Follow { run: "two".to_owned() }));
+    assert_eq!(press(&mut state, "j\n"), Some(Effect::Follow { run: "two".to_owned() }));
     assert!(matches!(state.pane, Pane::Logs(_)));
-    assert_eq!(press(&mut state, "\u{1b}"), Some(Order::Unfollow));
+    assert_eq!(press(&mut state, "\u{1b}"), Some(Effect::Unfollow));
     assert!(matches!(state.pane, Pane::List));
-    let Some(Order::Describe { view, row }) = press(&mut state, "d") else { panic!("no description") };
+    let Some(Effect::Describe { view, row }) = press(&mut state, "d") else { panic!("no description") };
     assert_eq!((view, row.key.as_str()), (View::Runs, "two"));
     state.describe("two".to_owned(), vec!["why".to_owned()]);
     assert_eq!(press(&mut state, "q"), None);
@@ -117,9 +117,9 @@ fn nothing_stops_without_a_yes() {
     assert_eq!(state.prompt, Prompt::Stop { run: "one".to_owned(), abort: false });
     assert_eq!(press(&mut state, "\n"), None);
     assert_eq!((&state.prompt, state.message.as_str()), (&Prompt::None, "nothing was stopped"));
-    assert_eq!(press(&mut state, "sy"), Some(Order::Stop { run: "one".to_owned(), abort: false }));
-    assert_eq!(press(&mut state, "xy"), Some(Order::Stop { run: "one".to_owned(), abort: true }));
-    assert_eq!(state.press(Key::Interrupt), Some(Order::Quit));
+    assert_eq!(press(&mut state, "sy"), Some(Effect::Stop { run: "one".to_owned(), abort: false }));
+    assert_eq!(press(&mut state, "xy"), Some(Effect::Stop { run: "one".to_owned(), abort: true }));
+    assert_eq!(state.press(Key::Interrupt), Some(Effect::Quit));
 }
 
 #[test]
@@ -127,15 +127,15 @@ fn output_is_put_together_from_pieces_and_followed_until_one_scrolls() {
     let mut state = state();
     state.page = 3;
     press(&mut state, "\n");
-    state.wrote("a\r\nb");
-    state.wrote("c\nd\n");
-    let lines = |state: &State| match &state.pane {
+    state.append_log("a\r\nb");
+    state.append_log("c\nd\n");
+    let lines = |state: &TopState| match &state.pane {
         Pane::Logs(text) => (text.lines.iter().cloned().collect::<Vec<_>>(), text.top),
         Pane::List | Pane::Detail(_) | Pane::Help => panic!("no logs"),
     };
     assert_eq!(lines(&state), (vec!["a".to_owned(), "bc".to_owned(), "d".to_owned()], None));
-    state.wrote("e\nf\n");
-    state.wrote("1%\r2%\r\n\n");
+    state.append_log("e\nf\n");
+    state.append_log("1%\r2%\r\n\n");
     let (all, _) = lines(&state);
     assert_eq!(all[5..], ["2%".to_owned(), String::new()]);
     press(&mut state, "k");
@@ -143,11 +143,11 @@ fn output_is_put_together_from_pieces_and_followed_until_one_scrolls() {
     press(&mut state, "G");
     assert_eq!(lines(&state).1, None);
     for _ in 0..6000 {
-        state.wrote("x\n");
+        state.append_log("x\n");
     }
     assert_eq!(lines(&state).0.len(), 5000);
-    state.wrote(&"y".repeat(10_000));
-    state.wrote(&"y".repeat(10_000));
+    state.append_log(&"y".repeat(10_000));
+    state.append_log(&"y".repeat(10_000));
     assert_eq!(lines(&state).0.last().map(String::len), Some(4000));
 }
 

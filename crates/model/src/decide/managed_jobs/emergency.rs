@@ -3,7 +3,7 @@
 //! A few are forgiven, with growing patience. Then the task ends as FAILED_CONTROLLER, which is the only way besides
 //! nodes that cannot be released and states that do not exist. The database being away is not an error of a task.
 
-use super::{Moved, slots::jittered};
+use super::{Moved, slots::with_jitter};
 use crate::{
     managed_job::{
         Event, RecoverySource, Schedule, ScheduleEvent, Status,
@@ -14,14 +14,14 @@ use crate::{
 
 /// The budget is new after so long without an error.
 pub const WINDOW: Span = Span::hours(6);
-const FIRST: f64 = 60.0;
-const LONGEST: f64 = 1800.0;
+const DELAY_FIRST: f64 = 60.0;
+const DELAY_MAX: f64 = 1800.0;
 const JITTER: f64 = 0.5;
 
 /// The wait before attempt number `count`, counted from 1.
 pub fn delay(count: u32, dice: f64) -> Span {
     let power = i32::try_from(count.saturating_sub(1)).unwrap_or(i32::MAX);
-    jittered(f64::min(FIRST * 2.0_f64.powi(power), LONGEST), JITTER, dice)
+    with_jitter(f64::min(DELAY_FIRST * 2.0_f64.powi(power), DELAY_MAX), JITTER, dice)
 }
 
 /// What becomes of a task after an internal error, with the words for the event.

@@ -12,10 +12,10 @@ use crate::{
 };
 
 /// The exit code of nodes that were killed because a sibling failed.
-pub const SIBLING_KILLED: i32 = 137;
+pub const SIBLING_KILLED_CODE: i32 = 137;
 /// A node counts as lost when it was silent for this long and did not answer this often.
-pub const SILENCE: Span = Span::secs(60);
-pub const SILENT_PROBES: u32 = 5;
+pub const UNREACHABLE_TIMEOUT: Span = Span::secs(60);
+pub const FAILED_PROBES_MIN: u32 = 5;
 
 /// How one node of an attempt ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub enum Verdict {
         message: String,
     },
     /// Nodes are gone.
-    Loss {
+    NodesLost {
         machines: Machines,
         message: String,
     },
@@ -78,12 +78,12 @@ pub enum Verdict {
 
 /// Whether a silent node counts as lost. One bad probe never restarts a healthy job.
 pub fn is_lost(silent_for: Span, failed_probes: u32) -> bool {
-    silent_for >= SILENCE && failed_probes >= SILENT_PROBES
+    silent_for >= UNREACHABLE_TIMEOUT && failed_probes >= FAILED_PROBES_MIN
 }
 
 /// The strongest finding about one node, in the order in which they outweigh each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Finding {
+enum NodeOutcome {
     Done,
     /// Ended by us or for a sibling: says nothing by itself.
     Collateral,
@@ -95,36 +95,40 @@ enum Finding {
     Lost,
 }
 
-fn find(end: &NodeEnd) -> Finding {
+fn find(end: &NodeEnd) -> NodeOutcome {
     if matches!(end.detail, Some(Detail::NoFleets | Detail::NeverFits)) {
-        return Finding::NeverFits;
+        return NodeOutcome::NeverFits;
     }
     let lost = matches!(end.detail, Some(Detail::HostReboot | Detail::HostRuntimeRestart));
     match end.reason {
-        Reason::DoneByRunner => Finding::Done,
+        Reason::DoneByRunner => NodeOutcome::Done,
         Reason::InterruptedByNoCapacity | Reason::InstanceUnreachable | Reason::InstanceAccessRevoked => {
-            Finding::Lost
+            NodeOutcome::Lost
         }
-        Reason::ContainerExitedWithError if lost || end.preempted => Finding::Lost,
-        Reason::ContainerExitedWithError if end.exit_code == Some(SIBLING_KILLED) && end.detail.is_none() => {
-            Finding::Collateral
+        Reason::ContainerExitedWithError if lost || end.preempted => NodeOutcome::Lost,
+        Reason::ContainerExitedWithError
+            if end.exit_code == Some(SIBLING_KILLED_CODE) && end.detail.is_none() =>
+        {
+            NodeOutcome::Collateral
         }
-        Reason::ContainerExitedWithError => Finding::Failed,
+        Reason::ContainerExitedWithError => NodeOutcome::Failed,
         Reason::MaxDurationExceeded
         | Reason::LogQuotaExceeded
         | Reason::InactivityDurationExceeded
-        | Reason::TerminatedDueToUtilizationPolicy => Finding::Failed,
-        Reason::FailedToStartDueToNoCapacity | Reason::WaitingInstanceLimitExceeded => Finding::NoCapacity,
+        | Reason::TerminatedDueToUtilizationPolicy => NodeOutcome::Failed,
+        Reason::FailedToStartDueToNoCapacity | Reason::WaitingInstanceLimitExceeded => {
+            NodeOutcome::NoCapacity
+        }
         Reason::WaitingRunnerLimitExceeded
         | Reason::VolumeError
         | Reason::GatewayError
         | Reason::PortsBindingFailed
-        | Reason::CreatingContainerError => Finding::NotStarted,
-        Reason::ExecutorError if lost || end.preempted => Finding::Lost,
-        Reason::ExecutorError => Finding::NotStarted,
-        Reason::TerminatedByUser | Reason::AbortedByUser => Finding::Stopped,
-        Reason::TerminatedByServer | Reason::ScaledDown if end.preempted || lost => Finding::Lost,
-        Reason::TerminatedByServer | Reason::ScaledDown => Finding::Collateral,
+        | Reason::CreatingContainerError => NodeOutcome::NotStarted,
+        Reason::ExecutorError if lost || end.preempted => NodeOutcome::Lost,
+        Reason::ExecutorError => NodeOutcome::NotStarted,
+        Reason::TerminatedByUser | Reason::AbortedByUser => NodeOutcome::Stopped,
+        Reason::TerminatedByServer | Reason::ScaledDown if end.preempted || lost => NodeOutcome::Lost,
+        Reason::TerminatedByServer | Reason::ScaledDown => NodeOutcome::Collateral,
     }
 }
 
@@ -137,31 +141,35 @@ pub fn judge(ends: &[NodeEnd]) -> Verdict {
         .max_by_key(|(index, finding)| (*finding, std::cmp::Reverse(*index)))
     else {
         let message = "nothing is known about its nodes".to_owned();
-        return Verdict::Loss { machines: Machines::default(), message };
+        return Verdict::NodesLost { machines: Machines::default(), message };
     };
     let node = &ends[index];
     let message = said(index, node);
     match finding {
-        Finding::Done => Verdict::Success,
+        NodeOutcome::Done => Verdict::Success,
         // All were killed by somebody and none says why: the nodes did not end by themselves.
-        Finding::Collateral if node.reason == Reason::ContainerExitedWithError => failure(ends, message),
-        Finding::Collateral | Finding::Lost => Verdict::Loss { machines: machines(ends), message },
-        Finding::NotStarted => Verdict::NotStarted { message },
-        Finding::NoCapacity => Verdict::NoCapacity { message },
-        Finding::Failed => failure(ends, message),
-        Finding::Stopped => Verdict::Stopped { message },
-        Finding::NeverFits => Verdict::NeverFits { message },
+        NodeOutcome::Collateral if node.reason == Reason::ContainerExitedWithError => {
+            user_failure(ends, message)
+        }
+        NodeOutcome::Collateral | NodeOutcome::Lost => {
+            Verdict::NodesLost { machines: machines(ends), message }
+        }
+        NodeOutcome::NotStarted => Verdict::NotStarted { message },
+        NodeOutcome::NoCapacity => Verdict::NoCapacity { message },
+        NodeOutcome::Failed => user_failure(ends, message),
+        NodeOutcome::Stopped => Verdict::Stopped { message },
+        NodeOutcome::NeverFits => Verdict::NeverFits { message },
     }
 }
 
 fn machines(ends: &[NodeEnd]) -> Machines {
-    let (gone, left): (Vec<_>, Vec<_>) = ends.iter().partition(|end| find(end) == Finding::Lost);
+    let (gone, left): (Vec<_>, Vec<_>) = ends.iter().partition(|end| find(end) == NodeOutcome::Lost);
     let gone = gone.into_iter().filter_map(|end| end.at.clone()).collect();
     Machines { gone, left: left.into_iter().find_map(|end| end.at.clone()) }
 }
 
-fn failure(ends: &[NodeEnd], message: String) -> Verdict {
-    let failed: Vec<&NodeEnd> = ends.iter().filter(|end| find(end) == Finding::Failed).collect();
+fn user_failure(ends: &[NodeEnd], message: String) -> Verdict {
+    let failed: Vec<&NodeEnd> = ends.iter().filter(|end| find(end) == NodeOutcome::Failed).collect();
     let codes: Vec<i32> = failed.iter().filter_map(|end| end.exit_code).collect();
     let setup = failed.iter().any(|end| end.phase == Some(Phase::Setup));
     let restartable = failed.iter().all(|end| end.reason == Reason::ContainerExitedWithError);

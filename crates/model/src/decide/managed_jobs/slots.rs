@@ -18,7 +18,7 @@ pub struct Limits {
 impl Limits {
     /// What a machine bears when nobody says otherwise. A job is a row, not a process: memory bounds the runs that
     /// live beside it, and a launch is mostly waiting.
-    pub fn of_machine(cores: u32, memory_mib: u64) -> Self {
+    pub fn for_host(cores: u32, memory_mib: u64) -> Self {
         let alive = u32::try_from(memory_mib.saturating_mul(4)).unwrap_or(u32::MAX);
         Self { max_launching: cores.saturating_mul(16).clamp(8, 512), max_alive: alive.clamp(2_000, 100_000) }
     }
@@ -81,7 +81,7 @@ pub fn granted(record: &Record, now: Timestamp) -> Option<(Record, Event)> {
 }
 
 /// The first wait after a refused launch, its growth and its end.
-const BACKOFF: f64 = 60.0;
+const BACKOFF_FIRST: f64 = 60.0;
 const BACKOFF_FACTOR: f64 = 1.6;
 const BACKOFF_MAX: f64 = 300.0;
 const BACKOFF_JITTER: f64 = 0.4;
@@ -89,12 +89,12 @@ const BACKOFF_JITTER: f64 = 0.4;
 /// How long to wait after `tries` refused launches in a row. `dice` is any number from 0 to 1.
 pub fn backoff(tries: u32, dice: f64) -> Span {
     let power = i32::try_from(tries.saturating_sub(1)).unwrap_or(i32::MAX);
-    let base = f64::min(BACKOFF * BACKOFF_FACTOR.powi(power), BACKOFF_MAX);
-    jittered(base, BACKOFF_JITTER, dice)
+    let base = f64::min(BACKOFF_FIRST * BACKOFF_FACTOR.powi(power), BACKOFF_MAX);
+    with_jitter(base, BACKOFF_JITTER, dice)
 }
 
 /// `base` seconds, give or take a share of it.
-pub(super) fn jittered(base: f64, share: f64, dice: f64) -> Span {
+pub(super) fn with_jitter(base: f64, share: f64, dice: f64) -> Span {
     let factor = 1.0 - share + 2.0 * share * dice.clamp(0.0, 1.0);
     Span((base * factor * 1e6) as i64)
 }

@@ -5,44 +5,44 @@ mod launch;
 use windlass_planted_bugs::{Bug, is_planted};
 
 use super::{
-    Act, Moved, Seen, Stop, TaskDecision, TaskView, Turn, earlier, emergency,
+    AttemptAction, Moved, Seen, Stop, TaskDecision, TaskPermission, TaskView, earlier, emergency,
     judge::{Machines, Verdict, judge},
 };
 use crate::{
     managed_job::{
         Event, RecoverySource, Schedule, ScheduleEvent, Status,
-        plan::{Strategy, Task},
+        plan::{RecoveryStrategy, Task},
         record::{Placement, Record, Standing},
     },
-    spot::{self, Market, Terms},
+    spot::{self, DeadlineTerms, Market},
     time::{Span, Timestamp},
 };
 
 /// Nodes that are not released by then may have leaked, and somebody must know.
-const RELEASE_PATIENCE: Span = Span::mins(30);
+const RELEASE_TIMEOUT: Span = Span::mins(30);
 /// How often a task that waits for spot capacity looks again.
-const SPOT_POLL: Span = Span::secs(60);
+const SPOT_POLL_INTERVAL: Span = Span::secs(60);
 
 /// Why a task is launched again after its own failure.
-enum Restart {
+enum RestartCause {
     /// This exit code is always tried again, and not counted.
     ListedCode(i32),
     /// One of the restarts that the task has for errors.
     Counted,
 }
 
-pub(super) struct Pass<'a> {
+pub(super) struct TaskPass<'a> {
     plan: &'a Task,
     view: &'a TaskView,
     dice: f64,
     now: Timestamp,
     record: Record,
     moves: Vec<Moved>,
-    act: Option<Act>,
+    act: Option<AttemptAction>,
     due: Option<Timestamp>,
 }
 
-impl<'a> Pass<'a> {
+impl<'a> TaskPass<'a> {
     pub(super) fn new(plan: &'a Task, view: &'a TaskView, dice: f64, now: Timestamp) -> Self {
         let record = view.record.clone();
         Self { plan, view, dice, now, record, moves: Vec::new(), act: None, due: None }
@@ -59,22 +59,22 @@ impl<'a> Pass<'a> {
         (self.record, decision, self.due)
     }
 
-    pub(super) fn run(&mut self, turn: Turn) {
-        self.check();
+    pub(super) fn run(&mut self, turn: TaskPermission) {
+        self.check_invariants();
         let mut graceful = None;
         match &turn {
-            Turn::Go | Turn::Wait => {}
-            Turn::Until(at) => self.look_at(*at),
-            Turn::End { why, graceful: grace, unclaimed } => {
+            TaskPermission::Run | TaskPermission::Wait => {}
+            TaskPermission::RunUntil(at) => self.recheck_at(*at),
+            TaskPermission::End { why, graceful: grace, unclaimed } => {
                 graceful = *grace;
                 self.cancel(why, *unclaimed);
             }
         }
         match self.record.status {
-            Status::Pending => self.pending(&turn),
-            Status::Starting | Status::Recovering => self.launching(),
+            Status::Pending => self.plan_pending(&turn),
+            Status::Starting | Status::Recovering => self.plan_launching(),
             Status::Running => self.running(),
-            Status::Cancelling => self.cancelling(graceful),
+            Status::Cancelling => self.finish_cancel(graceful),
             Status::Succeeded
             | Status::Cancelled
             | Status::Failed
@@ -86,7 +86,7 @@ impl<'a> Pass<'a> {
     }
 
     /// States that cannot be are told as our own failure.
-    fn check(&mut self) {
+    fn check_invariants(&mut self) {
         if let Seen::Impossible { what } = &self.view.seen {
             self.fail(&format!("its run reports a state that does not exist: {what}"));
         } else if self.record.schedule == Schedule::Done && !self.record.status.is_final() {
@@ -98,12 +98,17 @@ impl<'a> Pass<'a> {
         self.moves.extend(emergency::fail(&mut self.record, why, self.now));
     }
 
-    fn look_at(&mut self, at: Timestamp) {
+    fn recheck_at(&mut self, at: Timestamp) {
         self.due = earlier(self.due, Some(at));
     }
 
     /// Applies an event and notes it. What the machine refuses is not written.
-    fn go(&mut self, event: Event, source: Option<RecoverySource>, message: impl Into<String>) -> bool {
+    fn transition(
+        &mut self,
+        event: Event,
+        source: Option<RecoverySource>,
+        message: impl Into<String>,
+    ) -> bool {
         let from = self.record.status;
         let applied = self.record.apply(event, source.unwrap_or(RecoverySource::Failure), self.now);
         debug_assert!(applied.is_ok(), "{applied:?}");
@@ -121,18 +126,18 @@ impl<'a> Pass<'a> {
     /// Ends the task. Its schedule state ends too once nothing of it is left.
     fn end(&mut self, event: Event, message: impl Into<String>) {
         let message = message.into();
-        if self.go(event, None, message.clone()) && self.record.status != Status::Succeeded {
+        if self.transition(event, None, message.clone()) && self.record.status != Status::Succeeded {
             self.record.failure_reason = Some(message);
         }
-        if self.record.standing == Standing::Settled {
-            self.retire();
+        if self.record.standing == Standing::Resolved {
+            self.release_slots();
         } else if self.record.schedule == Schedule::Launching {
             self.record.schedule(ScheduleEvent::LaunchEnded);
         }
     }
 
     /// Gives the slots back: nothing of the task is left anywhere.
-    fn retire(&mut self) {
+    fn release_slots(&mut self) {
         if self.record.schedule == Schedule::Launching {
             self.record.schedule(ScheduleEvent::LaunchEnded);
         }
@@ -145,7 +150,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Whether the run of the newest attempt is gone for good.
-    fn is_gone(&self) -> bool {
+    fn is_attempt_gone(&self) -> bool {
         match self.view.seen {
             Seen::Nothing | Seen::Over { .. } => true,
             Seen::Queued { .. } | Seen::Provisioning | Seen::Running { .. } | Seen::Ending => false,
@@ -156,7 +161,7 @@ impl<'a> Pass<'a> {
     fn stop(&mut self, graceful: Option<Span>) {
         // Asking again is harmless, and heals a request that got lost.
         if self.record.attempt > 0 {
-            self.act = Some(Act::Stop(Stop { attempt: self.record.attempt, graceful }));
+            self.act = Some(AttemptAction::Stop(Stop { attempt: self.record.attempt, graceful }));
         }
     }
 
@@ -165,7 +170,7 @@ impl<'a> Pass<'a> {
         match self.record.status {
             Status::Pending if never && unclaimed => self.end(Event::CancelledUnclaimed, why),
             Status::Pending | Status::Starting | Status::Running | Status::Recovering => {
-                self.go(Event::CancelAsked, None, why);
+                self.transition(Event::CancelRequested, None, why);
                 self.record.failure_reason = Some(why.to_owned());
                 if self.record.schedule == Schedule::Launching {
                     self.record.schedule(ScheduleEvent::LaunchEnded);
@@ -184,19 +189,19 @@ impl<'a> Pass<'a> {
 
     /// Ends in CANCELLED, or in the final status that the task had reached before the cancel took hold. An end of the
     /// attempt after which the task would have been launched again is no final status of the task.
-    fn cancelling(&mut self, graceful: Option<Span>) {
+    fn finish_cancel(&mut self, graceful: Option<Span>) {
         let why = self.record.failure_reason.clone().unwrap_or_else(|| "cancelled".to_owned());
-        if self.record.standing == Standing::Settled {
+        if self.record.standing == Standing::Resolved {
             return self.end(Event::Released, why);
         }
         if self.view.seen == Seen::Unclear {
             return;
         }
-        if !self.is_gone() {
+        if !self.is_attempt_gone() {
             return self.stop(graceful);
         }
         let counts = self.record.standing == Standing::Launched;
-        self.record.standing = Standing::Settled;
+        self.record.standing = Standing::Resolved;
         let verdict = match &self.view.seen {
             Seen::Over { ends, .. } if counts => Some(judge(ends)),
             Seen::Over { .. } | Seen::Nothing | Seen::Queued { .. } | Seen::Provisioning => None,
@@ -213,14 +218,16 @@ impl<'a> Pass<'a> {
                 let event = if setup { Event::SetupFailed } else { Event::Failed };
                 self.end(event, format!("{message}, before the cancel took hold"));
             }
-            Some(Verdict::NeverFits { .. }) if self.is_bound_to_places() || self.has_other_hope() => {
+            Some(Verdict::NeverFits { .. })
+                if self.has_location_constraints() || self.has_other_candidate() =>
+            {
                 self.end(Event::Released, why);
             }
             Some(Verdict::NeverFits { message }) => self.end(Event::PrechecksFailed, message),
-            Some(Verdict::NoCapacity { message }) if self.gives_up(self.record.launch_tries + 1) => {
+            Some(Verdict::NoCapacity { message }) if self.should_give_up(self.record.launch_tries + 1) => {
                 self.end(Event::GaveUp, message);
             }
-            Some(Verdict::Loss { .. } | Verdict::NoCapacity { .. } | Verdict::NotStarted { .. }) => {
+            Some(Verdict::NodesLost { .. } | Verdict::NoCapacity { .. } | Verdict::NotStarted { .. }) => {
                 self.end(Event::Released, why);
             }
             Some(Verdict::Stopped { .. }) | None => self.end(Event::Released, why),
@@ -232,12 +239,12 @@ impl<'a> Pass<'a> {
         if self.record.schedule == Schedule::Done {
             return;
         }
-        if self.record.standing == Standing::Settled || self.is_gone() {
-            self.record.standing = Standing::Settled;
-            return self.retire();
+        if self.record.standing == Standing::Resolved || self.is_attempt_gone() {
+            self.record.standing = Standing::Resolved;
+            return self.release_slots();
         }
         self.stop(None);
-        let stuck = self.view.releasing_since.filter(|since| self.now.since(*since) >= RELEASE_PATIENCE);
+        let stuck = self.view.releasing_since.filter(|since| self.now.since(*since) >= RELEASE_TIMEOUT);
         if stuck.is_some() {
             let placement = self.record.placement.as_ref().map(|placement| placement.place.clone());
             let place = placement.unwrap_or_else(|| "an unknown place".to_owned());
@@ -245,11 +252,11 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn pending(&mut self, turn: &Turn) {
-        let may_begin = matches!(turn, Turn::Go | Turn::Until(_));
+    fn plan_pending(&mut self, turn: &TaskPermission) {
+        let may_begin = matches!(turn, TaskPermission::Run | TaskPermission::RunUntil(_));
         match self.record.schedule {
             Schedule::Waiting if may_begin && self.plan.body.is_empty() => {
-                self.go(Event::EmptyRun, None, "there is nothing to run");
+                self.transition(Event::EmptyRun, None, "there is nothing to run");
                 self.end(Event::Succeeded, "there was nothing to run");
             }
             Schedule::AliveBackoff => {
@@ -258,7 +265,7 @@ impl<'a> Pass<'a> {
                     self.record.schedule(ScheduleEvent::BackoffOver);
                     self.record.next_retry_at = None;
                 } else if let Some(at) = self.record.next_retry_at {
-                    self.look_at(at);
+                    self.recheck_at(at);
                 }
             }
             Schedule::Inactive
@@ -285,16 +292,16 @@ impl<'a> Pass<'a> {
                 self.over(judge(ends));
             }
             Seen::Nothing => {
-                self.record.standing = Standing::Settled;
-                if self.plan.recovery.strategy == Strategy::None {
+                self.record.standing = Standing::Resolved;
+                if self.plan.recovery.strategy == RecoveryStrategy::None {
                     return self.end(Event::Failed, "nodes lost: its run is gone");
                 }
-                self.go(Event::Interrupted, Some(RecoverySource::Restart), "its run is gone");
+                self.transition(Event::Interrupted, Some(RecoverySource::Restart), "its run is gone");
                 self.record.schedule(ScheduleEvent::WantsLaunch);
             }
-            Seen::Ending if is_planted(Bug::RecoversBeforeReleased) => {
+            Seen::Ending if is_planted(Bug::RecoverBeforeRelease) => {
                 let machines = Machines::default();
-                self.over(Verdict::Loss { machines, message: "it ends".to_owned() });
+                self.over(Verdict::NodesLost { machines, message: "it ends".to_owned() });
             }
             Seen::Queued { .. } | Seen::Provisioning | Seen::Ending => {}
             // Silence of ours is no evidence against the task.
@@ -304,11 +311,11 @@ impl<'a> Pass<'a> {
 
     /// The attempt of a RUNNING task is over.
     fn over(&mut self, verdict: Verdict) {
-        self.record.standing = Standing::Settled;
+        self.record.standing = Standing::Resolved;
         match verdict {
             Verdict::Success => self.end(Event::Succeeded, "the program ended well"),
             Verdict::UserFailure { setup, codes, restartable, message } => {
-                match restartable.then(|| self.restart(&codes)).flatten() {
+                match restartable.then(|| self.count_restart(&codes)).flatten() {
                     Some(why) => {
                         // Its nodes are healthy: the next attempt finds setup's work there.
                         self.record.sought.clone_from(&self.record.placement);
@@ -317,8 +324,8 @@ impl<'a> Pass<'a> {
                     None => self.end(if setup { Event::SetupFailed } else { Event::Failed }, message),
                 }
             }
-            Verdict::Stopped { message } => self.stopped(&message),
-            Verdict::Loss { machines, message } => self.lost(machines, &message),
+            Verdict::Stopped { message } => self.run_stopped(&message),
+            Verdict::NodesLost { machines, message } => self.lost(machines, &message),
             Verdict::NoCapacity { message }
             | Verdict::NotStarted { message }
             | Verdict::NeverFits { message } => self.lost(Machines::default(), &message),
@@ -326,10 +333,10 @@ impl<'a> Pass<'a> {
     }
 
     /// Why the user's failure is tried again; `None`: it is not. Counts what must be counted.
-    fn restart(&mut self, codes: &[i32]) -> Option<String> {
+    fn count_restart(&mut self, codes: &[i32]) -> Option<String> {
         Some(match self.find_restart(codes)? {
-            Restart::ListedCode(code) => format!("exit code {code} is always tried again"),
-            Restart::Counted => {
+            RestartCause::ListedCode(code) => format!("exit code {code} is always tried again"),
+            RestartCause::Counted => {
                 self.record.restarts_on_errors += 1;
                 let (count, of) = (self.record.restarts_on_errors, self.plan.recovery.max_restarts_on_errors);
                 format!("restart {count} of {of}")
@@ -338,33 +345,33 @@ impl<'a> Pass<'a> {
     }
 
     /// The restart that follows a failure with these exit codes; `None`: the task fails.
-    fn find_restart(&self, codes: &[i32]) -> Option<Restart> {
+    fn find_restart(&self, codes: &[i32]) -> Option<RestartCause> {
         let recovery = &self.plan.recovery;
         let is_listed =
             |code: &i32| recovery.recover_on_exit_codes.iter().any(|known| i32::from(*known) == *code);
-        let listed = codes.iter().copied().find(is_listed).map(Restart::ListedCode);
+        let listed = codes.iter().copied().find(is_listed).map(RestartCause::ListedCode);
         let is_left = self.record.restarts_on_errors < recovery.max_restarts_on_errors;
-        listed.or(is_left.then_some(Restart::Counted))
+        listed.or(is_left.then_some(RestartCause::Counted))
     }
 
     fn lost(&mut self, machines: Machines, message: &str) {
-        if self.plan.recovery.strategy == Strategy::None {
+        if self.plan.recovery.strategy == RecoveryStrategy::None {
             return self.end(Event::Failed, format!("nodes lost: {message}"));
         }
         let placement = self.record.placement.clone();
-        let away = self.keep_away(machines, placement);
+        let away = self.avoid_locations(machines, placement);
         self.recover(format!("nodes lost: {message}{away}"));
     }
 
     /// Remembers what was lost as the strategy wants it, and says so. `known` stands for machines of which nothing
     /// is known. Of several nodes those that are left are prepared and had at once: a machine beside them is sought
     /// before any other place.
-    fn keep_away(&mut self, machines: Machines, known: Option<Placement>) -> String {
+    fn avoid_locations(&mut self, machines: Machines, known: Option<Placement>) -> String {
         let Machines { gone, left } = machines;
         let (gone, left) = if gone.is_empty() { (known.into_iter().collect(), None) } else { (gone, left) };
         let Some(first) = gone.first().cloned() else { return String::new() };
         match self.plan.recovery.strategy {
-            Strategy::EagerNextRegion => {
+            RecoveryStrategy::EagerNextRegion => {
                 // Staying away from the place as a whole would leave the others behind as well.
                 let beside = left.filter(|left| gone.iter().any(|gone| gone.place == left.place));
                 for lost in gone {
@@ -373,48 +380,48 @@ impl<'a> Pass<'a> {
                     }
                 }
                 match beside {
-                    Some(left) => self.seek_beside(left),
+                    Some(left) => self.prefer_near(left),
                     None => format!("; stays away from {}", first.place),
                 }
             }
-            Strategy::Failover => match left {
-                Some(left) => self.seek_beside(left),
+            RecoveryStrategy::Failover => match left {
+                Some(left) => self.prefer_near(left),
                 None => {
                     let said = format!("; tries {} again first", first.place);
                     self.record.sought = Some(first);
                     said
                 }
             },
-            Strategy::None => String::new(),
+            RecoveryStrategy::None => String::new(),
         }
     }
 
-    fn seek_beside(&mut self, left: Placement) -> String {
+    fn prefer_near(&mut self, left: Placement) -> String {
         let said = format!("; seeks a machine beside those that are left in {}", left.place);
         self.record.sought = Some(left);
         said
     }
 
     fn recover(&mut self, message: String) {
-        self.end_round();
+        self.reset_candidates();
         self.record.launch_tries = 0;
         self.record.waiting_since = None;
-        self.go(Event::Lost, Some(RecoverySource::Failure), message);
+        self.transition(Event::Lost, Some(RecoverySource::Failure), message);
         self.record.schedule(ScheduleEvent::WantsLaunch);
     }
 
     /// Somebody ended the run itself: that is a cancel.
-    fn stopped(&mut self, message: &str) {
-        self.record.standing = Standing::Settled;
+    fn run_stopped(&mut self, message: &str) {
+        self.record.standing = Standing::Resolved;
         let why = format!("its run was stopped: {message}");
-        self.go(Event::CancelAsked, None, why.clone());
+        self.transition(Event::CancelRequested, None, why.clone());
         self.end(Event::Released, why);
     }
 
     /// What a deadline asks for now; `None`: the task has no deadline.
-    fn policy(&self) -> Option<(Option<Market>, spot::Rule)> {
+    fn market_policy(&self) -> Option<(Option<Market>, spot::Rule)> {
         let deadline = self.plan.deadline?;
-        let terms = Terms::from(deadline);
+        let terms = DeadlineTerms::from(deadline);
         let began = self.record.submitted_at.unwrap_or(self.now);
         let seconds = |span: Span| span.0 as f64 / 1e6;
         let running = self.record.status == Status::Running;
@@ -430,22 +437,22 @@ impl<'a> Pass<'a> {
 
     /// Rule 3: ahead of its line, and cheaper nodes are there.
     fn move_to_spot(&mut self) {
-        let Some((_, rule @ spot::Rule::MoveToSpot)) = self.policy() else { return };
-        if self.plan.recovery.strategy == Strategy::None {
+        let Some((_, rule @ spot::Rule::MoveToSpot)) = self.market_policy() else { return };
+        if self.plan.recovery.strategy == RecoveryStrategy::None {
             return;
         }
-        self.record.standing = Standing::Discarded;
-        self.go(Event::Interrupted, Some(RecoverySource::Restart), rule.said());
+        self.record.standing = Standing::Superseded;
+        self.transition(Event::Interrupted, Some(RecoverySource::Restart), rule.said());
         self.record.schedule(ScheduleEvent::WantsLaunch);
-        self.end_round();
-        self.look_at(self.now);
+        self.reset_candidates();
+        self.recheck_at(self.now);
     }
 
     /// Waiting by choice: the slot is for others, and nothing was refused.
     fn wait_for_spot(&mut self, why: &str) {
-        self.go(Event::BackedOff, None, why);
+        self.transition(Event::BackedOff, None, why);
         self.record.schedule(ScheduleEvent::CapacityRefused);
-        self.record.next_retry_at = Some(self.now + SPOT_POLL);
-        self.look_at(self.now + SPOT_POLL);
+        self.record.next_retry_at = Some(self.now + SPOT_POLL_INTERVAL);
+        self.recheck_at(self.now + SPOT_POLL_INTERVAL);
     }
 }

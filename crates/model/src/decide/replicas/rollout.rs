@@ -84,12 +84,12 @@ pub struct Rollout {
     pub said: Option<String>,
     /// The one before, where this is the way back from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub undid: Option<Undone>,
+    pub undid: Option<Rollback>,
 }
 
 /// A deployment that was rolled back.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Undone {
+pub struct Rollback {
     pub num: i64,
     pub why: String,
 }
@@ -97,15 +97,15 @@ pub struct Undone {
 /// What follows for the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    GoesOn,
+    Continue,
     /// Its configuration is one to go back to.
-    Settles,
-    RollsBack,
+    Complete,
+    RollBack,
 }
 
 /// How it stands, what follows, and what is told of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judged {
+pub struct RolloutEvaluation {
     pub rollout: Rollout,
     pub verdict: Verdict,
     /// A word for programs and a sentence for people.
@@ -123,7 +123,7 @@ pub fn judge(
     can_go_back: bool,
     before: Option<&Rollout>,
     now: Timestamp,
-) -> Judged {
+) -> RolloutEvaluation {
     let before = before.filter(|before| before.num == num);
     let count = count(groups, memory);
     let was = before.map(|before| before.state);
@@ -142,35 +142,35 @@ pub fn judge(
             "deployment {num} is complete: {} of {} replicas take requests",
             count.ready, count.wanted
         );
-        return Judged {
+        return RolloutEvaluation {
             rollout: now_is(State::Complete, None),
-            verdict: Verdict::Settles,
+            verdict: Verdict::Complete,
             told: is_news.then_some(("deployed", told)),
             due_at: None,
         };
     }
     let trouble = trials.iter().find_map(|trial| trouble(trial, pace, now)).filter(|_| can_go_back);
     let due_at = trials.iter().filter_map(|trial| deadline(trial, pace)).min().filter(|_| can_go_back);
-    let goes_on = |rollout, told| Judged { rollout, verdict: Verdict::GoesOn, told, due_at };
+    let goes_on = |rollout, told| RolloutEvaluation { rollout, verdict: Verdict::Continue, told, due_at };
     match (trouble, was) {
         // Once it failed it has failed, until it is complete after all.
         (_, Some(State::Failed)) => {
             let said = before.and_then(|before| before.said.clone());
-            Judged { due_at: None, ..goes_on(now_is(State::Failed, said), None) }
+            RolloutEvaluation { due_at: None, ..goes_on(now_is(State::Failed, said), None) }
         }
         (Some(why), _) if pace.rolls_back => {
             let told = format!("deployment {num} failed: {why}; back to the configuration before it");
-            let undid = Some(Undone { num, why });
+            let undid = Some(Rollback { num, why });
             // The next number is that of the way back.
             let rollout = Rollout { num: num + 1, undid, ..now_is(State::Rolling, None) };
             let told = Some(("rolled_back", told));
-            Judged { rollout, verdict: Verdict::RollsBack, told, due_at: None }
+            RolloutEvaluation { rollout, verdict: Verdict::RollBack, told, due_at: None }
         }
         (Some(why), _) => {
             let told =
                 format!("deployment {num} failed: {why}; former replicas stay, and it is not rolled back");
             let told = Some(("deployment_failed", told));
-            Judged { due_at: None, ..goes_on(now_is(State::Failed, Some(why)), told) }
+            RolloutEvaluation { due_at: None, ..goes_on(now_is(State::Failed, Some(why)), told) }
         }
         (None, _) if count.wanted == 0 && count.old == 0 => goes_on(now_is(State::Asleep, None), None),
         (None, _) => {
@@ -184,12 +184,12 @@ pub fn judge(
                 );
                 ("deployment", words)
             });
-            goes_on(now_is(State::Rolling, waits_for(trials)), told)
+            goes_on(now_is(State::Rolling, waiting_message(trials)), told)
         }
     }
 }
 
-struct Count {
+struct ReplicaCounts {
     ready: u32,
     wanted: u32,
     old: u32,
@@ -197,14 +197,14 @@ struct Count {
     is_full: bool,
 }
 
-impl Count {
+impl ReplicaCounts {
     const fn is_complete(&self) -> bool {
         self.is_full && self.old == 0 && self.wanted > 0
     }
 }
 
-fn count(groups: &[Group], memory: &BTreeMap<String, Memory>) -> Count {
-    let mut count = Count { ready: 0, wanted: 0, old: 0, is_full: true };
+fn count(groups: &[Group], memory: &BTreeMap<String, Memory>) -> ReplicaCounts {
+    let mut count = ReplicaCounts { ready: 0, wanted: 0, old: 0, is_full: true };
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     for group in groups {
         let desired = memory.get(&group.name).map_or(group.min, |memory| memory.desired);
@@ -234,13 +234,13 @@ fn deadline(trial: &Trial, pace: &Pace) -> Option<Timestamp> {
     trial.since.filter(|_| trial.stage != Stage::Ready).map(|since| since + pace.ready_within)
 }
 
-fn waits_for(trials: &[Trial]) -> Option<String> {
+fn waiting_message(trials: &[Trial]) -> Option<String> {
     let open = trials.iter().filter(|trial| trial.stage != Stage::Ready);
     open.max_by_key(|trial| trial.stage).map(|trial| match (&trial.said, trial.stage) {
         (Some(said), _) => format!("replica {}: {said}", trial.num),
         (None, Stage::Waits) => format!("replica {} waits for a machine", trial.num),
-        (None, Stage::Starts) => format!("replica {} starts", trial.num),
-        (None, Stage::Runs | Stage::Lapsed | Stage::Ready) => {
+        (None, Stage::Starting) => format!("replica {} starts", trial.num),
+        (None, Stage::Runs | Stage::NoLongerReady | Stage::Ready) => {
             format!("replica {} takes no requests yet", trial.num)
         }
     })

@@ -35,12 +35,12 @@ pub struct Traffic {
 }
 
 /// A measure in words, and the replicas that it asks for.
-struct Reading {
+struct TrafficMeasurement {
     words: String,
     wish: u32,
 }
 
-fn read(scaling: &Scaling, traffic: &Traffic) -> Reading {
+fn measure(scaling: &Scaling, traffic: &Traffic) -> TrafficMeasurement {
     let window = (scaling.window.0 as f64).max(1.0);
     let (target, secs) = (scaling.target, scaling.window.as_secs());
     let (words, replicas) = match scaling.metric {
@@ -71,11 +71,11 @@ fn read(scaling: &Scaling, traffic: &Traffic) -> Reading {
             )
         }
     };
-    Reading { words, wish: count(replicas) }
+    TrafficMeasurement { words, wish: to_replica_count(replicas) }
 }
 
 /// How many there shall be.
-pub(super) fn scaled(group: &Group, before: Memory, now: Timestamp, why: &mut Vec<String>) -> Memory {
+pub(super) fn scale(group: &Group, before: Memory, now: Timestamp, why: &mut Vec<String>) -> Memory {
     let current = before.desired.clamp(group.min, group.max);
     let stays = |said: Option<String>| Memory { desired: current, scaled_at: before.scaled_at, said };
     let Some(scaling) = group.scaling else { return stays(None) };
@@ -85,7 +85,7 @@ pub(super) fn scaled(group: &Group, before: Memory, now: Timestamp, why: &mut Ve
     let Some(traffic) = group.traffic else {
         return stays(Some("nobody says what came: the number stays".to_owned()));
     };
-    let Reading { words, wish } = read(&scaling, &traffic);
+    let TrafficMeasurement { words, wish } = measure(&scaling, &traffic);
     // Somebody waits for the first one, however little the measure says yet.
     let wakes = current == 0 && traffic.requests > 0;
     let wish = wish.max(u32::from(wakes)).clamp(group.min, group.max);
@@ -109,6 +109,6 @@ pub(super) fn scaled(group: &Group, before: Memory, now: Timestamp, why: &mut Ve
     clippy::cast_sign_loss,
     reason = "it saturates, and is bounded after"
 )]
-fn count(replicas: f64) -> u32 {
+fn to_replica_count(replicas: f64) -> u32 {
     replicas as u32
 }

@@ -22,9 +22,9 @@ fn group(text: &str, range: (u32, u32)) -> Group {
         let num = num.parse().unwrap();
         let stage = match stage.trim_end_matches('!') {
             "waits" => Stage::Waits,
-            "starts" => Stage::Starts,
+            "starts" => Stage::Starting,
             "runs" => Stage::Runs,
-            "lapsed" => Stage::Lapsed,
+            "lapsed" => Stage::NoLongerReady,
             "ready" => Stage::Ready,
             "leaves" => {
                 group.leaving.push(num);
@@ -223,7 +223,7 @@ fn judged(
     trials: &[(u32, i64, u32)],
     pace: &Pace,
     before: Option<&Rollout>,
-) -> Judged {
+) -> RolloutEvaluation {
     let group = group(text, (0, 9));
     let trials: Vec<Trial> = trials
         .iter()
@@ -243,7 +243,7 @@ fn judged(
 fn a_deployment_begins_goes_on_and_is_complete() {
     let pace = Pace::default();
     let first = judged("0:ready! 1:ready! 2:runs", 2, &[(2, 30, 0)], &pace, None);
-    assert_eq!((first.verdict, first.rollout.state), (Verdict::GoesOn, State::Rolling));
+    assert_eq!((first.verdict, first.rollout.state), (Verdict::Continue, State::Rolling));
     let words =
         "deployment 2 begins: 2 replicas to replace, with at most 1 more and 0 fewer than 2 at a time";
     assert_eq!(first.told, Some(("deployment", words.to_owned())));
@@ -252,11 +252,11 @@ fn a_deployment_begins_goes_on_and_is_complete() {
     let next = judged("1:ready! 2:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
     assert_eq!((next.told, next.rollout.ready, next.rollout.old), (None, 1, 1));
     let last = judged("2:ready 3:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
-    assert_eq!((last.verdict, last.rollout.state), (Verdict::Settles, State::Complete));
+    assert_eq!((last.verdict, last.rollout.state), (Verdict::Complete, State::Complete));
     assert_eq!(last.told.as_ref().map(|told| told.0), Some("deployed"));
     // What was complete stays so, whatever becomes of its replicas.
     let ill = judged("2:runs 3:ready", 2, &[(2, 9_999, 0)], &pace, Some(&last.rollout));
-    assert_eq!((ill.verdict, ill.told), (Verdict::Settles, None));
+    assert_eq!((ill.verdict, ill.told), (Verdict::Complete, None));
     // Nobody has tried it: that is no reason to trust it.
     assert_eq!(judged("", 0, &[], &pace, None).rollout.state, State::Asleep);
 }
@@ -266,7 +266,7 @@ fn replicas_that_keep_ending_or_get_ready_too_late_end_a_deployment() {
     let pace = Pace::default();
     let rolls_back = |trial| {
         let judged = judged("0:ready! 1:runs", 1, &[trial], &pace, None);
-        (judged.verdict == Verdict::RollsBack).then(|| judged.rollout.undid.unwrap().why)
+        (judged.verdict == Verdict::RollBack).then(|| judged.rollout.undid.unwrap().why)
     };
     assert_eq!(rolls_back((1, 599, 0)), None);
     let late = "replica 1 is not ready after 600 s: it answers 500";
@@ -293,7 +293,7 @@ fn a_way_back_is_another_deployment_and_is_told_until_the_next_one() {
 fn who_does_not_roll_back_is_told_once_that_it_failed() {
     let pace = Pace { rolls_back: false, ..Pace::default() };
     let failed = judged("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
-    assert_eq!((failed.verdict, failed.rollout.state), (Verdict::GoesOn, State::Failed));
+    assert_eq!((failed.verdict, failed.rollout.state), (Verdict::Continue, State::Failed));
     assert_eq!(failed.told.map(|told| told.0), Some("deployment_failed"));
     let still = judged("0:ready! 1:runs", 1, &[(1, 700, 0)], &pace, Some(&failed.rollout));
     assert_eq!((still.told, still.rollout.said), (None, failed.rollout.said));
@@ -308,7 +308,7 @@ fn who_does_not_roll_back_is_told_once_that_it_failed() {
         said: None,
     };
     let first = judge(0, (&[group], &memory(1)), &[trial], &Pace::default(), false, None, NOW);
-    assert_eq!((first.verdict, first.told), (Verdict::GoesOn, None));
+    assert_eq!((first.verdict, first.told), (Verdict::Continue, None));
 }
 
 #[test]

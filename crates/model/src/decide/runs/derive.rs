@@ -1,7 +1,7 @@
 //! What the latest submissions of a run amount to: the documented rules, tried in the documented order.
 
 use crate::{
-    decide::runs::{Job, Replica, RunView, State, StopCriteria, Weight},
+    decide::runs::{Job, Replica, ReplicaRole, RunView, State, StopCriteria},
     job,
     retry::{self, Retry, Standing},
     run,
@@ -10,7 +10,7 @@ use crate::{
 
 /// The sum of all jobs. It depends neither on the run's own status nor on the order of the jobs.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Derived<'a> {
+pub struct DerivedRun<'a> {
     pub verdict: Verdict,
     /// Replicas to retry as a whole, by number.
     pub retries: Vec<&'a Replica>,
@@ -32,9 +32,9 @@ pub enum Verdict {
 
 /// What one replica adds to the sum.
 #[derive(Clone, Debug, PartialEq)]
-enum Share {
+enum ReplicaContribution {
     /// Scaled down.
-    Nothing,
+    Ignored,
     /// A job may not be retried. Beats the retry of any other.
     Failed {
         reason: run::TerminationReason,
@@ -44,38 +44,38 @@ enum Share {
     Retry {
         said: String,
     },
-    Live(Tally),
+    Live(JobTally),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Tally {
+struct JobTally {
     runs: bool,
     provisions: bool,
     waits: bool,
     done: bool,
 }
 
-pub fn derive(run: &RunView, now: Timestamp) -> Derived<'_> {
+pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
     let mut replicas: Vec<_> = run.replicas.iter().collect();
     replicas.sort_by_key(|replica| replica.num);
 
-    let mut sum = Tally::default();
+    let mut sum = JobTally::default();
     let mut failures = Vec::new();
     let mut on_trial = Vec::new();
     let mut retries = Vec::new();
     let mut to_retry = None;
     for replica in replicas {
-        match share(run, replica, now) {
-            Share::Nothing => {}
-            Share::Failed { reason, said } => match replica.weight {
-                Weight::Full | Weight::Gone => failures.push((reason, said)),
-                Weight::Trial => on_trial.push((reason, said)),
+        match replica_contribution(run, replica, now) {
+            ReplicaContribution::Ignored => {}
+            ReplicaContribution::Failed { reason, said } => match replica.weight {
+                ReplicaRole::Full | ReplicaRole::Gone => failures.push((reason, said)),
+                ReplicaRole::Trial => on_trial.push((reason, said)),
             },
-            Share::Retry { said } => {
+            ReplicaContribution::Retry { said } => {
                 to_retry.get_or_insert(said);
                 retries.push(replica);
             }
-            Share::Live(tally) => sum.add(tally),
+            ReplicaContribution::Live(tally) => sum.add(tally),
         }
     }
 
@@ -83,7 +83,7 @@ pub fn derive(run: &RunView, now: Timestamp) -> Derived<'_> {
     if !sum.is_alive() && !run.rolls_back {
         failures.append(&mut on_trial);
     }
-    let verdict = if let Some(ending) = failure(failures) {
+    let verdict = if let Some(ending) = worst_failure(failures) {
         Verdict::End(ending)
     } else if run.gateway_failed {
         let said = "no running replica of the gateway accepted the service";
@@ -105,11 +105,11 @@ pub fn derive(run: &RunView, now: Timestamp) -> Derived<'_> {
     } else {
         Verdict::Idle("no replica is wanted".to_owned())
     };
-    Derived { verdict, retries }
+    DerivedRun { verdict, retries }
 }
 
 /// A failure outranks a limit: it tells more.
-fn failure(failures: Vec<(run::TerminationReason, String)>) -> Option<run::Ending> {
+fn worst_failure(failures: Vec<(run::TerminationReason, String)>) -> Option<run::Ending> {
     let is_limit = |reason: &run::TerminationReason| *reason == run::TerminationReason::RetryLimitExceeded;
     failures
         .into_iter()
@@ -122,15 +122,15 @@ fn master_is_done(run: &RunView) -> bool {
     master.is_some_and(|replica| replica.jobs.iter().any(|job| job.num == 0 && is_done(job)))
 }
 
-fn share(run: &RunView, replica: &Replica, now: Timestamp) -> Share {
+fn replica_contribution(run: &RunView, replica: &Replica, now: Timestamp) -> ReplicaContribution {
     let mut jobs: Vec<_> = replica.jobs.iter().collect();
     jobs.sort_by_key(|job| job.num);
-    let is_gone = replica.weight == Weight::Gone && jobs.iter().any(|job| job.state.ending().is_some());
+    let is_gone = replica.weight == ReplicaRole::Gone && jobs.iter().any(|job| job.state.ending().is_some());
     if is_gone || jobs.iter().any(|job| ended_by(job) == Some(job::TerminationReason::ScaledDown)) {
-        return Share::Nothing;
+        return ReplicaContribution::Ignored;
     }
 
-    let mut tally = Tally::default();
+    let mut tally = JobTally::default();
     let mut failures = Vec::new();
     let mut to_retry = None;
     let mut ended_by_us = None;
@@ -152,7 +152,7 @@ fn share(run: &RunView, replica: &Replica, now: Timestamp) -> Share {
             to_retry.get_or_insert(format!("{said}; another region is tried"));
             continue;
         }
-        match retry::decide(run.retry.as_ref(), standing(run, job, ending), now) {
+        match retry::decide(run.retry.as_ref(), failure_history(run, job, ending), now) {
             Retry::Yes { event, .. } => {
                 to_retry.get_or_insert(format!("{said}; retried on {event}"));
             }
@@ -165,22 +165,22 @@ fn share(run: &RunView, replica: &Replica, now: Timestamp) -> Share {
             }
         }
     }
-    if let Some(ending) = failure(failures) {
-        return Share::Failed { reason: ending.reason(), said: ending.said().to_owned() };
+    if let Some(ending) = worst_failure(failures) {
+        return ReplicaContribution::Failed { reason: ending.reason(), said: ending.said().to_owned() };
     }
     match (to_retry, ended_by_us) {
         // What the server ended beside a failed sibling shares that sibling's fate.
-        (Some(said), _) => Share::Retry { said },
-        (None, Some(said)) => Share::Failed { reason: run::TerminationReason::JobFailed, said },
-        (None, None) => Share::Live(tally),
+        (Some(said), _) => ReplicaContribution::Retry { said },
+        (None, Some(said)) => ReplicaContribution::Failed { reason: run::TerminationReason::JobFailed, said },
+        (None, None) => ReplicaContribution::Live(tally),
     }
 }
 
-fn standing(run: &RunView, job: &Job, ending: &job::Ending) -> Standing {
+fn failure_history(run: &RunView, job: &Job, ending: &job::Ending) -> Standing {
     Standing {
         reason: ending.reason(),
         tries: job.tries,
-        run_began: run.began(),
+        run_began: run.started_at(),
         failing_since: job.failing_since,
     }
 }
@@ -204,7 +204,7 @@ fn is_done(job: &Job) -> bool {
     ended_by(job) == Some(job::TerminationReason::DoneByRunner)
 }
 
-impl Tally {
+impl JobTally {
     fn count(&mut self, state: &State) {
         match state {
             State::Submitted => self.waits = true,

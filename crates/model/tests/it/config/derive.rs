@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use windlass_model::config::{
     Configuration,
-    derive::{self, DefaultImages, Error, ImageMetadata, Inherited, Inputs},
+    derive::{self, DefaultImages, Error, ImageMetadata, InheritedSpec, Inputs},
     effective::effective_run_spec,
     job_spec::JobSpec,
     resolve,
@@ -20,7 +20,7 @@ fn try_specs(text: &str, image: Option<&ImageMetadata>) -> Result<Vec<JobSpec>, 
 fn inputs<'a>(
     configuration: &'a Configuration,
     image: Option<&'a ImageMetadata>,
-    inherited: &'a Inherited,
+    inherited: &'a InheritedSpec,
 ) -> Inputs<'a> {
     Inputs {
         run_name: "train-1",
@@ -32,9 +32,9 @@ fn inputs<'a>(
     }
 }
 
-fn inherited() -> Inherited {
+fn inherited() -> InheritedSpec {
     let images = DefaultImages { docker: Some("dind:1".to_owned()), ..DefaultImages::default() };
-    Inherited { images, ..Inherited::default() }
+    InheritedSpec { images, ..InheritedSpec::default() }
 }
 
 #[track_caller]
@@ -92,10 +92,10 @@ fn groups_of_nodes_keep_their_numbers() {
     assert_eq!(jobs[2].requirements.resources.cpu.count.min, Some(8));
     assert_eq!(resolve::awaited_addresses(&jobs[1]).len(), 1);
     assert!(resolve::awaited_addresses(&jobs[0]).is_empty());
-    let waiting = resolve::with_addresses(&jobs[1].commands, |_, _| None);
+    let waiting = resolve::insert_addresses(&jobs[1].commands, |_, _| None);
     assert_eq!(waiting, jobs[1].commands);
     let ready =
-        resolve::with_addresses(&jobs[1].commands, |group, member| Some(format!("10.{group}.{member}.1")));
+        resolve::insert_addresses(&jobs[1].commands, |group, member| Some(format!("10.{group}.{member}.1")));
     assert_eq!(ready[3], "w 10.0.0.1");
 }
 
@@ -158,7 +158,7 @@ fn fields_that_choose_the_image() {
 #[test]
 fn the_default_image_is_that_of_the_profile_else_that_of_the_server() {
     let images = DefaultImages { base: Some("server:1".to_owned()), ..DefaultImages::default() };
-    let inherited = Inherited { images, ..Inherited::default() };
+    let inherited = InheritedSpec { images, ..InheritedSpec::default() };
     let default_image = |text: &str| {
         let configuration = accept(text);
         derive::job_specs(&inputs(&configuration, None, &inherited)).unwrap().remove(0).default_image
@@ -195,7 +195,7 @@ fn a_service_starts_with_its_fewest_replicas() {
     assert_eq!((jobs[0].service_port, jobs[0].app_specs.len()), (Some(8000), 0));
     assert_eq!(jobs[0].probes[0].url, "/v1/chat/completions");
     let idle = accept(&text.replace("2..4", "0..4"));
-    let inherited = Inherited::default();
+    let inherited = InheritedSpec::default();
     let inputs = inputs(&idle, None, &inherited);
     assert!(derive::job_specs(&inputs).unwrap().is_empty());
     assert_eq!(derive::plan_specs(&inputs).unwrap().len(), 1);
@@ -245,7 +245,7 @@ fn a_variable_without_a_value_stops_the_run() {
     assert_eq!(error, Error::UnresolvedVariable { name: "TOKEN".to_owned() });
     let mut configuration = accept("type: task\ncommands: [x]\nenv: [TOKEN, A=1]\ndstack: true");
     configuration.run_mut().unwrap().env.resolve(|name| (name == "TOKEN").then(|| "t".to_owned()));
-    let inherited = Inherited::default();
+    let inherited = InheritedSpec::default();
     let job = derive::job_specs(&inputs(&configuration, None, &inherited)).unwrap().remove(0);
     assert_eq!(
         serde_json::to_value(&job.env).unwrap(),
@@ -299,9 +299,9 @@ fn a_client_puts_in_what_only_it_knows() {
          probes: [{type: http, method: post, url: '/${{ env.A }}', body: '${{ env.TOKEN }}', headers: [{name: K, value: '${{ env.A }}'}]}]",
     );
     let args = ["a b".to_owned(), "--fast".to_owned()];
-    let unset = resolve::for_client(&mut service.clone(), &args, |_| None).unwrap_err();
+    let unset = resolve::resolve_for_client(&mut service.clone(), &args, |_| None).unwrap_err();
     assert_eq!(unset, resolve::Error::Unset { names: vec!["TOKEN".to_owned()] });
-    resolve::for_client(&mut service, &args, |_| Some("${{ env.A }}".to_owned())).unwrap();
+    resolve::resolve_for_client(&mut service, &args, |_| Some("${{ env.A }}".to_owned())).unwrap();
     let json = serde_json::to_value(&service).unwrap();
     assert_eq!(json["commands"], json!(["x 'a b' --fast $HOME ${{ secrets.S }}"]));
     assert_eq!(json["registry_auth"], json!({"username": "1", "password": "${{ secrets.P }}"}));
@@ -313,11 +313,14 @@ fn a_client_puts_in_what_only_it_knows() {
     let mut task = accept(
         "type: task\nimage: i\nregistry_auth: {username: '${{ env.NOPE }}', password: p}\ncommands: [x]",
     );
-    assert!(matches!(resolve::for_client(&mut task, &[], |_| None), Err(resolve::Error::Reference { .. })));
+    assert!(matches!(
+        resolve::resolve_for_client(&mut task, &[], |_| None),
+        Err(resolve::Error::Reference { .. })
+    ));
     let mut grouped = accept(
         "type: task\ngroups: [{commands: ['x ${{ run.args }}', 'y ${{ groups[0].nodes[0].IP_ADDRESS }}']}]",
     );
-    resolve::for_client(&mut grouped, &args, |_| None).unwrap();
+    resolve::resolve_for_client(&mut grouped, &args, |_| None).unwrap();
     let json = serde_json::to_value(&grouped).unwrap();
     assert_eq!(
         json["groups"][0]["commands"],
@@ -330,9 +333,9 @@ fn secrets_are_put_in_once_and_missing_ones_are_named() {
     let text = "type: task\nimage: i\ncommands: ['echo ${{ secrets.A }}']\nenv: {X: 'a-${{ secrets.A }}', Y: plain $$ text}\n\
                 registry_auth: {username: u, password: '${{ secrets.B }}'}";
     let mut spec = specs(text).remove(0);
-    let missing = resolve::put_secrets(&mut spec.clone(), |_| None).unwrap_err();
+    let missing = resolve::insert_secrets(&mut spec.clone(), |_| None).unwrap_err();
     assert_eq!(missing.to_string(), "secrets that do not exist: A, B");
-    resolve::put_secrets(&mut spec, |name| Some(format!("<{name}> ${{{{ secrets.B }}}}"))).unwrap();
+    resolve::insert_secrets(&mut spec, |name| Some(format!("<{name}> ${{{{ secrets.B }}}}"))).unwrap();
     assert_eq!(spec.env["X"], "a-<A> ${{ secrets.B }}");
     assert_eq!(spec.env["Y"], "plain $$ text");
     assert_eq!(spec.registry_auth.unwrap().password, "<B> ${{ secrets.B }}");

@@ -1,6 +1,6 @@
 //! `${{ … }}`: read once, only where it is allowed.
 
-use windlass_model::config::interpolate::{Answer, Dollars, Reference, pieces, references, substitute};
+use windlass_model::config::interpolate::{Answer, DollarEscape, Reference, pieces, references, substitute};
 
 use super::{accept, refuse};
 
@@ -11,7 +11,7 @@ fn put(text: &str) -> Result<String, String> {
         "groups[0].nodes[1].IP_ADDRESS" => Ok(Answer::Value("10.0.0.2".to_owned())),
         other => Err(format!("unknown {other}")),
     };
-    substitute(text, Dollars::Unescape, known)
+    substitute(text, DollarEscape::Unescape, known)
         .map_err(|error| format!("{}+{}: {}", error.at, error.len, error.reason))
 }
 

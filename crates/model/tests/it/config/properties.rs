@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use windlass_model::config::{
     self, Configuration,
-    interpolate::{self, Answer, Dollars},
+    interpolate::{self, Answer, DollarEscape},
     name::UnixUser,
     ports::PortMapping,
     resources::{parse_cpu, parse_gpu},
@@ -52,19 +52,19 @@ proptest! {
     #[test]
     fn escaped_text_comes_back_as_it_was(text in ".{0,60}") {
         let escaped = interpolate::escape(&text);
-        let back = interpolate::substitute(&escaped, Dollars::Unescape, |_| Err("no reference is left".to_owned()));
+        let back = interpolate::substitute(&escaped, DollarEscape::Unescape, |_| Err("no reference is left".to_owned()));
         prop_assert_eq!(back.unwrap(), text);
     }
 
     #[test]
     fn what_is_put_in_is_never_read_again(secret in ".{0,40}") {
-        let out = interpolate::substitute("a ${{ secrets.X }} b", Dollars::Unescape, |_| Ok(Answer::Value(secret.clone())));
+        let out = interpolate::substitute("a ${{ secrets.X }} b", DollarEscape::Unescape, |_| Ok(Answer::Value(secret.clone())));
         prop_assert_eq!(out.unwrap(), format!("a {secret} b"));
     }
 
     #[test]
     fn keeping_everything_changes_nothing(text in "[a$\\{\\} .x]{0,40}") {
-        if let Ok(out) = interpolate::substitute(&text, Dollars::Keep, |_| Ok(Answer::Keep)) {
+        if let Ok(out) = interpolate::substitute(&text, DollarEscape::Keep, |_| Ok(Answer::Keep)) {
             prop_assert_eq!(out, text);
         }
     }

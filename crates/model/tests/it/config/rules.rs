@@ -1,7 +1,7 @@
 //! Rules of each kind of configuration, and between its fields.
 
 use serde_json::json;
-use windlass_model::config::{self, Configuration, units::Offable};
+use windlass_model::config::{self, Configuration, units::OffableDuration};
 
 use super::{accept, refuse, trimmed};
 
@@ -373,7 +373,7 @@ fn a_configuration_wins_over_its_profile() {
     let mut task = accept("type: task\ncommands: [x]\nspot_policy: auto\nmax_duration: off");
     task.merge_profile(&chosen.properties);
     let merged = task.profile().unwrap();
-    assert_eq!(merged.max_duration, Offable::Off);
+    assert_eq!(merged.max_duration, OffableDuration::Off);
     let json = serde_json::to_value(&task).unwrap();
     assert_eq!(
         (&json["spot_policy"], &json["max_price"], &json["idle_duration"], &json["max_duration"]),

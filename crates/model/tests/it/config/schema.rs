@@ -32,17 +32,17 @@ fn the_committed_schema_is_the_generated_one() {
 
 /// The tree as an editor sees it, with YAML 1.1 words resolved.
 fn to_json(node: &yaml::Node) -> Value {
-    use windlass_model::config::scalar::Meaning;
+    use windlass_model::config::scalar::ScalarValue;
     match &node.value {
         yaml::Value::Null => Value::Null,
         yaml::Value::Seq(items) => items.iter().map(to_json).collect(),
         yaml::Value::Map(entries) => entries.iter().map(|e| (e.key.clone(), to_json(&e.value))).collect(),
         yaml::Value::Scalar(scalar) => match scalar.meaning() {
-            Meaning::Null => Value::Null,
-            Meaning::Bool(b) => b.into(),
-            Meaning::Int(n) => n.into(),
-            Meaning::Float(n) => n.into(),
-            Meaning::Str => scalar.text.clone().into(),
+            ScalarValue::Null => Value::Null,
+            ScalarValue::Bool(b) => b.into(),
+            ScalarValue::Int(n) => n.into(),
+            ScalarValue::Float(n) => n.into(),
+            ScalarValue::Str => scalar.text.clone().into(),
         },
     }
 }

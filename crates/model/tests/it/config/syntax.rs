@@ -6,11 +6,11 @@ use windlass_model::config::{
     env::Env,
     fleet::{Blocks, FleetNodes, InternalIp, Network},
     mounts::{FileMapping, Mount, Repo},
-    name::{GroupName, Name, Python, Reference, Tags, User},
+    name::{GroupName, Name, PythonVersion, Reference, Tags, User},
     ports::{PortMapping, ServicePort},
     profile::{Cron, InstanceSelector, Retry},
     traffic::{GatewayChoice, Https, Model, Replicas},
-    units::{Idle, Inactivity, Memory, Offable, Positive, Seconds},
+    units::{Idle, InactivityDuration, Memory, OffableDuration, PositiveNumber, Seconds},
     yaml,
 };
 use windlass_model::resources::{CpuSpec, DiskSpec, GpuSpec, Range};
@@ -95,7 +95,7 @@ fn a_duration_is_seconds() {
         ],
         &["-1", "5 minutes", "1.5h", "off", "true", "99999999999999999w", "h", "[1]"],
     );
-    table::<Offable>(
+    table::<OffableDuration>(
         &[
             ("off", json!("off")),
             ("'off'", json!("off")),
@@ -117,7 +117,7 @@ fn a_duration_is_seconds() {
         ],
         &["-2", "idle"],
     );
-    table::<Inactivity>(&[("off", json!(null)), ("2h", json!(7200))], &["-1", "soon"]);
+    table::<InactivityDuration>(&[("off", json!(null)), ("2h", json!(7200))], &["-1", "soon"]);
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn names_keep_to_their_alphabet() {
 
 #[test]
 fn python_three_point_one_is_three_point_ten() {
-    table::<Python>(
+    table::<PythonVersion>(
         &[
             ("3.12", json!("3.12")),
             ("'3.12'", json!("3.12")),
@@ -398,7 +398,7 @@ fn small_choices() {
     table::<Blocks>(&[("auto", json!("auto")), ("4", json!(4))], &["0", "-1", "many"]);
     table::<InternalIp>(&[("10.0.0.1", json!("10.0.0.1"))], &["8.8.8.8", "10.0.0.300", "host"]);
     table::<Network>(&[("10.0.0.0/16", json!("10.0.0.0/16"))], &["8.0.0.0/8", "10.0.0.0/33", "lan"]);
-    table::<Positive>(
+    table::<PositiveNumber>(
         &[("0.5", json!(0.5)), ("2", json!(2.0))],
         &["0", "-1", ".nan", ".inf", "1e999", "free"],
     );

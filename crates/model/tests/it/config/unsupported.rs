@@ -2,10 +2,10 @@
 
 use windlass_model::config::{
     Configuration, parse, parse_profiles,
-    unsupported::{Context, Review, review, review_profile},
+    unsupported::{Context, SupportReview, review, review_profile},
 };
 
-fn reviewed(text: &str, project: Option<&str>) -> Review {
+fn reviewed(text: &str, project: Option<&str>) -> SupportReview {
     let parsed = parse(text).unwrap();
     review(&parsed.configuration, Context { node: Some(&parsed.node), project, properties: None })
 }
@@ -73,8 +73,8 @@ fn something_of_another_project_is_never_taken_for_something_of_this_one() {
         let said = refusal(&text);
         assert!(said.contains(part) && said.contains("only those of `main`"), "{said}");
         let own = text.replace("other/", "main/");
-        assert_eq!(reviewed(&own, Some("main")), Review::default(), "{own}");
-        assert_eq!(reviewed(&text, None), Review::default(), "nobody knows the project yet");
+        assert_eq!(reviewed(&own, Some("main")), SupportReview::default(), "{own}");
+        assert_eq!(reviewed(&text, None), SupportReview::default(), "nobody knows the project yet");
     }
 }
 
@@ -129,7 +129,7 @@ fn what_other_clients_send_without_being_asked_is_no_wish() {
         "type": "task", "commands": ["x"], "dstack": false, "home_dir": "/root", "backend_options": null, "fleets": null,
     });
     let configuration = Configuration::from_json(&sent).unwrap();
-    assert_eq!(review(&configuration, Context::default()), Review::default());
+    assert_eq!(review(&configuration, Context::default()), SupportReview::default());
 }
 
 #[test]

@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 use windlass_model::config::{
     Configuration,
-    within::{Clash, within},
+    within::{LimitConflict, within},
 };
 
 use super::{accept, trimmed};
 
-fn meet(fleet: &str, run: &str) -> Result<(Value, Value), Vec<Clash>> {
+fn meet(fleet: &str, run: &str) -> Result<(Value, Value), Vec<LimitConflict>> {
     let Configuration::Fleet(fleet) = accept(&format!("type: fleet\nnodes: 0..\n{fleet}")) else {
         panic!("a fleet")
     };
@@ -44,7 +44,7 @@ fn everything_they_do_not_agree_on_is_named() {
                  resources: {cpu: 'x86:2', memory: 8GB, gpu: 'nvidia:H100:24GB:1', disk: 10GB}";
     let run = "backends: [gcp]\nregions: [b]\navailability_zones: [y]\ninstance_types: [u]\nreservation: s\nspot_policy: on-demand\n\
                resources: {cpu: 'arm:4', memory: 9GB, gpu: 'amd:MI300X:48GB:2', disk: 20GB}";
-    use Clash::*;
+    use LimitConflict::*;
     assert_eq!(
         meet(fleet, run).unwrap_err(),
         [

@@ -1,7 +1,7 @@
 //! What a command line says over a file.
 
 use windlass_model::{
-    managed_job::plan::{Deadline, Plan, Strategy},
+    managed_job::plan::{Deadline, Plan, RecoveryStrategy},
     sky::Overrides,
 };
 
@@ -32,7 +32,10 @@ fn what_is_given_goes_over_every_task_and_the_rest_stays() {
     let nodes: Vec<u32> = plan.tasks.iter().map(|task| task.nodes).collect();
     assert_eq!(nodes, [1, 4]);
     for task in &plan.tasks {
-        assert_eq!((task.recovery.strategy, task.recovery.max_restarts_on_errors), (Strategy::Failover, 3));
+        assert_eq!(
+            (task.recovery.strategy, task.recovery.max_restarts_on_errors),
+            (RecoveryStrategy::Failover, 3)
+        );
         for one in &task.candidates {
             let gpu = one.accelerator.as_ref().unwrap();
             assert_eq!((gpu.name.as_str(), gpu.count, one.spot), ("A100", 8.0, Some(false)));

@@ -1,7 +1,7 @@
 //! The fields of a task file, one rule at a time.
 
 use windlass_model::{
-    managed_job::plan::{Body, Shape, Strategy, Workdir},
+    managed_job::plan::{Body, RecoveryStrategy, Shape, Workdir},
     sky::{self, Given, Kind},
 };
 
@@ -102,13 +102,13 @@ fn recovery_is_a_name_or_a_map_and_the_same_everywhere() {
     let of = |text: &str| {
         accept(&format!("run: a\nresources:\n  job_recovery: {text}\n")).plan.tasks[0].recovery.clone()
     };
-    assert_eq!(of("null").strategy, Strategy::EagerNextRegion);
-    assert_eq!(of("failover").strategy, Strategy::Failover);
-    assert_eq!(of("NONE").strategy, Strategy::None);
+    assert_eq!(of("null").strategy, RecoveryStrategy::EagerNextRegion);
+    assert_eq!(of("failover").strategy, RecoveryStrategy::Failover);
+    assert_eq!(of("NONE").strategy, RecoveryStrategy::None);
     let map = of(
         "{strategy: FAILOVER, max_restarts_on_errors: 3, recover_on_exit_codes: [33, 34], max_launch_tries: 5, max_launch_wait: 2h}",
     );
-    assert_eq!((map.strategy, map.max_restarts_on_errors), (Strategy::Failover, 3));
+    assert_eq!((map.strategy, map.max_restarts_on_errors), (RecoveryStrategy::Failover, 3));
     assert_eq!(
         (map.recover_on_exit_codes, map.max_launch_tries, map.max_launch_wait),
         (vec![33, 34], Some(5), Some(7200))
@@ -152,13 +152,13 @@ fn variables_are_replaced_where_the_client_reads_and_nowhere_else() {
 #[test]
 fn a_secret_without_a_value_parses_and_cannot_be_launched() {
     let text = "secrets:\n  TOKEN:\nrun: a\n";
-    let refusals = accept(text).launchable().unwrap_err();
+    let refusals = accept(text).into_launchable().unwrap_err();
     assert_eq!(refusals[0].message, "secret `TOKEN` has no value");
     let with = Given { secrets: [("TOKEN".to_owned(), secret("s3cr3t"))].into(), ..Given::default() };
     let parsed = accept_with(text, &with);
     assert!(!format!("{parsed:?}").contains("s3cr3t"), "a secret is never shown");
     assert!(!serde_json::to_string(&parsed.plan).unwrap().contains("s3cr3t"), "a plan holds names only");
-    let sky::Launchable { plan, secrets, .. } = parsed.launchable().unwrap();
+    let sky::LaunchableJob { plan, secrets, .. } = parsed.into_launchable().unwrap();
     let Body::Script(script) = &plan.tasks[0].body else { panic!("not a script") };
     assert_eq!(script.secrets, ["TOKEN"]);
     assert_eq!(secrets[0]["TOKEN"], secret("s3cr3t"));
@@ -177,7 +177,7 @@ fn what_cannot_be_had_is_refused_at_launch_with_the_way_out() {
         ("run: a\nvolumes: {/x: {size: 1Gi}}\n", "volumes", "windlass apply"),
     ];
     for (text, names, way_out) in cases {
-        let refusals = accept(text).launchable().unwrap_err();
+        let refusals = accept(text).into_launchable().unwrap_err();
         assert!(refusals[0].message.contains(names), "{text}: {refusals:?}");
         assert!(refusals[0].hint.clone().unwrap_or_default().contains(way_out), "{text}: {refusals:?}");
         assert!(refusals[0].span.is_known());
@@ -293,7 +293,7 @@ fn nothing_in_a_file_makes_the_reader_panic() {
 fn each_task_has_its_own_values_of_secrets_and_variables_reach_every_dialect() {
     let text =
         "name: p\n---\nname: a\nsecrets: {K: valueA}\nrun: x\n---\nname: b\nsecrets: {K: valueB}\nrun: x\n";
-    let two = sky::parse(text, &Given::default()).unwrap().launchable().unwrap();
+    let two = sky::parse(text, &Given::default()).unwrap().into_launchable().unwrap();
     let values: Vec<_> = two.secrets.iter().map(|of_task| of_task["K"].clone()).collect();
     assert_eq!(values, [secret("valueA"), secret("valueB")]);
     let given = Given {
@@ -301,7 +301,7 @@ fn each_task_has_its_own_values_of_secrets_and_variables_reach_every_dialect() {
         secrets: [("K".to_owned(), secret("given"))].into(),
     };
     let own = sky::parse("type: task\nname: own\nenv: {A: b}\ncommands: [x]\n", &given).unwrap();
-    let own = own.launchable().unwrap();
+    let own = own.into_launchable().unwrap();
     assert_eq!(own.secrets[0]["K"], secret("given"));
     let Body::Configuration(task) = &own.plan.tasks[0].body else { panic!("no configuration") };
     let values: Vec<_> = task.run.env.values().into_iter().collect();

@@ -3,9 +3,9 @@
 use windlass_model::{
     config::{
         Configuration,
-        derive::{self, Inherited, Inputs},
+        derive::{self, InheritedSpec, Inputs},
         profile::SpotPolicy,
-        units::Offable,
+        units::OffableDuration,
     },
     sky::{HOSTS_FILE, Identity, RunSpec, Site, task_id},
     time::Timestamp,
@@ -98,7 +98,7 @@ fn labels_and_the_longest_duration_are_those_of_the_run() {
     let text = "resources: {labels: {team: a}}\nmax_duration: 2h\nrun: a\n";
     let (_, task) = spec(text, 0, 0, &Site::default());
     assert_eq!(task.profile.provisioning.tags.unwrap().0["team"], "a");
-    assert_eq!(task.profile.max_duration, Offable::Seconds(7200));
+    assert_eq!(task.profile.max_duration, OffableDuration::Seconds(7200));
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn the_jobs_of_a_run_can_be_derived() {
         run_name: "job-1",
         configuration: &spec.configuration,
         profile: None,
-        inherited: &Inherited::default(),
+        inherited: &InheritedSpec::default(),
         image: None,
         server_url: None,
     };

@@ -8,8 +8,8 @@ use std::{collections::BTreeSet, time::Duration};
 use serde_json::json;
 use windlass_server::db::Unit;
 
-use self::stage::{Cloud, Stage, id_of, offer};
-use crate::http::{Ground, on_both};
+use self::stage::{FakeCloud, Stage, instance_id, offer};
+use crate::http::{ServerFixture, on_both};
 
 on_both! {
     a_fleet_reaches_its_minimum_and_shows_what_it_has
@@ -31,77 +31,77 @@ on_both! {
     nothing_is_made_at_a_backend_that_the_project_was_not_granted
 }
 
-const SMALL: &str = "small";
+const SMALL_TYPE: &str = "small";
 
-async fn one_cloud(ground: &Ground) -> (Stage, std::sync::Arc<Cloud>) {
-    let offers = vec![offer("aws", SMALL, 4, 1.0), offer("aws", "spot", 4, 2.0)];
-    let (stage, mut clouds) = Stage::set(ground, 1, |db| vec![Cloud::new("aws", db, offers)]).await;
+async fn start_with_one_cloud(ground: &ServerFixture) -> (Stage, std::sync::Arc<FakeCloud>) {
+    let offers = vec![offer("aws", SMALL_TYPE, 4, 1.0), offer("aws", "spot", 4, 2.0)];
+    let (stage, mut clouds) = Stage::set(ground, 1, |db| vec![FakeCloud::new("aws", db, offers)]).await;
     (stage, clouds.remove(0))
 }
 
-async fn a_fleet_reaches_its_minimum_and_shows_what_it_has(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn a_fleet_reaches_its_minimum_and_shows_what_it_has(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 2, "max": 3}, "tags": {"team": "a"}})).await;
-    let instances = stage.instances_are("pool", &["idle", "idle"]).await;
-    assert_eq!(instances[0]["instance_type"]["name"], SMALL);
+    let instances = stage.wait_for_instances("pool", &["idle", "idle"]).await;
+    assert_eq!(instances[0]["instance_type"]["name"], SMALL_TYPE);
     assert_eq!((&instances[0]["backend"], &instances[0]["region"]), (&json!("aws"), &json!("here")));
     assert_eq!((&instances[0]["price"], &instances[0]["total_blocks"]), (&json!(1.0), &json!(1)));
-    assert_eq!(instances[0]["hostname"], format!("host-{}", id_of(&instances[0])));
+    assert_eq!(instances[0]["hostname"], format!("host-{}", instance_id(&instances[0])));
     assert_eq!(cloud.book.lock().made.len(), 2);
     let sql = "SELECT agent_version, seen_at FROM instances";
     let seen = stage.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(seen[0].str(0).unwrap(), "1.2.3");
     assert!(seen[0].opt_int(1).unwrap().is_some());
-    assert_eq!(stage.seen_fleet("pool").await["status_message"], json!(null));
-    stage.leave().await;
+    assert_eq!(stage.get_fleet("pool").await["status_message"], json!(null));
+    stage.stop().await;
 }
 
-async fn a_job_makes_its_instance_and_runs_there(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn a_job_makes_its_instance_and_runs_there(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
     stage.run("train", json!({})).await;
-    stage.run_is("train", "running").await;
-    let instances = stage.instances_are("pool", &["busy"]).await;
+    stage.wait_for_run("train", "running").await;
+    let instances = stage.wait_for_instances("pool", &["busy"]).await;
     assert_eq!((&instances[0]["busy_blocks"], &instances[0]["name"]), (&json!(1), &json!("pool-0")));
     assert_eq!(cloud.book.lock().asked.len(), 1);
     stage.hosts.finish_all();
     stage.poke("jobs").await;
-    stage.run_is("train", "done").await;
-    let instances = stage.instances_are("pool", &["idle"]).await;
+    stage.wait_for_run("train", "done").await;
+    let instances = stage.wait_for_instances("pool", &["idle"]).await;
     assert_eq!(instances[0]["busy_blocks"], 0);
-    stage.leave().await;
+    stage.stop().await;
 }
 
-async fn offers_are_tried_in_their_order(ground: &Ground) {
+async fn offers_are_tried_in_their_order(ground: &ServerFixture) {
     let (stage, clouds) = Stage::set(ground, 1, |db| {
         let aws = vec![offer("aws", "cheap", 4, 1.0), offer("aws", "dear", 4, 3.0)];
-        vec![Cloud::new("aws", db, aws), Cloud::new("gcp", db, vec![offer("gcp", "middle", 4, 2.0)])]
+        vec![FakeCloud::new("aws", db, aws), FakeCloud::new("gcp", db, vec![offer("gcp", "middle", 4, 2.0)])]
     })
     .await;
     clouds[0].book.lock().none_of.insert("cheap".into());
     clouds[1].book.lock().none_of.insert("middle".into());
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
     stage.run("train", json!({})).await;
-    stage.run_is("train", "running").await;
+    stage.wait_for_run("train", "running").await;
     let types =
-        |cloud: &Cloud| cloud.book.lock().asked.iter().map(|(_, kind)| kind.clone()).collect::<Vec<_>>();
+        |cloud: &FakeCloud| cloud.book.lock().asked.iter().map(|(_, kind)| kind.clone()).collect::<Vec<_>>();
     assert_eq!(types(&clouds[0]), ["cheap", "dear"]);
     assert_eq!(types(&clouds[1]), ["middle"]);
-    let instances = stage.instances_are("pool", &["busy"]).await;
+    let instances = stage.wait_for_instances("pool", &["busy"]).await;
     assert_eq!(
         (&instances[0]["instance_type"]["name"], &instances[0]["price"]),
         (&json!("dear"), &json!(3.0))
     );
-    stage.leave().await;
+    stage.stop().await;
 }
 
-async fn when_every_offer_is_refused_the_job_ends_and_says_why(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
-    cloud.book.lock().none_of.extend([SMALL.to_owned(), "spot".to_owned()]);
+async fn when_every_offer_is_refused_the_job_ends_and_says_why(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
+    cloud.book.lock().none_of.extend([SMALL_TYPE.to_owned(), "spot".to_owned()]);
     // Both kinds: the run says nothing about spot, so the fleet's word counts.
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}, "spot_policy": "auto"})).await;
     stage.run("train", json!({})).await;
-    let run = stage.run_is("train", "failed").await;
+    let run = stage.wait_for_run("train", "failed").await;
     let submission = &run["latest_job_submission"];
     assert_eq!(submission["termination_reason"], "failed_to_start_due_to_no_capacity");
     let said = submission["termination_reason_message"].as_str().unwrap();
@@ -109,94 +109,94 @@ async fn when_every_offer_is_refused_the_job_ends_and_says_why(ground: &Ground) 
         said.contains("2 offers were tried") && said.contains("no small") && said.contains("no spot"),
         "{said}"
     );
-    stage.instances_are("pool", &[]).await;
+    stage.wait_for_instances("pool", &[]).await;
     assert!(cloud.book.lock().made.is_empty());
-    stage.leave().await;
+    stage.stop().await;
 }
 
-async fn a_lost_write_makes_no_second_machine_not_even_at_another_backend(ground: &Ground) {
+async fn a_lost_write_makes_no_second_machine_not_even_at_another_backend(ground: &ServerFixture) {
     let (stage, clouds) = Stage::set(ground, 1, |db| {
         vec![
-            Cloud::new("aws", db, vec![offer("aws", "cheap", 4, 1.0)]),
-            Cloud::new("gcp", db, vec![offer("gcp", "dear", 4, 2.0)]),
+            FakeCloud::new("aws", db, vec![offer("aws", "cheap", 4, 1.0)]),
+            FakeCloud::new("gcp", db, vec![offer("gcp", "dear", 4, 2.0)]),
         ]
     })
     .await;
     clouds[0].book.lock().none_of.insert("cheap".into());
     clouds[1].book.lock().lose_locks = 2;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 1}})).await;
-    let instances = stage.instances_are("pool", &["idle"]).await;
+    let instances = stage.wait_for_instances("pool", &["idle"]).await;
     assert_eq!(clouds[1].book.lock().asked.len(), 3, "two answers were lost");
     assert_eq!(clouds[1].book.lock().made.len(), 1);
     assert_eq!(clouds[0].book.lock().asked.len(), 1, "what another backend made, it cannot find again");
     assert_eq!(instances[0]["instance_type"]["name"], "dear");
-    stage.leave().await;
+    stage.stop().await;
 }
 
-async fn two_replicas_that_place_at_once_keep_to_the_maximum(ground: &Ground) {
-    let offers = vec![offer("aws", SMALL, 4, 1.0)];
-    let (stage, clouds) = Stage::set(ground, 2, |db| vec![Cloud::new("aws", db, offers)]).await;
+async fn two_replicas_that_place_at_once_keep_to_the_maximum(ground: &ServerFixture) {
+    let offers = vec![offer("aws", SMALL_TYPE, 4, 1.0)];
+    let (stage, clouds) = Stage::set(ground, 2, |db| vec![FakeCloud::new("aws", db, offers)]).await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 2}})).await;
     for n in 0..6 {
         stage.run(&format!("train-{n}"), json!({})).await;
     }
-    stage.instances_are("pool", &["busy", "busy"]).await;
+    stage.wait_for_instances("pool", &["busy", "busy"]).await;
     assert_eq!(clouds[0].book.lock().made.len(), 2);
     let asked: BTreeSet<_> = clouds[0].book.lock().asked.iter().map(|(id, _)| *id).collect();
     assert_eq!(asked.len(), 2, "no third was ever asked for");
-    stage.leave().await;
+    stage.stop().await;
 }
 
-async fn nodes_of_a_replica_are_made_together_in_one_place(ground: &Ground) {
+async fn nodes_of_a_replica_are_made_together_in_one_place(ground: &ServerFixture) {
     let (stage, clouds) = Stage::set(ground, 1, |db| {
-        let aws = vec![offer("aws", SMALL, 4, 1.0)];
-        let gcp = vec![offer("gcp", SMALL, 4, 2.0)];
-        vec![Cloud::new("aws", db, aws), Cloud::new("gcp", db, gcp)]
+        let aws = vec![offer("aws", SMALL_TYPE, 4, 1.0)];
+        let gcp = vec![offer("gcp", SMALL_TYPE, 4, 2.0)];
+        vec![FakeCloud::new("aws", db, aws), FakeCloud::new("gcp", db, gcp)]
     })
     .await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 3}, "placement": "cluster"})).await;
     stage.run("train", json!({"nodes": 3})).await;
-    let instances = stage.instances_are("pool", &["busy", "busy", "busy"]).await;
+    let instances = stage.wait_for_instances("pool", &["busy", "busy", "busy"]).await;
     let places: BTreeSet<_> = instances.iter().map(|one| one["backend"].as_str().unwrap()).collect();
     assert_eq!(places.len(), 1);
     assert_eq!(clouds.iter().map(|cloud| cloud.book.lock().made.len()).sum::<usize>(), 3);
-    stage.run_is("train", "running").await;
-    stage.leave().await;
+    stage.wait_for_run("train", "running").await;
+    stage.stop().await;
 }
 
-async fn an_idle_instance_goes_above_the_minimum_only(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn an_idle_instance_goes_above_the_minimum_only(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 2}, "idle_duration": "1s"})).await;
-    stage.instances_are("pool", &["idle"]).await;
+    stage.wait_for_instances("pool", &["idle"]).await;
     stage.run("first", json!({})).await;
-    stage.run_is("first", "running").await;
+    stage.wait_for_run("first", "running").await;
     stage.run("second", json!({})).await;
-    stage.run_is("second", "running").await;
-    stage.instances_are("pool", &["busy", "busy"]).await;
+    stage.wait_for_run("second", "running").await;
+    stage.wait_for_instances("pool", &["busy", "busy"]).await;
     stage.hosts.finish_all();
     stage.poke("jobs").await;
-    let left = stage.instances_are("pool", &["idle"]).await;
+    let left = stage.wait_for_instances("pool", &["idle"]).await;
     assert_eq!(cloud.book.lock().made.len(), 1);
     assert_eq!(cloud.book.lock().deleted.len(), 1);
     let sql = "SELECT termination_reason FROM instances WHERE finished";
     let over = stage.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(over.iter().map(|row| row.str(0).unwrap()).collect::<Vec<_>>(), ["idle_timeout"]);
     stage.poke("instances").await;
-    assert_eq!(stage.instances_are("pool", &["idle"]).await[0]["id"], left[0]["id"]);
-    stage.leave().await;
+    assert_eq!(stage.wait_for_instances("pool", &["idle"]).await[0]["id"], left[0]["id"]);
+    stage.stop().await;
 }
 
-async fn a_lost_instance_is_replaced_after_a_while(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn a_lost_instance_is_replaced_after_a_while(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 1}})).await;
-    let first = id_of(&stage.instances_are("pool", &["idle"]).await[0]);
+    let first = instance_id(&stage.wait_for_instances("pool", &["idle"]).await[0]);
     // Only what the fleet saw standing is replaced at once: else the loss counts as one more failed try.
-    stage.is_standing("pool").await;
-    cloud.book.lock().none_of.insert(SMALL.into());
+    stage.wait_for_fleet("pool").await;
+    cloud.book.lock().none_of.insert(SMALL_TYPE.into());
     cloud.book.lock().none_of.insert("spot".into());
-    take_back(&stage, &cloud, first).await;
+    preempt(&stage, &cloud, first).await;
     // The first try to replace it fails, and says so; the next waits for its minute.
-    let failed = stage.instances_are("pool", &["terminated"]).await;
+    let failed = stage.wait_for_instances("pool", &["terminated"]).await;
     assert!(failed[0]["termination_reason_message"].as_str().unwrap().contains("no small"), "{failed:?}");
     let path = "/api/project/main/fleets/get";
     let said = stage
@@ -207,106 +207,110 @@ async fn a_lost_instance_is_replaced_after_a_while(ground: &Ground) {
     assert_eq!(said["status"], "active");
     stage.poke("fleets").await;
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(stage.instances_are("pool", &["terminated"]).await[0]["id"], failed[0]["id"]);
+    assert_eq!(stage.wait_for_instances("pool", &["terminated"]).await[0]["id"], failed[0]["id"]);
     cloud.book.lock().none_of.clear();
     let earlier =
         Unit::new().exec("UPDATE fleets SET last_consolidated_at = last_consolidated_at - 61000000", vec![]);
     stage.server.app.db().write(earlier).await.unwrap().done().unwrap();
     stage.poke("fleets").await;
-    let back = stage.instances_are("pool", &["idle"]).await;
-    assert_ne!(id_of(&back[0]), first);
-    stage.leave().await;
+    let back = stage.wait_for_instances("pool", &["idle"]).await;
+    assert_ne!(instance_id(&back[0]), first);
+    stage.stop().await;
 }
 
-async fn take_back(stage: &Stage, cloud: &Cloud, id: windlass_model::id::InstanceId) {
+async fn preempt(stage: &Stage, cloud: &FakeCloud, id: windlass_model::id::InstanceId) {
     cloud.book.lock().taken_back.insert(id);
     stage.hosts.silent.lock().insert(id);
     stage.poke("instances").await;
 }
 
-async fn a_deleted_fleet_leaves_nothing(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn a_deleted_fleet_leaves_nothing(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 2, "max": 2}})).await;
-    let instances = stage.instances_are("pool", &["idle", "idle"]).await;
+    let instances = stage.wait_for_instances("pool", &["idle", "idle"]).await;
     stage.server.admin("/api/project/main/fleets/delete", json!({"names": ["pool"]})).await;
     stage.until("no fleets", "/api/project/main/fleets/list", json!({}), |seen| seen == &json!([])).await;
     assert!(cloud.book.lock().made.is_empty());
     for instance in &instances {
-        assert!(stage.hosts.forgotten.lock().contains(&id_of(instance)));
+        assert!(stage.hosts.forgotten.lock().contains(&instance_id(instance)));
     }
     let sql = "SELECT count(*) FROM instances WHERE NOT finished OR NOT deleted";
     let left = stage.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(left[0].int(0).unwrap(), 0);
-    stage.leave().await;
+    stage.stop().await;
 }
 
-async fn a_preempted_instance_interrupts_its_job(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn a_preempted_instance_interrupts_its_job(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}, "spot_policy": "spot"})).await;
     stage.run("train", json!({"spot_policy": "spot"})).await;
-    stage.run_is("train", "running").await;
-    let id = id_of(&stage.instances_are("pool", &["busy"]).await[0]);
-    take_back(&stage, &cloud, id).await;
-    let run = stage.run_is("train", "failed").await;
+    stage.wait_for_run("train", "running").await;
+    let id = instance_id(&stage.wait_for_instances("pool", &["busy"]).await[0]);
+    preempt(&stage, &cloud, id).await;
+    let run = stage.wait_for_run("train", "failed").await;
     let submission = &run["latest_job_submission"];
     assert_eq!(submission["termination_reason"], "interrupted_by_no_capacity", "{submission:#}");
-    stage.instances_are("pool", &[]).await;
-    stage.leave().await;
+    stage.wait_for_instances("pool", &[]).await;
+    stage.stop().await;
 }
 
-async fn four_tasks_share_one_machine(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn four_tasks_share_one_machine(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 1}, "blocks": 4})).await;
-    stage.instances_are("pool", &["idle"]).await;
+    stage.wait_for_instances("pool", &["idle"]).await;
     for n in 0..5 {
         stage.run(&format!("train-{n}"), json!({})).await;
     }
     for n in 0..4 {
-        stage.run_is(&format!("train-{n}"), "running").await;
+        stage.wait_for_run(&format!("train-{n}"), "running").await;
     }
-    let instances = stage.instances_are("pool", &["busy"]).await;
+    let instances = stage.wait_for_instances("pool", &["busy"]).await;
     assert_eq!((&instances[0]["busy_blocks"], &instances[0]["total_blocks"]), (&json!(4), &json!(4)));
-    assert_eq!(stage.hosts.tasks_on(id_of(&instances[0])), 4);
-    assert_eq!(stage.run_is("train-4", "submitted").await["status"], "submitted", "there is no fifth block");
+    assert_eq!(stage.hosts.tasks_on(instance_id(&instances[0])), 4);
+    assert_eq!(
+        stage.wait_for_run("train-4", "submitted").await["status"],
+        "submitted",
+        "there is no fifth block"
+    );
     stage.hosts.finish_all();
     stage.poke("jobs").await;
-    stage.run_is("train-4", "running").await;
+    stage.wait_for_run("train-4", "running").await;
     assert_eq!(cloud.book.lock().made.len(), 1);
-    stage.leave().await;
+    stage.stop().await;
 }
 
-async fn a_job_that_is_stopped_while_its_machine_is_made_leaves_no_machine(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn a_job_that_is_stopped_while_its_machine_is_made_leaves_no_machine(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     cloud.book.lock().hold = true;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
     stage.run("train", json!({})).await;
-    stage.instances_are("pool", &["pending"]).await;
+    stage.wait_for_instances("pool", &["pending"]).await;
     stage.stop_run("train").await;
-    stage.run_is("train", "terminated").await;
+    stage.wait_for_run("train", "terminated").await;
     cloud.book.lock().hold = false;
-    stage.instances_are("pool", &[]).await;
+    stage.wait_for_instances("pool", &[]).await;
     assert!(cloud.book.lock().made.is_empty());
     let sql = "SELECT termination_reason, busy_blocks FROM instances";
     let over = stage.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!((over[0].str(0).unwrap(), over[0].int(1).unwrap()), ("job_finished", 0));
-    stage.leave().await;
+    stage.stop().await;
 }
 
-async fn reuse_makes_nothing_and_says_so(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn reuse_makes_nothing_and_says_so(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}})).await;
     stage.run("train", json!({"creation_policy": "reuse"})).await;
-    let run = stage.run_is("train", "failed").await;
+    let run = stage.wait_for_run("train", "failed").await;
     let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
     assert!(said.contains("reuse"), "{said}");
     assert!(cloud.book.lock().asked.is_empty());
-    stage.leave().await;
+    stage.stop().await;
 }
 
-async fn a_fleet_that_asks_for_something_else_replaces_what_is_idle(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn a_fleet_that_asks_for_something_else_replaces_what_is_idle(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 2}})).await;
-    let first = stage.instances_are("pool", &["idle"]).await;
+    let first = stage.wait_for_instances("pool", &["idle"]).await;
     stage
         .fleet(
             "pool",
@@ -319,28 +323,28 @@ async fn a_fleet_that_asks_for_something_else_replaces_what_is_idle(ground: &Gro
         all.len() == 1 && all[0]["status"] == "idle" && all[0]["instance_type"]["name"] == "spot"
     };
     stage.until("another instance", path, json!({"name": "pool"}), is_other).await;
-    assert!(cloud.book.lock().deleted.contains(&id_of(&first[0])));
+    assert!(cloud.book.lock().deleted.contains(&instance_id(&first[0])));
     let sql = "SELECT termination_reason FROM instances WHERE finished";
     let over = stage.server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(over[0].str(0).unwrap(), "fleet_spec_mismatch");
-    stage.leave().await;
+    stage.stop().await;
 }
 
-async fn an_instance_ends_when_asked_and_only_then(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn an_instance_ends_when_asked_and_only_then(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "target": 2, "max": 2}})).await;
-    stage.instances_are("pool", &["idle", "idle"]).await;
+    stage.wait_for_instances("pool", &["idle", "idle"]).await;
     let body = json!({"name": "pool", "instance_nums": [0]});
     stage.server.admin("/api/project/main/fleets/delete_instances", body).await;
-    let left = stage.instances_are("pool", &["idle"]).await;
+    let left = stage.wait_for_instances("pool", &["idle"]).await;
     assert_eq!(left[0]["instance_num"], 1);
     assert_eq!(cloud.book.lock().made.len(), 1);
-    stage.leave().await;
+    stage.stop().await;
 }
 
 /// Also where a fleet names no backend at all.
-async fn nothing_is_made_at_a_backend_that_the_project_was_not_granted(ground: &Ground) {
-    let (stage, cloud) = one_cloud(ground).await;
+async fn nothing_is_made_at_a_backend_that_the_project_was_not_granted(ground: &ServerFixture) {
+    let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.server.admin("/api/backends/revoke", json!({"project_name": "main", "backend": "aws"})).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 2}})).await;
     let path = "/api/project/main/fleets/get";
@@ -350,11 +354,11 @@ async fn nothing_is_made_at_a_backend_that_the_project_was_not_granted(ground: &
         })
         .await;
     stage.run("train", json!({"creation_policy": "reuse-or-create"})).await;
-    let run = stage.run_is("train", "failed").await;
+    let run = stage.wait_for_run("train", "failed").await;
     assert!(run["latest_job_submission"]["instance_id"].is_null(), "{run:#}");
     assert!(cloud.book.lock().made.is_empty());
     stage.server.grant("main", "aws").await;
     stage.poke("fleets").await;
-    stage.instances_are("pool", &["idle"]).await;
-    stage.leave().await;
+    stage.wait_for_instances("pool", &["idle"]).await;
+    stage.stop().await;
 }

@@ -10,20 +10,20 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use windlass_backend::{Answer, Backend, Backends, Deleted, Found, Machine, Order, Reach, Want};
+use windlass_backend::{AgentEndpoint, Answer, Backend, Backends, Deleted, Found, Machine, Order, Want};
 use windlass_engine::{BatchPipeline, Engine, Hints, Pipeline, Settings};
 use windlass_model::plan::offers::Offer;
 use windlass_server::{
-    agents::Agents,
-    db::{Blown, Db, DbError, Weather},
-    pipelines::{self, Hands, Install},
-    run_shape::Shapes,
+    agents::AgentApi,
+    db::{Db, DbError, HookFuture, Weather},
+    pipelines::{self, Install, PipelineContext},
+    run_shape::RunSpecCache,
 };
 use windlass_testkit::wait::WITHIN;
 
 use crate::{
-    http::{Ground, TestServer, on_both},
-    scripted_hosts::Hosts,
+    http::{ServerFixture, TestServer, on_both},
+    scripted_hosts::ScriptedHosts,
 };
 
 on_both! {
@@ -55,7 +55,7 @@ impl Backend for SshBackend {
         }
         let machine = Machine {
             id: order.instance.to_string(),
-            reach: Some(Reach::Socket { path: "/dev/null".into() }),
+            reach: Some(AgentEndpoint::Socket { path: "/dev/null".into() }),
             hostname: None,
             internal_ip: None,
             has: None,
@@ -75,10 +75,10 @@ impl Backend for SshBackend {
 }
 
 /// Fails one query when it is told to.
-struct FailingQuery(Arc<AtomicBool>);
+struct FailingQueryFault(Arc<AtomicBool>);
 
-impl Weather for FailingQuery {
-    fn before<'a>(&'a self, what: &'static str) -> Blown<'a> {
+impl Weather for FailingQueryFault {
+    fn before<'a>(&'a self, what: &'static str) -> HookFuture<'a> {
         let fails = what == "query" && self.0.swap(false, Ordering::SeqCst);
         Box::pin(async move {
             match fails {
@@ -88,15 +88,15 @@ impl Weather for FailingQuery {
         })
     }
 
-    fn after<'a>(&'a self, _what: &'static str) -> Blown<'a> {
+    fn after<'a>(&'a self, _what: &'static str) -> HookFuture<'a> {
         Box::pin(async { Ok(()) })
     }
 }
 
 /// Starts the pipeline of instances only: no other one takes the query that fails.
-struct OnlyInstances<'a>(&'a mut Engine<Db>);
+struct InstancesOnlyRegistry<'a>(&'a mut Engine<Db>);
 
-impl Install for OnlyInstances<'_> {
+impl Install for InstancesOnlyRegistry<'_> {
     fn add<P: Pipeline>(&mut self, pipeline: P) {
         if pipeline.queue().pipeline == "instances" {
             self.0.spawn(pipeline, Settings::standard(1));
@@ -108,14 +108,14 @@ impl Install for OnlyInstances<'_> {
 
 fn engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
     let app = &server.app;
-    let db = app.db().with_weather(Arc::new(FailingQuery(Arc::clone(&backend.query_fails))));
-    let hands = Hands {
+    let db = app.db().with_fault_hook(Arc::new(FailingQueryFault(Arc::clone(&backend.query_fails))));
+    let hands = PipelineContext {
         db: db.clone(),
-        agents: Arc::new(Hosts::default()) as Arc<dyn Agents>,
+        agents: Arc::new(ScriptedHosts::default()) as Arc<dyn AgentApi>,
         backends: Backends::new([Arc::clone(backend) as Arc<dyn Backend>]),
         logs: Arc::clone(app.logs()),
         keys: Arc::clone(app.keys()),
-        shapes: Shapes::default(),
+        shapes: RunSpecCache::default(),
         lost_after: app.settings().lost_after,
         retry_delay: app.settings().retry_delay,
         job_limits: app.settings().job_limits,
@@ -124,7 +124,7 @@ fn engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
         limits: app.settings().limits.clone(),
     };
     let mut engine = Engine::new(Arc::new(db), Hints::new());
-    pipelines::install(&hands, &mut OnlyInstances(&mut engine));
+    pipelines::install(&hands, &mut InstancesOnlyRegistry(&mut engine));
     engine
 }
 
@@ -133,7 +133,7 @@ fn private_key() -> String {
     key.to_openssh(ssh_key::LineEnding::LF).unwrap().to_string()
 }
 
-async fn m8_a_query_that_fails_while_a_host_is_brought_up_does_not_end_the_host(ground: &Ground) {
+async fn m8_a_query_that_fails_while_a_host_is_brought_up_does_not_end_the_host(ground: &ServerFixture) {
     let server = ground.start().await;
     let backend = Arc::new(SshBackend { created: AtomicUsize::new(0), query_fails: Arc::default() });
     let spec = json!({"profile": {"name": "default"}, "configuration": {"type": "fleet", "name": "hosts",

@@ -8,14 +8,16 @@ use std::{
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use windlass_backend::{Backend, BackendError, Backends, Deleted, Found, Machine, Order, Reach, Want};
+use windlass_backend::{
+    AgentEndpoint, Backend, BackendError, Backends, Deleted, Found, Machine, Order, Want,
+};
 use windlass_model::{
     id::InstanceId,
     money::Price,
     plan::offers::{Availability, Host, Offer},
 };
 use windlass_server::{
-    agents::Agents,
+    agents::AgentApi,
     db::{Db, Unit},
     params,
     pipelines::{self, Running},
@@ -23,8 +25,8 @@ use windlass_server::{
 use windlass_testkit::wait::{WITHIN, eventually_ok_async};
 
 use crate::{
-    http::{Ground, TestServer},
-    scripted_hosts::Hosts,
+    http::{ServerFixture, TestServer},
+    scripted_hosts::ScriptedHosts,
 };
 
 pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer {
@@ -51,7 +53,7 @@ pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer
 
 /// What a cloud did, and what it is told to do.
 #[derive(Default)]
-pub(crate) struct Book {
+pub(crate) struct CloudState {
     pub(crate) made: BTreeMap<InstanceId, String>,
     /// Every call of `create`: instance and type.
     pub(crate) asked: Vec<(InstanceId, String)>,
@@ -66,14 +68,14 @@ pub(crate) struct Book {
     pub(crate) hold: bool,
 }
 
-pub(crate) struct Cloud {
+pub(crate) struct FakeCloud {
     name: &'static str,
     offers: Vec<Offer>,
-    pub(crate) book: Mutex<Book>,
+    pub(crate) book: Mutex<CloudState>,
     db: Db,
 }
 
-impl Cloud {
+impl FakeCloud {
     pub(crate) fn new(name: &'static str, db: &Db, offers: Vec<Offer>) -> Arc<Self> {
         Arc::new(Self { name, offers, book: Mutex::default(), db: db.clone() })
     }
@@ -81,7 +83,7 @@ impl Cloud {
     fn machine(&self, id: InstanceId) -> Machine {
         Machine {
             id: id.to_string(),
-            reach: Some(Reach::Socket { path: "/dev/null".into() }),
+            reach: Some(AgentEndpoint::Socket { path: "/dev/null".into() }),
             hostname: Some(format!("host-{id}")),
             internal_ip: None,
             has: None,
@@ -91,18 +93,18 @@ impl Cloud {
     }
 }
 
-type Answer<'a, T> = windlass_backend::Answer<'a, T>;
+type BackendFuture<'a, T> = windlass_backend::Answer<'a, T>;
 
-impl Backend for Cloud {
+impl Backend for FakeCloud {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+    fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
         Box::pin(async { Ok(self.offers.clone()) })
     }
 
-    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+    fn create<'a>(&'a self, order: &'a Order) -> BackendFuture<'a, Machine> {
         Box::pin(async move {
             let Want::Offer(offer) = &order.want else { panic!("no SSH hosts here") };
             while self.book.lock().hold {
@@ -129,7 +131,7 @@ impl Backend for Cloud {
         })
     }
 
-    fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+    fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> BackendFuture<'a, Found> {
         let book = self.book.lock();
         let is_ours = |id: &InstanceId| id.to_string() == machine.id;
         let gone = book.taken_back.iter().any(is_ours) || !book.made.keys().any(is_ours);
@@ -138,7 +140,7 @@ impl Backend for Cloud {
         Box::pin(std::future::ready(Ok(found)))
     }
 
-    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> BackendFuture<'a, Deleted> {
         let mut book = self.book.lock();
         book.made.remove(&order.instance);
         book.deleted.push(order.instance);
@@ -149,25 +151,25 @@ impl Backend for Cloud {
 /// A server whose pipelines turn, with clouds and agents of the test's making.
 pub(crate) struct Stage {
     pub(crate) server: TestServer,
-    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) hosts: Arc<ScriptedHosts>,
     running: Vec<Running>,
 }
 
 impl Stage {
     /// `clouds` are made on the server's database; `replicas` engines turn at once.
     pub(crate) async fn set(
-        ground: &Ground,
+        ground: &ServerFixture,
         replicas: usize,
-        clouds: impl FnOnce(&Db) -> Vec<Arc<Cloud>>,
-    ) -> (Self, Vec<Arc<Cloud>>) {
+        clouds: impl FnOnce(&Db) -> Vec<Arc<FakeCloud>>,
+    ) -> (Self, Vec<Arc<FakeCloud>>) {
         let server = ground.start().await;
         let clouds = clouds(server.app.db());
         for cloud in &clouds {
             server.grant("main", cloud.name).await;
         }
-        let hosts = Arc::new(Hosts::default());
+        let hosts = Arc::new(ScriptedHosts::default());
         let backends = || Backends::new(clouds.iter().map(|cloud| Arc::clone(cloud) as Arc<dyn Backend>));
-        let agents = Arc::clone(&hosts) as Arc<dyn Agents>;
+        let agents = Arc::clone(&hosts) as Arc<dyn AgentApi>;
         let start = |_| pipelines::start(&server.app, Arc::clone(&agents), backends()).unwrap();
         let running = (0..replicas).map(start).collect();
         (Self { server, hosts, running }, clouds)
@@ -195,7 +197,7 @@ impl Stage {
         self.server.admin("/api/project/main/runs/stop", body).await;
     }
 
-    pub(crate) async fn run_is(&self, name: &str, wanted: &str) -> Value {
+    pub(crate) async fn wait_for_run(&self, name: &str, wanted: &str) -> Value {
         let path = "/api/project/main/runs/get";
         self.until(&format!("run {name} {wanted}"), path, json!({"run_name": name}), |seen| {
             seen["status"] == wanted
@@ -203,12 +205,12 @@ impl Stage {
         .await
     }
 
-    pub(crate) async fn seen_fleet(&self, name: &str) -> Value {
+    pub(crate) async fn get_fleet(&self, name: &str) -> Value {
         self.server.admin("/api/project/main/fleets/get", json!({"name": name})).await
     }
 
     /// Waits until the fleet's instances have these statuses, in the order of their numbers.
-    pub(crate) async fn instances_are(&self, fleet: &str, wanted: &[&str]) -> Vec<Value> {
+    pub(crate) async fn wait_for_instances(&self, fleet: &str, wanted: &[&str]) -> Vec<Value> {
         let what = format!("instances of {fleet} {wanted:?}");
         let path = "/api/project/main/fleets/get";
         let seen = self.until(&what, path, json!({"name": fleet}), |seen| statuses(seen) == wanted).await;
@@ -216,11 +218,11 @@ impl Stage {
     }
 
     /// Waits until the fleet itself has seen that it has all it wants.
-    pub(crate) async fn is_standing(&self, fleet: &str) {
+    pub(crate) async fn wait_for_fleet(&self, fleet: &str) {
         let asked = Instant::now();
         let sql = "SELECT consolidation_attempt FROM fleets WHERE name = $1";
         while self.server.app.db().query(sql, params![fleet]).await.unwrap()[0].int(0).unwrap() != 0 {
-            assert!(asked.elapsed() < WITHIN, "{fleet} never stands: {:#}", self.seen_fleet(fleet).await);
+            assert!(asked.elapsed() < WITHIN, "{fleet} never stands: {:#}", self.get_fleet(fleet).await);
             self.poke("fleets").await;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -247,7 +249,7 @@ impl Stage {
         self.server.app.wake(&["runs", "jobs_running", "jobs_submitted", "instances", "fleets"]);
     }
 
-    pub(crate) async fn leave(self) {
+    pub(crate) async fn stop(self) {
         for running in self.running {
             running.stop().await;
         }
@@ -260,6 +262,6 @@ fn statuses(fleet: &Value) -> Vec<&str> {
     instances.map(|one| one["status"].as_str().unwrap_or_default()).collect()
 }
 
-pub(crate) fn id_of(instance: &Value) -> InstanceId {
+pub(crate) fn instance_id(instance: &Value) -> InstanceId {
     InstanceId(instance["id"].as_str().unwrap().parse().unwrap())
 }

@@ -2,7 +2,7 @@
 //! whether a task gets a second live attempt. A look now and then would miss what is over in a moment.
 
 /// What was seen: the invariant's id, and what broke it.
-pub const SEEN: &str = "SELECT id, what FROM watched";
+pub const VIOLATIONS: &str = "SELECT id, what FROM watched";
 
 /// Makes the table and the triggers, for these limits of slots.
 pub fn statements(max_launching: u32, max_alive: u32) -> Vec<String> {

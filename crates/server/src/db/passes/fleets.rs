@@ -1,9 +1,9 @@
 //! What the fleet pipeline reads and writes.
 
-use windlass_engine::{LeaseKey, Lease};
+use windlass_engine::{Lease, LeaseKey};
 use windlass_model::{event::Event, id::InstanceId, instance};
 
-use super::told;
+use super::event_rows;
 use crate::{
     db::{
         Change, Db, DbError, Unit, Values, Written,
@@ -19,7 +19,7 @@ statements! {
     MEMBERS = "SELECT {} FROM instances i WHERE i.fleet_id = $1 AND NOT i.finished ORDER BY i.instance_num",
               Instance::columns("i");
     /// Of those that never came to be, what the last one said.
-    LAST_WORD = "SELECT i.termination_message FROM instances i WHERE i.fleet_id = $1 AND i.finished \
+    EXIT_RECORD = "SELECT i.termination_message FROM instances i WHERE i.fleet_id = $1 AND i.finished \
                  AND i.termination_message IS NOT NULL ORDER BY i.finished_at DESC LIMIT 1";
     /// Never under a job: what was idle when the fleet looked may have one by now.
     ASK_SURPLUS = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), \
@@ -42,7 +42,7 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
     let fleet = Fleet::read(row)?;
     let members = db.query(MEMBERS.as_str(), params![fleet.id]).await?;
     let members = members.into_iter().map(Instance::read).collect::<Result<_, _>>()?;
-    let last_word = match db.query_opt(LAST_WORD.as_str(), params![fleet.id]).await? {
+    let last_word = match db.query_opt(EXIT_RECORD.as_str(), params![fleet.id]).await? {
         Some(row) => row.opt_text(0)?,
         None => None,
     };
@@ -75,11 +75,11 @@ pub async fn apply(
         };
     }
     if !moved.create.is_empty() {
-        unit = unit.and([instances::hide_over(fleet.id)]);
+        unit = unit.and([instances::hide_finished(fleet.id)]);
     }
     unit = unit.and(moved.create);
     if let Some(event) = &moved.event {
-        unit = unit.and(told(db, held, fleet.project_id, event, &fleet.name)?);
+        unit = unit.and(event_rows(db, held, fleet.project_id, event, &fleet.name)?);
     }
     db.write(unit).await
 }

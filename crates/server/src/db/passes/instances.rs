@@ -1,13 +1,13 @@
 //! What the instance pipeline reads and writes.
 
 use uuid::Uuid;
-use windlass_engine::{LeaseKey, Lease};
+use windlass_engine::{Lease, LeaseKey};
 use windlass_model::{
     event::Event,
     id::{FleetId, SubmissionId},
 };
 
-use super::told;
+use super::event_rows;
 use crate::{
     db::{Db, DbError, Unit, Val, Values, Written, instances::Instance, record::statements},
     params,
@@ -40,14 +40,14 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Instance>, DbError> {
 
 /// A task on the host, and the highest epoch its submission can have been seen with.
 #[derive(Clone, Copy, Debug)]
-pub struct Stray {
+pub struct OrphanTask {
     pub submission: SubmissionId,
     pub epoch: i64,
 }
 
 /// Those of a host's tasks that belong to no living job there. Ask the host first and the database after:
 /// a task is handed over only when its job's row says so, so one that is missing here is dead.
-pub async fn strays(db: &Db, instance: Uuid, tasks: &[SubmissionId]) -> Result<Vec<Stray>, DbError> {
+pub async fn strays(db: &Db, instance: Uuid, tasks: &[SubmissionId]) -> Result<Vec<OrphanTask>, DbError> {
     if tasks.is_empty() {
         return Ok(Vec::new());
     }
@@ -58,22 +58,22 @@ pub async fn strays(db: &Db, instance: Uuid, tasks: &[SubmissionId]) -> Result<V
     }
     let stray = |task: &SubmissionId| match known.iter().find(|(id, _, _)| id == task) {
         Some((_, _, false)) => None,
-        Some((_, epoch, true)) => Some(Stray { submission: *task, epoch: *epoch }),
-        None => Some(Stray { submission: *task, epoch: i64::MAX }),
+        Some((_, epoch, true)) => Some(OrphanTask { submission: *task, epoch: *epoch }),
+        None => Some(OrphanTask { submission: *task, epoch: i64::MAX }),
     };
     Ok(tasks.iter().filter_map(stray).collect())
 }
 
 /// What an instance needs to know of its fleet.
-pub struct OfFleet {
+pub struct FleetSummary {
     pub spec: String,
     /// Those that stay.
     pub members: i64,
 }
 
-pub async fn of_fleet(db: &Db, fleet: FleetId) -> Result<Option<OfFleet>, DbError> {
+pub async fn of_fleet(db: &Db, fleet: FleetId) -> Result<Option<FleetSummary>, DbError> {
     let row = db.query_opt(FLEET.as_str(), params![fleet]).await?;
-    row.map(|row| Ok(OfFleet { spec: row.text(0)?, members: row.int(1)? })).transpose()
+    row.map(|row| Ok(FleetSummary { spec: row.text(0)?, members: row.int(1)? })).transpose()
 }
 
 /// Writes which offer is asked for, before it is; the row stays locked.
@@ -151,7 +151,7 @@ pub async fn apply(
         unit = unit.exec(POKE_FLEET.as_str(), params![fleet]);
     }
     for event in moved.event.iter().chain(&moved.engine) {
-        unit = unit.and(told(db, held, instance.project_id, event, &instance.name)?);
+        unit = unit.and(event_rows(db, held, instance.project_id, event, &instance.name)?);
     }
     db.write(unit).await
 }

@@ -1,9 +1,9 @@
 //! What the pipelines of placed jobs read and write.
 
-use windlass_engine::{LeaseKey, Lease};
+use windlass_engine::{Lease, LeaseKey};
 use windlass_model::{event::Event, id::ManagedJobId, instance, job, time::Span};
 
-use super::told;
+use super::event_rows;
 use crate::{
     db::{
         Db, DbError, Unit, Val, Values, Written, instances::Instance, jobs::Job, record::statements,
@@ -56,7 +56,7 @@ statements! {
 }
 
 /// How many more jobs look at freed blocks than there are blocks: the first in line may be too large for them.
-const POKED_MORE: i64 = 3;
+const EXTRA_DUE_JOBS: i64 = 3;
 
 /// Another job of the same generation of the replica.
 #[derive(Clone, Debug)]
@@ -199,7 +199,7 @@ pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: Moved) -> Result<W
         unit = unit.exec(POKE_PREPARED.as_str(), generation);
     }
     for event in &moved.events {
-        unit = unit.and(told(db, held, job.project_id, event, &job.job_name)?);
+        unit = unit.and(event_rows(db, held, job.project_id, event, &job.job_name)?);
     }
     db.write(unit).await
 }
@@ -244,11 +244,11 @@ pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: End<'_>) -> Result<Wri
         && let Some(instance) = job.instance_id
     {
         unit = unit.exec(FREE_BLOCKS.as_str(), params![instance, job.blocks]);
-        unit = unit.exec(POKE_WAITING.as_str(), params![job.project_id, job.blocks + POKED_MORE]);
-        unit = unit.and([super::managed_jobs::poke_backoff(job.project_id)]);
+        unit = unit.exec(POKE_WAITING.as_str(), params![job.project_id, job.blocks + EXTRA_DUE_JOBS]);
+        unit = unit.and([super::managed_jobs::mark_backoff_due(job.project_id)]);
     }
     unit = unit.and([crate::db::runs::poke(job.run_id)]);
-    unit = unit.and(told(db, held, job.project_id, end.event, &job.job_name)?);
+    unit = unit.and(event_rows(db, held, job.project_id, end.event, &job.job_name)?);
     db.write(unit).await
 }
 

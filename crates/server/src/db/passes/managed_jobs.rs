@@ -79,7 +79,7 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
     let rows = db.query(LOAD.as_str(), params![lease.id, lease.token]).await?;
     let at = managed_jobs::WIDTH;
     let mut found =
-        managed_jobs::gather(rows, |row| Ok((row.text(at)?, row.opt_text(at + 1)?, row.text(at + 2)?)))?;
+        managed_jobs::group_rows(rows, |row| Ok((row.text(at)?, row.opt_text(at + 1)?, row.text(at + 2)?)))?;
     let loaded = found.pop().map(|(job, tasks, (user, ssh_key, project))| Loaded {
         job,
         tasks,
@@ -105,7 +105,7 @@ pub async fn attempts(db: &Db, job: ManagedJobId, names: &[String]) -> Result<Ve
     let rows = db.query(ATTEMPTS.as_str(), vec![job.into(), Val::list(names)]).await?;
     let runs: Vec<Run> = rows.into_iter().map(Run::read).collect::<Result<_, _>>()?;
     let ids: Vec<RunId> = runs.iter().map(|run| run.id).collect();
-    let mut jobs = if ids.is_empty() { Vec::new() } else { jobs::of_runs(db, &ids, Some(1)).await? };
+    let mut jobs = if ids.is_empty() { Vec::new() } else { jobs::list_by_runs(db, &ids, Some(1)).await? };
     jobs.sort_by_key(|job| (job.run_id, job.job_num));
     let places: Vec<_> = jobs.iter().filter_map(|job| job.instance_id).collect();
     let machines = if places.is_empty() {
@@ -130,7 +130,7 @@ pub async fn newest_idle(db: &Db, job: &ManagedJob) -> Result<Option<i64>, DbErr
 }
 
 /// A task as it is written.
-pub struct WrittenTask {
+pub struct TaskUpdate {
     pub task: i64,
     pub status: Status,
     pub schedule: Schedule,
@@ -150,7 +150,7 @@ pub struct StopRun {
 pub struct Outcome {
     pub set: Values,
     pub due_in_us: Option<i64>,
-    pub tasks: Vec<WrittenTask>,
+    pub tasks: Vec<TaskUpdate>,
     pub stops: Vec<StopRun>,
     /// New runs with all that belongs to them.
     pub runs: Vec<Unit>,
@@ -178,7 +178,7 @@ pub async fn apply(db: &Db, lease: &Lease, job: &ManagedJob, outcome: Outcome) -
         );
     }
     for stop in outcome.stops {
-        unit = unit.and([crate::db::runs::ask_stop_if_active(stop.run, stop.abort, stop.by)]);
+        unit = unit.and([crate::db::runs::request_stop_if_active(stop.run, stop.abort, stop.by)]);
     }
     for run in outcome.runs {
         unit = unit.and(run.changes);
@@ -234,7 +234,7 @@ pub async fn line(db: &Db, limits: Limits) -> Result<(Vec<(Waiting, Uuid)>, InUs
 /// Grants slots to these, as far as the limits still allow it, and makes their jobs due.
 pub async fn grant(db: &Db, chosen: &[(Waiting, Uuid)], limits: Limits) -> Result<(), DbError> {
     let mut unit = Unit::new().expect_one(HOLD_SLOTS.as_str(), vec![]);
-    let limits = match is_planted(Bug::GrantWithoutCount) {
+    let limits = match is_planted(Bug::SlotGrantWithoutRecount) {
         true => Limits { max_launching: u32::MAX, max_alive: u32::MAX },
         false => limits,
     };
@@ -257,7 +257,7 @@ pub(in crate::db) fn poke(job: ManagedJobId) -> crate::db::Change {
 }
 
 /// For the unit that frees nodes.
-pub(in crate::db) fn poke_backoff(project: windlass_model::id::ProjectId) -> crate::db::Change {
+pub(in crate::db) fn mark_backoff_due(project: windlass_model::id::ProjectId) -> crate::db::Change {
     crate::db::Change::Exec {
         sql: POKE_BACKOFF.as_str().into(),
         params: params![project],

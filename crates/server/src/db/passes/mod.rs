@@ -41,7 +41,7 @@ use super::{
 };
 
 /// A second row that the unit changes under its own lease, as firmly as the guard's.
-fn also_guarded(table: &'static str, held: LeaseKey, set: Values) -> Change {
+fn guarded_update(table: &'static str, held: LeaseKey, set: Values) -> Change {
     let mut params: Vec<Val> = vec![held.id.into(), held.token.into()];
     let columns: Vec<_> =
         set.iter().enumerate().map(|(n, (column, _))| assign(column, &format!("${}", n + 3))).collect();
@@ -51,7 +51,13 @@ fn also_guarded(table: &'static str, held: LeaseKey, set: Values) -> Change {
 }
 
 /// The rows of one event about one row, written under its lease.
-fn told(db: &Db, held: LeaseKey, project: ProjectId, event: &Event, name: &str) -> Result<Vec<Change>, DbError> {
+fn event_rows(
+    db: &Db,
+    held: LeaseKey,
+    project: ProjectId,
+    event: &Event,
+    name: &str,
+) -> Result<Vec<Change>, DbError> {
     let targets = [Target { entity: event.entity, id: event.id, name }];
     let place = Place { project: Some(project), user: None, lock_token: Some(held.token), targets: &targets };
     events::append(db, event, &place)

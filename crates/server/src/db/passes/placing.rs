@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
-use windlass_engine::{LeaseKey, Lease};
+use windlass_engine::{Lease, LeaseKey};
 use windlass_model::{
     event::Event,
     id::{FleetId, InstanceId, ProjectId, RunId},
@@ -12,7 +12,7 @@ use windlass_model::{
     time::Span,
 };
 
-use super::{also_guarded, told};
+use super::{event_rows, guarded_update};
 use crate::{
     db::{
         Db, DbError, Unit, Val, Values, Written, backends,
@@ -48,7 +48,7 @@ statements! {
                   AND (SELECT count(*) FROM instances i WHERE i.fleet_id = $1 AND NOT i.finished) <= $2";
     /// After the instance is there: the row refers to it.
     SIT_ON_NEW = "UPDATE jobs SET instance_id = $2 WHERE id = $1";
-    PLACES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
+    TASK_DIRS_ROOT = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
              Instance::columns("i");
     /// Where nodes of these runs found nothing a moment ago.
     FULL = "SELECT j.run_id, j.replica_num, i.offer FROM jobs j JOIN instances i ON i.id = j.instance_id \
@@ -74,7 +74,7 @@ pub async fn leased(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMap<Run
 }
 
 /// For how long a region is left out of which it was heard that it is full.
-const FULL_FOR: Span = Span::mins(2);
+const FULL_REGION_TTL: Span = Span::mins(2);
 
 /// Of replicas with several nodes: the offers that nothing came of a moment ago. JSON, see `Tries`.
 pub async fn full(db: &Db, runs: &[RunId]) -> Result<Vec<((RunId, i64), String)>, DbError> {
@@ -82,7 +82,7 @@ pub async fn full(db: &Db, runs: &[RunId]) -> Result<Vec<((RunId, i64), String)>
         return Ok(Vec::new());
     }
     let detail = job::Detail::RegionFull.as_str();
-    let asked = vec![Val::list(runs.iter().copied()), detail.into(), FULL_FOR.0.into()];
+    let asked = vec![Val::list(runs.iter().copied()), detail.into(), FULL_REGION_TTL.0.into()];
     let rows = db.query(FULL.as_str(), asked).await?;
     let found = rows.into_iter().filter_map(|row| {
         let offer = row.opt_text(2).transpose()?;
@@ -97,7 +97,7 @@ pub async fn places(db: &Db, jobs: &[Job]) -> Result<BTreeMap<InstanceId, Instan
     if ids.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let rows = db.query(PLACES.as_str(), vec![Val::list(ids)]).await?;
+    let rows = db.query(TASK_DIRS_ROOT.as_str(), vec![Val::list(ids)]).await?;
     rows.into_iter().map(|row| Instance::read(row).map(|instance| (instance.id, instance))).collect()
 }
 
@@ -110,7 +110,7 @@ pub struct Hold {
     pub until: Option<i64>,
 }
 
-pub struct Stock {
+pub struct ProjectInventory {
     pub fleets: Vec<Fleet>,
     pub instances: Vec<Instance>,
     pub holds: Vec<Hold>,
@@ -119,14 +119,14 @@ pub struct Stock {
 }
 
 /// Everything a project has.
-pub async fn stock(db: &Db, project: ProjectId) -> Result<Stock, DbError> {
+pub async fn stock(db: &Db, project: ProjectId) -> Result<ProjectInventory, DbError> {
     let fleets = db.query(FLEETS.as_str(), params![project]).await?;
     let instances = db.query(INSTANCES.as_str(), params![project]).await?;
     let holds = db.query(HELD.as_str(), params![project]).await?;
     let holds = holds.iter().map(|row| {
         Ok(Hold { instance: row.id(0)?, job: row.uuid(1)?, blocks: row.int(2)?, until: row.opt_int(3)? })
     });
-    Ok(Stock {
+    Ok(ProjectInventory {
         fleets: fleets.into_iter().map(Fleet::read).collect::<Result<_, _>>()?,
         instances: instances.into_iter().map(Instance::read).collect::<Result<_, _>>()?,
         holds: holds.collect::<Result<_, DbError>>()?,
@@ -135,13 +135,13 @@ pub async fn stock(db: &Db, project: ProjectId) -> Result<Stock, DbError> {
 }
 
 /// One node of a replica and the seat it takes.
-pub struct Seated<'a> {
+pub struct NodePlacement<'a> {
     pub held: LeaseKey,
     pub job: &'a Job,
-    pub seat: Sits<'a>,
+    pub seat: SeatTarget<'a>,
 }
 
-pub enum Sits<'a> {
+pub enum SeatTarget<'a> {
     /// On an instance that is there: the job is provisioning.
     There { seat: &'a Seat, event: Event },
     /// On one that is to be made: the job waits for it.
@@ -149,7 +149,7 @@ pub enum Sits<'a> {
 }
 
 /// The fleet that a replica goes to.
-pub struct Into {
+pub struct TargetFleet {
     pub fleet: FleetId,
     /// The run has none yet.
     pub chooses: bool,
@@ -158,32 +158,32 @@ pub struct Into {
 
 /// Seats all nodes of a replica, or none: each row under its own lease, each instance only while it has room, each
 /// new one only while the fleet has.
-pub async fn seat(db: &Db, into: &Into, seated: Vec<Seated<'_>>) -> Result<Written, DbError> {
+pub async fn seat(db: &Db, into: &TargetFleet, seated: Vec<NodePlacement<'_>>) -> Result<Written, DbError> {
     let Some(first) = seated.first() else { return Ok(Written::Stale { at: None }) };
     let (run, fleet) = (first.job.run_id, into.fleet);
     let mut unit = Unit::apply("jobs", first.held, first.seat.due_in_us(), columns(fleet, &first.seat));
     for other in &seated[1..] {
         let mut set = Unit::unlocked(other.seat.due_in_us());
         set.extend(columns(fleet, &other.seat));
-        unit = unit.and([also_guarded("jobs", other.held, set)]);
+        unit = unit.and([guarded_update("jobs", other.held, set)]);
     }
-    let makes = seated.iter().any(|one| matches!(one.seat, Sits::New { .. }));
+    let makes = seated.iter().any(|one| matches!(one.seat, SeatTarget::New { .. }));
     if makes {
         unit = unit.expect_one(HOLD_FLEET.as_str(), params![fleet]);
     }
     let mut told_last = Vec::new();
-    for Seated { held, job, seat } in seated {
+    for NodePlacement { held, job, seat } in seated {
         match seat {
-            Sits::There { seat, event } => {
+            SeatTarget::There { seat, event } => {
                 if let Seat::Existing { instance, blocks, .. } = seat {
                     unit = unit.expect_one(TAKE_BLOCKS.as_str(), params![*instance, *blocks]);
                 }
-                told_last.extend(told(db, held, job.project_id, &event, &job.job_name)?);
+                told_last.extend(event_rows(db, held, job.project_id, &event, &job.job_name)?);
             }
-            Sits::New { instance, created, blocks, .. } => {
-                told_last.extend(told(db, held, job.project_id, &created, &instance.name)?);
+            SeatTarget::New { instance, created, blocks, .. } => {
+                told_last.extend(event_rows(db, held, job.project_id, &created, &instance.name)?);
                 let on = instance.id;
-                unit = unit.and([instances::insert_for(*instance, job.id, blocks)]);
+                unit = unit.and([instances::insert_for_job(*instance, job.id, blocks)]);
                 unit = unit.expect_one(SIT_ON_NEW.as_str(), params![job.id, on]);
             }
         }
@@ -200,21 +200,21 @@ pub async fn seat(db: &Db, into: &Into, seated: Vec<Seated<'_>>) -> Result<Writt
 }
 
 /// Between two looks of a job at the instance that is made for it; whoever makes it says when it is.
-const NEW_AGAIN_US: i64 = 30_000_000;
+const NEW_INSTANCE_POLL_US: i64 = 30_000_000;
 
-impl Sits<'_> {
+impl SeatTarget<'_> {
     fn due_in_us(&self) -> Option<i64> {
         match self {
             Self::There { .. } => None,
-            Self::New { .. } => Some(NEW_AGAIN_US),
+            Self::New { .. } => Some(NEW_INSTANCE_POLL_US),
         }
     }
 }
 
-fn columns(fleet: FleetId, seat: &Sits<'_>) -> Values {
+fn columns(fleet: FleetId, seat: &SeatTarget<'_>) -> Values {
     let mut set: Values = vec![("fleet_id", fleet.into()), ("shortfalls", Val::Null)];
     match seat {
-        Sits::There { seat, .. } => {
+        SeatTarget::There { seat, .. } => {
             set.extend([
                 ("status", job::Status::Provisioning.into()),
                 ("provisioned_at", Val::Now),
@@ -228,7 +228,7 @@ fn columns(fleet: FleetId, seat: &Sits<'_>) -> Values {
                 ]);
             }
         }
-        Sits::New { blocks, message, .. } => set.extend([
+        SeatTarget::New { blocks, message, .. } => set.extend([
             ("instance_assigned", true.into()),
             ("blocks", (*blocks).into()),
             ("status_message", message.as_str().into()),

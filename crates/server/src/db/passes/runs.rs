@@ -37,13 +37,13 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<(Run, Vec<Job>)>, DbE
         return Ok(None);
     };
     let run = Run::read(row)?;
-    let jobs = jobs::of_runs(db, &[run.id], None).await?;
+    let jobs = jobs::list_by_runs(db, &[run.id], None).await?;
     Ok(Some((run, jobs)))
 }
 
 /// A request to end, left on a submission.
 #[derive(Clone, Debug)]
-pub struct EndAsked {
+pub struct EndRequest {
     pub submission: SubmissionId,
     pub ending: job::Ending,
 }
@@ -58,7 +58,7 @@ pub struct Outcome<'a> {
     /// The specification that is taken again.
     pub back: Option<String>,
     pub submissions: Vec<NewJob>,
-    pub ends: Vec<EndAsked>,
+    pub ends: Vec<EndRequest>,
     /// The run's own event, and those of its new submissions.
     pub events: Vec<(Event, String)>,
     pub due_in_us: Option<i64>,

@@ -4,13 +4,13 @@
 //! asked. Whoever takes or ends one touches the volume's own row first, so that two of them on one volume
 //! see each other's work.
 
-use windlass_engine::{LeaseKey, Lease};
+use windlass_engine::{Lease, LeaseKey};
 use windlass_model::{
     event::Event,
     id::{InstanceId, SubmissionId, VolumeId},
 };
 
-use super::told;
+use super::event_rows;
 use crate::{
     db::{
         Db, DbError, Unit, Values, Written,
@@ -92,7 +92,7 @@ pub async fn apply(db: &Db, held: LeaseKey, volume: &Volume, moved: Moved) -> Re
         unit = unit.expect_one(CLEAN_UP.as_str(), params![volume.id]);
     }
     if let Some(event) = &moved.event {
-        unit = unit.and(told(db, held, volume.project_id, event, &volume.name)?);
+        unit = unit.and(event_rows(db, held, volume.project_id, event, &volume.name)?);
     }
     db.write(unit).await
 }
@@ -131,7 +131,7 @@ pub async fn take(
 }
 
 /// The backend says how an attached volume appears on its machine.
-pub async fn shown_as(db: &Db, held: LeaseKey, at: &Attachment, data: &str) -> Result<Written, DbError> {
+pub async fn set_device(db: &Db, held: LeaseKey, at: &Attachment, data: &str) -> Result<Written, DbError> {
     let unit = Unit::guarded("jobs", held, Vec::new());
     db.write(unit.exec(SHOWN_AS.as_str(), params![at.volume_id, at.instance_id, data])).await
 }

@@ -7,7 +7,7 @@ use crate::db::{
     value::{Row, Val},
 };
 
-type Refusal = Box<dyn std::error::Error + Sync + Send>;
+type BindError = Box<dyn std::error::Error + Sync + Send>;
 
 #[derive(Debug, thiserror::Error)]
 #[error("{have} does not go into a parameter of type {want}")]
@@ -21,7 +21,7 @@ struct Mismatch {
 pub(super) struct Bind<'a>(pub(super) &'a Val);
 
 impl ToSql for Bind<'_> {
-    fn to_sql(&self, ty: &Type, out: &mut BytesMut) -> Result<IsNull, Refusal> {
+    fn to_sql(&self, ty: &Type, out: &mut BytesMut) -> Result<IsNull, BindError> {
         let mismatch = || Mismatch { have: self.0.kind(), want: ty.to_string() };
         match self.0 {
             Val::Null => Ok(IsNull::Yes),

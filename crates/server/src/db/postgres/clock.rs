@@ -17,25 +17,25 @@ const AHEAD_MAX: i64 = 3_600_000_000;
 
 /// So often every queue is searched for rows that were written by a clock that was wrong, though nothing speaks for it:
 /// all servers may have been off when it was set right.
-const CLOSELY_EVERY: Duration = Duration::from_secs(30);
+const CLOSE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What each session carries, read when it is opened.
-pub(super) const CARRY: &str = "SELECT set_config('windlass.version', version::TEXT, FALSE), \
+pub(super) const SESSION_OFFSET: &str = "SELECT set_config('windlass.version', version::TEXT, FALSE), \
     set_config('windlass.offset', offset_us::TEXT, FALSE), set_config('windlass.since', since_us::TEXT, FALSE) \
     FROM clock";
 /// Of all who notice the same jump one takes it out. Who saw it in a session that carried another setting than this
 /// one does is too late: what it saw has been taken out since, and would be a second time.
-pub(super) const TAKE_OUT: &str = "UPDATE clock SET version = version + 1, \
+pub(super) const CORRECT_JUMP: &str = "UPDATE clock SET version = version + 1, \
     offset_us = now_us() - wall_us() - CAST($1 AS BIGINT), since_us = wall_us() \
     WHERE version = clock_setting('windlass.version') AND version = CAST($2 AS BIGINT) RETURNING version";
 /// The time, and by which setting it is told.
-pub(super) const READ: &str = "SELECT now_us(), clock_setting('windlass.version')";
+pub(super) const READ_CLOCK: &str = "SELECT now_us(), clock_setting('windlass.version')";
 
 #[derive(Default)]
-pub(in crate::db) struct Watch(Mutex<State>);
+pub(in crate::db) struct ClockWatch(Mutex<ClockState>);
 
 #[derive(Default)]
-struct State {
+struct ClockState {
     /// What the database's time was, and between which moments it was that.
     last: Option<(Instant, Instant, i64)>,
     distrusted_until: Option<Instant>,
@@ -43,7 +43,7 @@ struct State {
     searched: HashMap<&'static str, Instant>,
 }
 
-impl Watch {
+impl ClockWatch {
     /// By how much the clock was set, if it was, and has to be set right.
     pub(in crate::db) fn jump(&self, asked: Instant, answered: Instant, now: i64) -> Option<i64> {
         let mut state = self.0.lock();
@@ -69,10 +69,10 @@ impl Watch {
     }
 
     /// Whether the next look at a queue is also for rows that were written by a clock that was wrong.
-    pub(in crate::db) fn looks_closely(&self, pipeline: &'static str) -> bool {
+    pub(in crate::db) fn is_close_poll_due(&self, pipeline: &'static str) -> bool {
         let (mut state, now) = (self.0.lock(), Instant::now());
         let is_trusted = state.distrusted_until.is_none_or(|until| now >= until);
-        let is_due = state.searched.get(pipeline).is_none_or(|at| now - *at >= CLOSELY_EVERY);
+        let is_due = state.searched.get(pipeline).is_none_or(|at| now - *at >= CLOSE_POLL_INTERVAL);
         if is_due {
             state.searched.insert(pipeline, now);
         }
@@ -80,7 +80,7 @@ impl Watch {
     }
 
     /// It cannot be set right: better to go on by a clock that was set than not at all.
-    pub(super) fn give_in(&self) {
+    pub(super) fn accept_clock(&self) {
         self.0.lock().last = None;
     }
 }
@@ -98,8 +98,8 @@ mod tests {
     const SECOND: i64 = 1_000_000;
 
     /// What is said of looks that are asked and answered at these seconds, with the clock's time.
-    fn said(looks: &[(u64, u64, i64)]) -> Vec<Option<i64>> {
-        let (watch, began) = (Watch::default(), Instant::now());
+    fn observed_jump(looks: &[(u64, u64, i64)]) -> Vec<Option<i64>> {
+        let (watch, began) = (ClockWatch::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);
         let look =
             |(asked, answered, now): &(u64, u64, i64)| watch.jump(at(*asked), at(*answered), now * SECOND);
@@ -109,24 +109,24 @@ mod tests {
     #[test]
     fn l5_a_clock_that_was_set_is_noticed_until_it_was_set_right() {
         let ahead = [(0, 0, 0), (5, 5, 5), (6, 6, 606), (6, 7, 607), (8, 8, 8)];
-        assert_eq!(said(&ahead), [None, None, Some(600), Some(600), None]);
-        assert_eq!(said(&[(0, 0, 1000), (5, 5, 405)]), [None, Some(-600)]);
+        assert_eq!(observed_jump(&ahead), [None, None, Some(600), Some(600), None]);
+        assert_eq!(observed_jump(&[(0, 0, 1000), (5, 5, 405)]), [None, Some(-600)]);
     }
 
     #[test]
     fn a_clock_that_is_right_is_believed_however_slow_looks_are() {
-        assert_eq!(said(&[(0, 0, 0), (600, 600, 600), (601, 641, 630), (610, 642, 611)]), [None; 4]);
-        assert_eq!(said(&[(10, 10, 10), (0, 11, 4), (12, 12, 12)]), [None; 3]);
+        assert_eq!(observed_jump(&[(0, 0, 0), (600, 600, 600), (601, 641, 630), (610, 642, 611)]), [None; 4]);
+        assert_eq!(observed_jump(&[(10, 10, 10), (0, 11, 4), (12, 12, 12)]), [None; 3]);
     }
 
     #[test]
     fn machines_that_were_off_believe_the_clock() {
-        assert_eq!(said(&[(0, 0, 0), (1, 1, 7200), (2, 2, 7201)]), [None; 3]);
+        assert_eq!(observed_jump(&[(0, 0, 0), (1, 1, 7200), (2, 2, 7201)]), [None; 3]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn l5_after_a_jump_no_lock_has_run_out_until_its_holder_could_renew_it() {
-        let watch = Watch::default();
+        let watch = ClockWatch::default();
         assert!(watch.is_trusted());
         watch.distrust(Duration::from_secs(30));
         tokio::time::advance(Duration::from_secs(29)).await;
@@ -137,14 +137,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn l5_queues_are_searched_after_a_jump_and_now_and_then() {
-        let watch = Watch::default();
-        assert!(watch.looks_closely("runs") && watch.looks_closely("jobs"), "the first look of each");
-        assert!(!watch.looks_closely("runs"));
+        let watch = ClockWatch::default();
+        assert!(watch.is_close_poll_due("runs") && watch.is_close_poll_due("jobs"), "the first look of each");
+        assert!(!watch.is_close_poll_due("runs"));
         watch.distrust(Duration::from_secs(10));
-        assert!(watch.looks_closely("runs") && watch.looks_closely("runs"));
+        assert!(watch.is_close_poll_due("runs") && watch.is_close_poll_due("runs"));
         tokio::time::advance(Duration::from_secs(11)).await;
-        assert!(!watch.looks_closely("runs"));
-        tokio::time::advance(CLOSELY_EVERY).await;
-        assert!(watch.looks_closely("runs"));
+        assert!(!watch.is_close_poll_due("runs"));
+        tokio::time::advance(CLOSE_POLL_INTERVAL).await;
+        assert!(watch.is_close_poll_due("runs"));
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn fault(what: &'static str, sql: &str, error: Error) -> DbError {
     }
     let source = Arc::new(error);
     match (&code.code()[..2], &code) {
-        ("23", _) => DbError::Violated { constraint },
+        ("23", _) => DbError::ConstraintViolated { constraint },
         (_, code) if *code == SqlState::DISK_FULL => DbError::Full { source },
         (_, code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => DbError::ReadOnly { source },
         ("XX", code) if *code == SqlState::DATA_CORRUPTED || *code == SqlState::INDEX_CORRUPTED => {

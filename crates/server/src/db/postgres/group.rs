@@ -20,7 +20,7 @@ use windlass_planted_bugs::{Bug, is_planted};
 
 use super::{
     bind::{Array, Bind, row_of},
-    clock::{READ, Watch},
+    clock::{ClockWatch, READ_CLOCK},
     fault::{fault, is_lost, is_race},
     session::{Session, check_count},
 };
@@ -31,7 +31,7 @@ use crate::db::{
 };
 
 /// The types of all columns, by table and column.
-pub(super) type Catalog = HashMap<String, HashMap<String, String>>;
+pub(super) type ColumnTypes = HashMap<String, HashMap<String, String>>;
 
 /// How long the first attempt waits for a row, and how often that is doubled.
 const LOCK_WAIT_MS: u32 = 200;
@@ -45,21 +45,21 @@ pub(super) enum Failure {
     /// Nothing was applied; the same group may be tried again at once.
     Race(DbError),
     /// Nothing was applied; the connection is gone.
-    Lost(DbError),
+    ConnectionLost(DbError),
     /// The connection broke during the commit.
     Unknown(DbError),
     /// Nothing was applied: the clock, by this setting, was set by so much.
-    Jump { by: i64, version: i64 },
+    ClockJump { by: i64, version: i64 },
 }
 
-type Attempt<T> = Result<T, Failure>;
+type GroupResult<T> = Result<T, Failure>;
 
 fn refuse(sql: &str, error: tokio_postgres::Error) -> Failure {
     let (race, lost) = (is_race(&error), is_lost(&error));
     let error = fault("write", sql, error);
     match (race, lost) {
         (true, _) => Failure::Race(error),
-        (_, true) => Failure::Lost(error),
+        (_, true) => Failure::ConnectionLost(error),
         _ => Failure::Refused(error),
     }
 }
@@ -67,14 +67,14 @@ fn refuse(sql: &str, error: tokio_postgres::Error) -> Failure {
 /// Runs the units in one transaction. On failure the transaction is rolled back.
 pub(super) async fn commit(
     session: &Session,
-    watch: &Watch,
-    catalog: &Catalog,
+    watch: &ClockWatch,
+    catalog: &ColumnTypes,
     units: &[&Unit],
     races: u32,
-) -> Attempt<Vec<Written>> {
+) -> GroupResult<Vec<Written>> {
     let group = Group { session, watch, catalog, units, races };
     // Not the commit: once it is on its way, nothing takes it back.
-    match session.unless_stuck(group.transaction()).await {
+    match session.cancel_if_stuck(group.transaction()).await {
         Ok(written) => match session.client.batch_execute("COMMIT").await {
             Ok(()) => Ok(written),
             Err(error) if error.as_db_error().is_some() && !is_lost(&error) => Err(refuse("COMMIT", error)),
@@ -90,19 +90,20 @@ pub(super) async fn commit(
 
 struct Group<'a> {
     session: &'a Session,
-    watch: &'a Watch,
-    catalog: &'a Catalog,
+    watch: &'a ClockWatch,
+    catalog: &'a ColumnTypes,
     units: &'a [&'a Unit],
     /// How many were lost so far.
     races: u32,
 }
 
 impl Group<'_> {
-    async fn transaction(&self) -> Attempt<Vec<Written>> {
+    async fn transaction(&self) -> GroupResult<Vec<Written>> {
         let now = self.begin().await?;
         let stale = self.guards(now).await?;
         let live: Vec<usize> = (0..self.units.len()).filter(|at| !stale.contains(at)).collect();
-        let parts: Vec<Parts<'_>> = live.iter().map(|at| Parts::of(&self.units[*at].changes)).collect();
+        let parts: Vec<UnitParts<'_>> =
+            live.iter().map(|at| UnitParts::split(&self.units[*at].changes)).collect();
         self.inserts(parts.iter().map(|part| part.first), now).await?;
         let mut rows = self.middle(&parts, now).await?.into_iter();
         self.inserts(parts.iter().map(|part| part.last), now).await?;
@@ -116,9 +117,9 @@ impl Group<'_> {
     }
 
     /// Opens the transaction and reads its time, in one round trip.
-    async fn begin(&self) -> Attempt<i64> {
-        let failed = |error| refuse(READ, error);
-        let now = self.session.prepare(READ).await.map_err(failed)?;
+    async fn begin(&self) -> GroupResult<i64> {
+        let failed = |error| refuse(READ_CLOCK, error);
+        let now = self.session.prepare(READ_CLOCK).await.map_err(failed)?;
         let asked = Instant::now();
         let begin = begin_sql(self.races);
         let (begin, read) = (self.session.client.batch_execute(&begin), self.session.run(&now, &[]));
@@ -127,11 +128,11 @@ impl Group<'_> {
         let (now, version) = told.ok_or(Failure::Refused(DbError::closed("write")))?;
         // What is recorded by a clock that was set would be long ago, or far off, once it is set right.
         let jump = self.watch.jump(asked, Instant::now(), now);
-        jump.map_or(Ok(now), |by| Err(Failure::Jump { by, version }))
+        jump.map_or(Ok(now), |by| Err(Failure::ClockJump { by, version }))
     }
 
     /// The positions of units whose row is no longer theirs.
-    async fn guards(&self, now: i64) -> Attempt<HashSet<usize>> {
+    async fn guards(&self, now: i64) -> GroupResult<HashSet<usize>> {
         // Tables in order, and rows in order within: two groups that want the same rows do not deadlock.
         let mut shapes: BTreeMap<(&str, Vec<&str>), Vec<usize>> = BTreeMap::new();
         for (at, unit) in self.units.iter().enumerate() {
@@ -157,7 +158,7 @@ impl Group<'_> {
         columns: &[&str],
         members: &[usize],
         now: i64,
-    ) -> Attempt<HashSet<String>> {
+    ) -> GroupResult<HashSet<String>> {
         let mut arrays = vec![Array::Text(Vec::new()), Array::Text(Vec::new())];
         let mut casts = vec!["text".to_owned(), "text".to_owned()];
         for column in columns {
@@ -178,7 +179,7 @@ impl Group<'_> {
     }
 
     /// Bulk inserts, shape by shape in the order in which the shapes first appear.
-    async fn inserts<'c>(&self, changes: impl Iterator<Item = &'c [Change]>, now: i64) -> Attempt<()> {
+    async fn inserts<'c>(&self, changes: impl Iterator<Item = &'c [Change]>, now: i64) -> GroupResult<()> {
         let mut order: Vec<(&str, Vec<&str>)> = Vec::new();
         let mut shapes: HashMap<(&str, Vec<&str>), Vec<&Values>> = HashMap::new();
         for change in changes.flatten() {
@@ -198,7 +199,7 @@ impl Group<'_> {
         Ok(())
     }
 
-    async fn insert(&self, table: &str, columns: &[&str], rows: &[&Values], now: i64) -> Attempt<()> {
+    async fn insert(&self, table: &str, columns: &[&str], rows: &[&Values], now: i64) -> GroupResult<()> {
         let mut arrays = Vec::with_capacity(columns.len());
         let mut casts = Vec::with_capacity(columns.len());
         for (at, column) in columns.iter().enumerate() {
@@ -217,7 +218,7 @@ impl Group<'_> {
         self.bulk(&sql, &arrays).await.map(drop)
     }
 
-    fn array(&self, table: &str, column: &str) -> Attempt<(Array, &str)> {
+    fn array(&self, table: &str, column: &str) -> GroupResult<(Array, &str)> {
         let udt = self.catalog.get(table).and_then(|columns| columns.get(column)).map(String::as_str);
         udt.and_then(|udt| Some((Array::new(udt)?, udt))).ok_or(Failure::Refused(DbError::Shape {
             column: 0,
@@ -226,7 +227,7 @@ impl Group<'_> {
         }))
     }
 
-    async fn bulk(&self, sql: &str, arrays: &[Array]) -> Attempt<(Vec<tokio_postgres::Row>, u64)> {
+    async fn bulk(&self, sql: &str, arrays: &[Array]) -> GroupResult<(Vec<tokio_postgres::Row>, u64)> {
         let failed = |error| refuse(sql, error);
         let statement = self.session.prepare(sql).await.map_err(failed)?;
         let params: Vec<&(dyn ToSql + Sync)> = arrays.iter().map(Array::param).collect();
@@ -235,14 +236,14 @@ impl Group<'_> {
 
     /// Everything that is neither a guard nor a leading or trailing insert: sent in order without
     /// waiting for answers, then checked. The answers of each unit's queries.
-    async fn middle(&self, parts: &[Parts<'_>], now: i64) -> Attempt<Vec<Vec<Vec<Row>>>> {
+    async fn middle(&self, parts: &[UnitParts<'_>], now: i64) -> GroupResult<Vec<Vec<Vec<Row>>>> {
         let mut steps = Vec::new();
         for (unit, part) in parts.iter().enumerate() {
             for (at, change) in part.middle.iter().enumerate() {
                 steps.push(self.step(unit, at + part.first.len(), change, now).await?);
             }
         }
-        let outcomes = in_order(steps.iter().map(|step| step.send(self.session))).await;
+        let outcomes = poll_in_order(steps.iter().map(|step| step.send(self.session))).await;
         let mut rows: Vec<Vec<Vec<Row>>> = vec![Vec::new(); parts.len()];
         for (step, outcome) in steps.iter().zip(outcomes) {
             // The first failure is the true one: after it the transaction refuses everything.
@@ -258,7 +259,7 @@ impl Group<'_> {
         Ok(rows)
     }
 
-    async fn step(&self, unit: usize, at: usize, change: &Change, now: i64) -> Attempt<Step> {
+    async fn step(&self, unit: usize, at: usize, change: &Change, now: i64) -> GroupResult<GroupStep> {
         let (sql, params, expect, is_query) = match change {
             Change::Insert { table, values } => {
                 let sql = crate::db::sqlite::insert_sql(table, values);
@@ -271,11 +272,11 @@ impl Group<'_> {
         let statement = self.session.prepare(&sql).await.map_err(|error| refuse(&sql, error))?;
         check_count(&sql, &statement, params.len()).map_err(Failure::Refused)?;
         let params = params.into_iter().map(|value| value.at(now)).collect();
-        Ok(Step { unit, at, sql, statement, params, expect, is_query })
+        Ok(GroupStep { unit, at, sql, statement, params, expect, is_query })
     }
 }
 
-struct Step {
+struct GroupStep {
     /// Which unit, and which of its changes.
     unit: usize,
     at: usize,
@@ -286,7 +287,7 @@ struct Step {
     is_query: bool,
 }
 
-impl Step {
+impl GroupStep {
     async fn send(
         &self,
         session: &Session,
@@ -302,14 +303,14 @@ impl Step {
 const NUMBERED: &str = "queue_logs";
 
 /// Inserts that stand first, what must keep its order, and inserts that stand last.
-struct Parts<'a> {
+struct UnitParts<'a> {
     first: &'a [Change],
     middle: &'a [Change],
     last: &'a [Change],
 }
 
-impl<'a> Parts<'a> {
-    fn of(changes: &'a [Change]) -> Self {
+impl<'a> UnitParts<'a> {
+    fn split(changes: &'a [Change]) -> Self {
         let is_insert = |change: &Change| matches!(change, Change::Insert { .. });
         let is_numbered =
             |change: &Change| matches!(change, Change::Insert { table, .. } if *table == NUMBERED);
@@ -358,7 +359,7 @@ fn guard_sql(table: &str, columns: &[&str], casts: &[String]) -> String {
 }
 
 /// Polls all of them, the first ones first, so that they are sent in this order.
-async fn in_order<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+async fn poll_in_order<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut all: Vec<_> = futures.map(|future| Box::pin(maybe_done(future))).collect();
     let mut everybody = pin!(std::future::poll_fn(move |context| {
         let mut is_ready = true;

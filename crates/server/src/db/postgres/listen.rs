@@ -5,21 +5,21 @@ use std::{future::poll_fn, time::Duration};
 use tokio::{sync::broadcast, time::sleep};
 use tokio_postgres::AsyncMessage;
 
-use super::tls::Target;
+use super::tls::PostgresTarget;
 
 pub(super) const CHANNEL: &str = "windlass_hints";
 /// Instead of a name: whoever hears it looks at everything.
 pub(in crate::db) const EVERYTHING: &str = "*";
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(100);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(5);
 
 /// Listens until nobody can hear it any more.
 pub(super) async fn serve(
-    target: Target,
+    target: PostgresTarget,
     hints: broadcast::Sender<String>,
     mut stop: broadcast::Receiver<()>,
 ) {
-    let mut pause = PAUSE_MIN;
+    let mut pause = RETRY_DELAY_MIN;
     let mut has_listened = false;
     loop {
         let once = async {
@@ -27,7 +27,11 @@ pub(super) async fn serve(
             if let Err(error) = listen(&target, &hints, &mut has_listened).await {
                 tracing::debug!(%error, "stopped listening for hints");
             }
-            pause = if before.elapsed() > PAUSE_MAX { PAUSE_MIN } else { (pause * 2).min(PAUSE_MAX) };
+            pause = if before.elapsed() > RETRY_DELAY_MAX {
+                RETRY_DELAY_MIN
+            } else {
+                (pause * 2).min(RETRY_DELAY_MAX)
+            };
             sleep(pause).await;
         };
         tokio::select! {
@@ -38,7 +42,7 @@ pub(super) async fn serve(
 }
 
 async fn listen(
-    target: &Target,
+    target: &PostgresTarget,
     hints: &broadcast::Sender<String>,
     has_listened: &mut bool,
 ) -> Result<(), tokio_postgres::Error> {

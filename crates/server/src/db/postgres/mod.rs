@@ -22,7 +22,10 @@ use tokio::{sync::broadcast, time::Instant};
 
 pub(super) use self::listen::EVERYTHING;
 
-use self::{clock::Watch, group::Catalog, session::Link, tls::Target, writer::Writer};
+use self::{
+    clock::ClockWatch, group::ColumnTypes, session::SharedSession, tls::PostgresTarget,
+    writer::PostgresWriter,
+};
 use super::{
     error::DbError,
     migrate::{self, Dialect},
@@ -38,7 +41,7 @@ const HINTS_MAX: usize = 256;
 
 /// What a look tells about the database's clock.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told {
+pub(super) struct ClockReading {
     pub(super) now: i64,
     /// The setting that the session carries.
     pub(super) version: i64,
@@ -47,14 +50,14 @@ pub(super) struct Told {
 }
 
 pub(super) struct Pool {
-    readers: Vec<Link>,
+    readers: Vec<SharedSession>,
     next: AtomicUsize,
     /// Claims and heartbeats, so that they wait for no long read and no big commit.
-    leases: Link,
-    writer: Writer,
+    leases: SharedSession,
+    writer: PostgresWriter,
     /// The writer's own.
-    commits: Arc<Link>,
-    watch: Arc<Watch>,
+    commits: Arc<SharedSession>,
+    watch: Arc<ClockWatch>,
     hints: broadcast::Sender<String>,
     stop: broadcast::Sender<()>,
 }
@@ -62,20 +65,20 @@ pub(super) struct Pool {
 impl Pool {
     pub(super) async fn open(url: &str) -> Result<Self, DbError> {
         let target = configure(url)?;
-        let leases = Link::new(target.clone());
+        let leases = SharedSession::new(target.clone());
         migrate(&leases).await.map_err(|error| target.explain(error))?;
         let catalog = Arc::new(catalog(&leases).await?);
-        let commits = Arc::new(Link::new(target.clone()));
-        let watch = Arc::new(Watch::default());
+        let commits = Arc::new(SharedSession::new(target.clone()));
+        let watch = Arc::new(ClockWatch::default());
         let (hints, _) = broadcast::channel(HINTS_MAX);
         let (stop, stopped) = broadcast::channel(1);
         tokio::spawn(listen::serve(target.clone(), hints.clone(), stopped));
-        tokio::spawn(plans::keep_fresh(Link::new(target.clone()), stop.subscribe()));
+        tokio::spawn(plans::analyze_loop(SharedSession::new(target.clone()), stop.subscribe()));
         Ok(Self {
-            readers: (0..READERS).map(|_| Link::new(target.clone())).collect(),
+            readers: (0..READERS).map(|_| SharedSession::new(target.clone())).collect(),
             next: AtomicUsize::new(0),
             leases,
-            writer: Writer::start(Arc::clone(&commits), Arc::clone(&watch), catalog),
+            writer: PostgresWriter::start(Arc::clone(&commits), Arc::clone(&watch), catalog),
             commits,
             watch,
             hints,
@@ -83,7 +86,7 @@ impl Pool {
         })
     }
 
-    fn reader(&self) -> &Link {
+    fn reader(&self) -> &SharedSession {
         &self.readers[self.next.fetch_add(1, Ordering::Relaxed) % self.readers.len()]
     }
 
@@ -112,16 +115,16 @@ impl Pool {
 
     /// Held against the time that a look told, before anything is done by it. `false`: the clock was set and is set
     /// right by now, so look again.
-    pub(super) async fn keeps_time(
+    pub(super) async fn check_clock(
         &self,
         asked: Instant,
-        told: Told,
+        told: ClockReading,
         ttl: Duration,
     ) -> Result<bool, DbError> {
         if told.is_old {
             // Somebody else noticed it, and what was written here meanwhile is as wrong as there.
             self.watch.distrust(ttl);
-            self.open_anew().await;
+            self.renew_sessions().await;
             return Ok(false);
         }
         let Some(jump) = self.watch.jump(asked, Instant::now(), told.now) else { return Ok(true) };
@@ -130,26 +133,26 @@ impl Pool {
             "the clock of the database was set; time goes on without that"
         );
         self.watch.distrust(ttl);
-        self.lease("set the clock right", clock::TAKE_OUT, &[jump.into(), told.version.into()]).await?;
-        self.open_anew().await;
+        self.lease("set the clock right", clock::CORRECT_JUMP, &[jump.into(), told.version.into()]).await?;
+        self.renew_sessions().await;
         Ok(false)
     }
 
     /// The time as it goes on, whether or not a jump has been taken out yet.
     pub(super) async fn now(&self) -> Result<i64, DbError> {
         let asked = Instant::now();
-        let rows = self.read(clock::READ, &[]).await?;
+        let rows = self.read(clock::READ_CLOCK, &[]).await?;
         let row = rows.first().ok_or(DbError::Shape { column: 0, want: "the time", have: "nothing" })?;
         let now = row.int(0)?;
         Ok(now - self.watch.jump(asked, Instant::now(), now).unwrap_or(0))
     }
 
-    pub(super) fn watch(&self) -> &Watch {
+    pub(super) fn watch(&self) -> &ClockWatch {
         &self.watch
     }
 
     /// Whoever asks next does so in sessions that carry what the clock is off by now.
-    async fn open_anew(&self) {
+    async fn renew_sessions(&self) {
         for link in self.readers.iter().chain([&self.leases, &*self.commits]) {
             link.renew().await;
         }
@@ -189,8 +192,8 @@ impl Pool {
     }
 }
 
-fn configure(url: &str) -> Result<Target, DbError> {
-    let mut target = Target::read(url, &|name| std::env::var(name).ok())?;
+fn configure(url: &str) -> Result<PostgresTarget, DbError> {
+    let mut target = PostgresTarget::read(url, &|name| std::env::var(name).ok())?;
     let config = &mut target.config;
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(Duration::from_secs(5));
@@ -207,7 +210,7 @@ fn configure(url: &str) -> Result<Target, DbError> {
 }
 
 /// All of it in one transaction, one replica at a time.
-async fn migrate(link: &Link) -> Result<(), DbError> {
+async fn migrate(link: &SharedSession) -> Result<(), DbError> {
     let session = link.session("migrate").await?;
     let script = async |sql: &str| {
         session.client.batch_execute(sql).await.map_err(|error| fault::fault("migrate", sql, error))
@@ -215,9 +218,9 @@ async fn migrate(link: &Link) -> Result<(), DbError> {
     script("BEGIN").await?;
     let inside = async {
         session.query("migrate", "SELECT 1 FROM pg_advisory_xact_lock($1)", &[MIGRATION_LOCK.into()]).await?;
-        script(migrate::JOURNAL).await?;
+        script(migrate::CREATE_JOURNAL).await?;
         let journal = session.query("migrate", migrate::READ, &[]).await?;
-        for step in migrate::missing(Dialect::Postgres, &journal)? {
+        for step in migrate::pending_steps(Dialect::Postgres, &journal)? {
             script(&step.script).await?;
             session.query("migrate", migrate::RECORD, &step.record).await?;
         }
@@ -228,10 +231,10 @@ async fn migrate(link: &Link) -> Result<(), DbError> {
     done
 }
 
-async fn catalog(link: &Link) -> Result<Catalog, DbError> {
+async fn catalog(link: &SharedSession) -> Result<ColumnTypes, DbError> {
     let sql = "SELECT table_name::TEXT, column_name::TEXT, udt_name::TEXT FROM information_schema.columns \
                WHERE table_schema = current_schema()";
-    let mut catalog = Catalog::new();
+    let mut catalog = ColumnTypes::new();
     for row in link.query("read the catalogue", sql, &[]).await? {
         catalog.entry(row.text(0)?).or_default().insert(row.text(1)?, row.text(2)?);
     }

@@ -7,11 +7,11 @@ use std::{borrow::Cow, time::Duration};
 
 use tokio::{sync::broadcast, time::sleep};
 
-use super::session::Link;
+use super::session::SharedSession;
 use crate::db::DbError;
 
 /// How the portable statements ask for the members of a list, up to the parameter and after it.
-const LIST: &str = "IN (SELECT value FROM json_each(CAST($";
+const LIST_START: &str = "IN (SELECT value FROM json_each(CAST($";
 const LIST_END: &str = " AS TEXT)))";
 
 /// Lists as arrays, which are looked up in an index one by one. What the list is would be joined, by a guess at how many
@@ -19,7 +19,7 @@ const LIST_END: &str = " AS TEXT)))";
 pub(super) fn lists_as_arrays(sql: &str) -> Cow<'_, str> {
     let mut plain = sql;
     let mut better = String::new();
-    while let Some(at) = plain.find(LIST) {
+    while let Some(at) = plain.find(LIST_START) {
         let (before, list) = plain.split_at(at);
         let Some(end) = list.find(LIST_END) else { break };
         let inner = &list["IN (".len()..end + LIST_END.len() - 1];
@@ -38,26 +38,26 @@ pub(super) fn lists_as_arrays(sql: &str) -> Cow<'_, str> {
 }
 
 /// Between two looks at how large the tables are. Postgres itself looks once a minute.
-const EVERY: Duration = Duration::from_secs(2);
+const ANALYZE_INTERVAL: Duration = Duration::from_secs(2);
 /// Tables that are twice as large as they are thought to be. Of small ones no plan is bad.
-const OUTGROWN: &str = "SELECT c.relname::TEXT FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid \
+const GROWN_TABLES: &str = "SELECT c.relname::TEXT FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid \
                         WHERE s.schemaname = current_schema() AND s.n_live_tup > 2 * greatest(c.reltuples, 200)";
 
 /// Has tables analysed that have grown much, until it is told to stop.
-pub(super) async fn keep_fresh(link: Link, mut stop: broadcast::Receiver<()>) {
+pub(super) async fn analyze_loop(link: SharedSession, mut stop: broadcast::Receiver<()>) {
     loop {
         tokio::select! {
-            () = sleep(EVERY) => {}
+            () = sleep(ANALYZE_INTERVAL) => {}
             _ = stop.recv() => return,
         }
-        if let Err(error) = freshen(&link).await {
+        if let Err(error) = analyze_grown(&link).await {
             tracing::debug!(%error, "analyse tables that have grown");
         }
     }
 }
 
-async fn freshen(link: &Link) -> Result<(), DbError> {
-    for row in link.query("look how large tables are", OUTGROWN, &[]).await? {
+async fn analyze_grown(link: &SharedSession) -> Result<(), DbError> {
+    for row in link.query("look how large tables are", GROWN_TABLES, &[]).await? {
         let table = row.text(0)?;
         let sql = format!("ANALYZE \"{}\"", table.replace('"', "\"\""));
         let session = link.session("analyse a table").await?;

@@ -17,10 +17,10 @@ use tokio_postgres::{Client, Statement, error::SqlState, types::ToSql};
 
 use super::{
     bind::{Bind, row_of},
-    clock::CARRY,
+    clock::SESSION_OFFSET,
     fault::{fault, is_lost},
     plans,
-    tls::{self, MakeTls, Target},
+    tls::{self, MakeTls, PostgresTarget},
 };
 use crate::db::{
     error::DbError,
@@ -36,14 +36,14 @@ pub(super) const SETTINGS: &str = "SET synchronous_commit = on; SET jit = off; S
     SET idle_in_transaction_session_timeout = '20s'; SET statement_timeout = '60s'";
 
 /// Pauses between attempts to connect, before the caller is told.
-const PAUSES_MS: [u64; 5] = [0, 50, 150, 400, 1000];
+const CONNECT_DELAYS_MS: [u64; 5] = [0, 50, 150, 400, 1000];
 /// After a failure, those who come at once are told without another attempt.
-const REST: Duration = Duration::from_millis(500);
+const FAILURE_TTL: Duration = Duration::from_millis(500);
 
 /// A session that is told nothing for so long waits for a lock; nothing we ask takes that long by itself.
-const SILENCE_MAX: Duration = Duration::from_secs(8);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(8);
 /// To have a statement given up is one message.
-const CANCEL_WITHIN: Duration = Duration::from_secs(2);
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) struct Session {
     pub(super) client: Client,
@@ -55,7 +55,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    async fn open(target: &Target) -> Result<Self, tokio_postgres::Error> {
+    async fn open(target: &PostgresTarget) -> Result<Self, tokio_postgres::Error> {
         let (client, connection) = target.config.connect(target.tls.clone()).await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -63,7 +63,7 @@ impl Session {
             }
         });
         client.batch_execute(SETTINGS).await?;
-        match client.batch_execute(CARRY).await {
+        match client.batch_execute(SESSION_OFFSET).await {
             // There is none before the first migrations have run.
             Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => {}
             carried => carried?,
@@ -103,11 +103,11 @@ impl Session {
     /// Does the work, and has its statements given up that wait too long. Postgres finds deadlocks by a timer of its
     /// own, which follows the wall: after that was set back, two transactions would wait for each other for as long
     /// as it was set back.
-    pub(super) async fn unless_stuck<T>(&self, work: impl Future<Output = T>) -> T {
-        self.unless_silent(SILENCE_MAX, work).await
+    pub(super) async fn cancel_if_stuck<T>(&self, work: impl Future<Output = T>) -> T {
+        self.with_silence_timeout(SILENCE_TIMEOUT, work).await
     }
 
-    async fn unless_silent<T>(&self, longest: Duration, work: impl Future<Output = T>) -> T {
+    async fn with_silence_timeout<T>(&self, longest: Duration, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
             let heard = self.answers.load(Ordering::Relaxed);
@@ -118,7 +118,7 @@ impl Session {
                 tracing::warn!("a statement waits too long for its turn; it is given up and tried again");
                 let token = self.client.cancel_token();
                 let given_up = token.cancel_query(self.tls.clone());
-                let _ = timeout(CANCEL_WITHIN, given_up).await;
+                let _ = timeout(CANCEL_TIMEOUT, given_up).await;
             }
         }
     }
@@ -141,7 +141,7 @@ impl Session {
 
 #[derive(Debug, thiserror::Error)]
 #[error("the statement has {want} parameters, {have} were given")]
-struct Count {
+struct ParamCountError {
     want: usize,
     have: usize,
 }
@@ -152,24 +152,24 @@ pub(super) fn check_count(sql: &str, statement: &Statement, have: usize) -> Resu
     if want == have {
         return Ok(());
     }
-    Err(DbError::Statement { sql: sql.to_owned(), source: Arc::new(Count { want, have }) })
+    Err(DbError::Statement { sql: sql.to_owned(), source: Arc::new(ParamCountError { want, have }) })
 }
 
 /// A place for one session. Everybody who asks shares it: the protocol pipelines.
-pub(super) struct Link {
-    target: Target,
-    state: tokio::sync::Mutex<State>,
+pub(super) struct SharedSession {
+    target: PostgresTarget,
+    state: tokio::sync::Mutex<LinkState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LinkState {
     session: Option<Arc<Session>>,
     failed: Option<(Instant, DbError)>,
     is_shut: bool,
 }
 
-impl Link {
-    pub(super) fn new(target: Target) -> Self {
+impl SharedSession {
+    pub(super) fn new(target: PostgresTarget) -> Self {
         Self { target, state: tokio::sync::Mutex::default() }
     }
 
@@ -184,7 +184,7 @@ impl Link {
         }
         state.session = None;
         if let Some((at, error)) = &state.failed
-            && at.elapsed() < REST
+            && at.elapsed() < FAILURE_TTL
         {
             return Err(error.clone());
         }
@@ -198,12 +198,12 @@ impl Link {
 
     async fn connect(&self, what: &'static str) -> Result<Arc<Session>, DbError> {
         let mut last = DbError::closed(what);
-        for pause in PAUSES_MS {
+        for pause in CONNECT_DELAYS_MS {
             sleep(Duration::from_millis(pause)).await;
             match Session::open(&self.target).await {
                 Ok(session) => return Ok(Arc::new(session)),
                 Err(error) => {
-                    let again = (is_lost(&error) || error.code().is_none()) && !tls::is_refused(&error);
+                    let again = (is_lost(&error) || error.code().is_none()) && !tls::is_final(&error);
                     last = DbError::Unavailable { what, source: Arc::new(error) };
                     // A wrong password or certificate does not get better by repeating it.
                     if !again {

@@ -39,11 +39,11 @@ use tokio_rustls::TlsConnector;
 use crate::db::error::DbError;
 
 /// As `sslrootcert`: what this machine trusts.
-const SYSTEM: &str = "system";
+const SYSTEM_ROOTS: &str = "system";
 /// What a client of Postgres names its protocol, where TLS begins without a question.
-const PROTOCOL: &[u8] = b"postgresql";
+const ALPN_PROTOCOL: &[u8] = b"postgresql";
 /// What the driver says of a database that speaks no TLS.
-const NO_TLS: &str = "server does not support TLS";
+const NO_TLS_MESSAGE: &str = "server does not support TLS";
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TlsError {
@@ -75,9 +75,9 @@ pub(super) enum TlsError {
         source: io::Error,
     },
     #[error("others may read the private key `{}`; hint: `chmod 600 {}`", path.display(), path.display())]
-    OpenKey { path: PathBuf },
+    KeyPermissions { path: PathBuf },
     #[error("find certificates to trust; hint: name them with sslrootcert=FILE")]
-    System(#[source] windlass_dial::TrustError),
+    System(#[source] windlass_dial::TlsRootsError),
     #[error("set up TLS to the database")]
     Setup(#[from] rustls::Error),
     #[error("set up the check of the database's certificate")]
@@ -127,15 +127,15 @@ impl Mode {
 
 /// What was said of TLS, in the URL or else in the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Asked {
+struct TlsOptions {
     mode: Option<String>,
     root_cert: Option<String>,
     cert: Option<String>,
     key: Option<String>,
 }
 
-impl Asked {
-    fn named(&mut self, name: &str) -> Option<&mut Option<String>> {
+impl TlsOptions {
+    fn option_mut(&mut self, name: &str) -> Option<&mut Option<String>> {
         match name {
             "sslmode" => Some(&mut self.mode),
             "sslrootcert" => Some(&mut self.root_cert),
@@ -152,8 +152,8 @@ impl Asked {
         let mut rest = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            match asked.named(name) {
-                Some(slot) => *slot = Some(decoded(value)?),
+            match asked.option_mut(name) {
+                Some(slot) => *slot = Some(percent_decoded(value)?),
                 None => rest.push(pair),
             }
         }
@@ -163,7 +163,7 @@ impl Asked {
             ("sslcert", "PGSSLCERT"),
             ("sslkey", "PGSSLKEY"),
         ] {
-            if let Some(slot) = asked.named(name)
+            if let Some(slot) = asked.option_mut(name)
                 && slot.is_none()
             {
                 *slot = env(variable).filter(|value| !value.is_empty());
@@ -174,7 +174,7 @@ impl Asked {
     }
 }
 
-fn decoded(text: &str) -> Result<String, TlsError> {
+fn percent_decoded(text: &str) -> Result<String, TlsError> {
     let wrong = || TlsError::Encoding { text: text.to_owned() };
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -193,26 +193,26 @@ fn decoded(text: &str) -> Result<String, TlsError> {
 
 /// Where the database is and how it must prove itself.
 #[derive(Clone)]
-pub(super) struct Target {
+pub(super) struct PostgresTarget {
     pub(super) config: Config,
     pub(super) tls: MakeTls,
     mode: Mode,
     is_default: bool,
 }
 
-impl Target {
+impl PostgresTarget {
     /// Reads a URL and, where it is silent, the environment.
     pub(super) fn read(url: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, DbError> {
         let wrong = |error: TlsError| DbError::open("the database url", error);
-        let (url, asked) = Asked::read(url, env).map_err(wrong)?;
+        let (url, asked) = TlsOptions::read(url, env).map_err(wrong)?;
         let mut config: Config = url.parse().map_err(|error| DbError::open("the database url", error))?;
         let given = asked.mode.as_deref().map(Mode::parse).transpose().map_err(wrong)?;
         let mode = match given {
             // No TLS is spoken over a socket of this machine, as everywhere with Postgres.
-            _ if is_all(&config, is_socket) => Mode::Disable,
+            _ if all_hosts(&config, is_socket) => Mode::Disable,
             Some(mode) => mode,
-            None if asked.root_cert.as_deref() == Some(SYSTEM) => Mode::VerifyFull,
-            None if is_all(&config, is_this_machine) => Mode::Prefer,
+            None if asked.root_cert.as_deref() == Some(SYSTEM_ROOTS) => Mode::VerifyFull,
+            None if all_hosts(&config, is_this_machine) => Mode::Prefer,
             None => Mode::VerifyFull,
         };
         config.ssl_mode(mode.for_driver());
@@ -225,7 +225,7 @@ impl Target {
         let DbError::Unavailable { source, .. } = &error else { return error };
         let mut cause: Option<&dyn std::error::Error> = Some(&**source);
         while let Some(said) = cause {
-            if said.to_string().contains(NO_TLS) {
+            if said.to_string().contains(NO_TLS_MESSAGE) {
                 let why = if self.is_default { "the default for other machines" } else { "asked for" };
                 let mode = self.mode.as_str();
                 return DbError::Plain { mode, why, source: Arc::clone(source) };
@@ -236,7 +236,7 @@ impl Target {
     }
 }
 
-fn is_all(config: &Config, is_so: fn(&Config, usize) -> bool) -> bool {
+fn all_hosts(config: &Config, is_so: fn(&Config, usize) -> bool) -> bool {
     let count = config.get_hosts().len().max(config.get_hostaddrs().len());
     count > 0 && (0..count).all(|at| is_so(config, at))
 }
@@ -266,9 +266,9 @@ pub(super) struct MakeTls {
 }
 
 impl MakeTls {
-    fn new(mode: Mode, asked: &Asked) -> Result<Self, TlsError> {
+    fn new(mode: Mode, asked: &TlsOptions) -> Result<Self, TlsError> {
         let provider = Arc::new(ring::default_provider());
-        let check = Check::new(mode, asked.root_cert.as_deref(), &provider)?;
+        let check = CertificateCheck::new(mode, asked.root_cert.as_deref(), &provider)?;
         let verifier = Arc::new(Verifier { check, provider: Arc::clone(&provider) });
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
@@ -282,7 +282,7 @@ impl MakeTls {
             }
             (Some(_), None) | (None, Some(_)) => return Err(TlsError::Pair),
         };
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.alpn_protocols = vec![ALPN_PROTOCOL.to_vec()];
         Ok(Self { connector: TlsConnector::from(Arc::new(config)), mode })
     }
 }
@@ -299,14 +299,14 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let seen = std::fs::metadata(path).map_err(|source| TlsError::File { path: path.to_owned(), source })?;
     let is_closed = seen.mode() & 0o077 == 0 || (seen.uid() == 0 && seen.mode() & 0o037 == 0);
     if !is_closed {
-        return Err(TlsError::OpenKey { path: path.to_owned() });
+        return Err(TlsError::KeyPermissions { path: path.to_owned() });
     }
     PrivateKeyDer::from_pem_file(path).map_err(|source| TlsError::Pem { path: path.to_owned(), source })
 }
 
 /// What makes a certificate good.
 #[derive(Debug)]
-enum Check {
+enum CertificateCheck {
     /// Any is: what is said is encrypted, and nobody knows to whom.
     None,
     /// It is one of these, or one of these vouches for it.
@@ -315,16 +315,16 @@ enum Check {
     Name { known: Vec<CertificateDer<'static>>, authorities: Option<Arc<WebPkiServerVerifier>> },
 }
 
-impl Check {
+impl CertificateCheck {
     fn new(mode: Mode, root_cert: Option<&str>, provider: &Arc<CryptoProvider>) -> Result<Self, TlsError> {
-        let is_system = root_cert == Some(SYSTEM);
+        let is_system = root_cert == Some(SYSTEM_ROOTS);
         if is_system && !matches!(mode, Mode::VerifyFull | Mode::Disable) {
             return Err(TlsError::WeakSystem);
         }
         let known = match (mode, root_cert) {
             (Mode::Disable, _) | (Mode::Prefer | Mode::Require, None) => return Ok(Self::None),
             (_, Some(path)) if !is_system => certificates(Path::new(path))?,
-            (_, Some(_) | None) => windlass_dial::of_this_machine().map_err(TlsError::System)?,
+            (_, Some(_) | None) => windlass_dial::system_certificates().map_err(TlsError::System)?,
         };
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(known.iter().cloned());
@@ -346,7 +346,7 @@ impl Check {
 
 #[derive(Debug)]
 struct Verifier {
-    check: Check,
+    check: CertificateCheck,
     provider: Arc<CryptoProvider>,
 }
 
@@ -365,20 +365,20 @@ impl ServerCertVerifier for Verifier {
             authorities.as_ref().ok_or(unknown)?.verify_server_cert(shown, between, name, ocsp, now)
         };
         match &self.check {
-            Check::None => good,
-            Check::Authority { known, .. } if known.contains(shown) => good,
+            CertificateCheck::None => good,
+            CertificateCheck::Authority { known, .. } if known.contains(shown) => good,
             // Names are looked at last: one that does not fit says that all else is right.
-            Check::Authority { authorities, .. } => match vouched(authorities) {
+            CertificateCheck::Authority { authorities, .. } => match vouched(authorities) {
                 Err(rustls::Error::InvalidCertificate(
                     CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
                 )) => good,
                 verdict => verdict,
             },
-            Check::Name { known, .. } if known.contains(shown) => {
+            CertificateCheck::Name { known, .. } if known.contains(shown) => {
                 verify_server_name(&ParsedCertificate::try_from(shown)?, name)?;
                 good
             }
-            Check::Name { authorities, .. } => vouched(authorities),
+            CertificateCheck::Name { authorities, .. } => vouched(authorities),
         }
     }
 
@@ -411,7 +411,7 @@ pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Duplex for S {}
 
 impl<S: Duplex> MakeTlsConnect<S> for MakeTls {
-    type Stream = Encrypted<S>;
+    type Stream = EncryptedStream<S>;
     type TlsConnect = Handshake;
     type Error = HandshakeError;
 
@@ -436,41 +436,41 @@ pub(super) struct HandshakeError {
 }
 
 /// Whether the database was reached and is not believed, or speaks no TLS: another try would find the same.
-pub(super) fn is_refused(error: &tokio_postgres::Error) -> bool {
+pub(super) fn is_final(error: &tokio_postgres::Error) -> bool {
     let Some(source) = std::error::Error::source(error) else { return false };
     let is_wrong = |failed: &HandshakeError| failed.source.kind() == io::ErrorKind::InvalidData;
-    source.downcast_ref::<HandshakeError>().is_some_and(is_wrong) || source.to_string() == NO_TLS
+    source.downcast_ref::<HandshakeError>().is_some_and(is_wrong) || source.to_string() == NO_TLS_MESSAGE
 }
 
-type Handshaking<S> = Pin<Box<dyn Future<Output = Result<Encrypted<S>, HandshakeError>> + Send>>;
+type HandshakeFuture<S> = Pin<Box<dyn Future<Output = Result<EncryptedStream<S>, HandshakeError>> + Send>>;
 
 impl<S: Duplex> TlsConnect<S> for Handshake {
-    type Stream = Encrypted<S>;
+    type Stream = EncryptedStream<S>;
     type Error = HandshakeError;
-    type Future = Handshaking<S>;
+    type Future = HandshakeFuture<S>;
 
-    fn connect(self, stream: S) -> Handshaking<S> {
+    fn connect(self, stream: S) -> HandshakeFuture<S> {
         Box::pin(async move {
             let Self { tls, host } = self;
             let failed = |source| HandshakeError { host: host.clone(), mode: tls.mode, source };
             let name = ServerName::try_from(host.clone());
             let name = name.map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidInput, error)))?;
             let stream = tls.connector.connect(name, stream).await.map_err(failed)?;
-            Ok(Encrypted(Box::new(stream)))
+            Ok(EncryptedStream(Box::new(stream)))
         })
     }
 }
 
 /// A connection that nobody reads along.
-pub(super) struct Encrypted<S>(Box<tokio_rustls::client::TlsStream<S>>);
+pub(super) struct EncryptedStream<S>(Box<tokio_rustls::client::TlsStream<S>>);
 
-impl<S> fmt::Debug for Encrypted<S> {
+impl<S> fmt::Debug for EncryptedStream<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Encrypted")
     }
 }
 
-impl<S: Duplex> TlsStream for Encrypted<S> {
+impl<S: Duplex> TlsStream for EncryptedStream<S> {
     /// Ties the proof of a password to this very connection.
     fn channel_binding(&self) -> ChannelBinding {
         let (_, session) = self.0.get_ref();
@@ -482,7 +482,7 @@ impl<S: Duplex> TlsStream for Encrypted<S> {
     }
 }
 
-impl<S: Duplex> AsyncRead for Encrypted<S> {
+impl<S: Duplex> AsyncRead for EncryptedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -492,7 +492,7 @@ impl<S: Duplex> AsyncRead for Encrypted<S> {
     }
 }
 
-impl<S: Duplex> AsyncWrite for Encrypted<S> {
+impl<S: Duplex> AsyncWrite for EncryptedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -561,11 +561,11 @@ mod tests {
     }
 
     fn mode(url: &str) -> &'static str {
-        Target::read(url, &silent).unwrap().mode.as_str()
+        PostgresTarget::read(url, &silent).unwrap().mode.as_str()
     }
 
     fn problem(url: &str) -> String {
-        let error = Target::read(url, &silent).err().expect(url);
+        let error = PostgresTarget::read(url, &silent).err().expect(url);
         windlass_model::causes::chain(&error)
     }
 
@@ -589,7 +589,7 @@ mod tests {
         for url in
             ["postgres://w@db.example/w", "postgres://w@10.0.0.7/w", "postgres://w@localhost,10.0.0.7/w"]
         {
-            match Target::read(url, &silent) {
+            match PostgresTarget::read(url, &silent) {
                 Ok(target) => assert_eq!((target.mode, target.is_default), (Mode::VerifyFull, true), "{url}"),
                 Err(error) => assert!(matches!(error, DbError::Open { .. }), "{url}: {error}"),
             }
@@ -599,11 +599,11 @@ mod tests {
     #[test]
     fn the_url_wins_over_the_environment() {
         let env = |name: &str| (name == "PGSSLMODE").then(|| "require".to_owned());
-        let read = |url| Target::read(url, &env).unwrap().mode;
+        let read = |url| PostgresTarget::read(url, &env).unwrap().mode;
         assert_eq!(read("postgres://w@db.example/w"), Mode::Require);
         assert_eq!(read("postgres://w@db.example/w?sslmode=disable"), Mode::Disable);
         let (rest, asked) =
-            Asked::read("postgres://w:p%40@h/w?sslrootcert=/a%20b&options=x&sslcert=c", &env).unwrap();
+            TlsOptions::read("postgres://w:p%40@h/w?sslrootcert=/a%20b&options=x&sslcert=c", &env).unwrap();
         assert_eq!(rest, "postgres://w:p%40@h/w?options=x");
         assert_eq!((asked.root_cert.as_deref(), asked.cert.as_deref()), (Some("/a b"), Some("c")));
     }
@@ -627,9 +627,9 @@ mod tests {
     proptest! {
         #[test]
         fn fuzz_of_database_urls(text in "(?s).{0,80}", query in "[a-z=&%/0-9?]{0,60}") {
-            let _ = decoded(&text);
-            let _ = Target::read(&text, &silent);
-            let _ = Target::read(&format!("postgres://w@h/w?{query}&sslmode={text}"), &silent);
+            let _ = percent_decoded(&text);
+            let _ = PostgresTarget::read(&text, &silent);
+            let _ = PostgresTarget::read(&format!("postgres://w@h/w?{query}&sslmode={text}"), &silent);
         }
 
         #[test]

@@ -9,9 +9,9 @@ use tokio::sync::{mpsc, oneshot};
 use windlass_engine::settings::LEASE_TTL;
 
 use super::{
-    clock::{TAKE_OUT, Watch},
-    group::{self, Catalog, Failure},
-    session::Link,
+    clock::{CORRECT_JUMP, ClockWatch},
+    group::{self, ColumnTypes, Failure},
+    session::SharedSession,
 };
 use crate::db::{
     error::DbError,
@@ -23,60 +23,60 @@ const QUEUE_MAX: usize = 4096;
 /// How often a group that lost a race with another replica is repeated before it is split.
 const RACES_MAX: u32 = 5;
 
-type Answer = oneshot::Sender<Result<Written, DbError>>;
-type Waiting = Vec<(Box<Unit>, Answer)>;
+type ReplySender = oneshot::Sender<Result<Written, DbError>>;
+type PendingUnits = Vec<(Box<Unit>, ReplySender)>;
 
-enum Order {
-    Write(Box<Unit>, Answer),
+enum WriterCommand {
+    Write(Box<Unit>, ReplySender),
     Close(oneshot::Sender<()>),
 }
 
-pub(super) struct Writer {
-    orders: mpsc::Sender<Order>,
+pub(super) struct PostgresWriter {
+    orders: mpsc::Sender<WriterCommand>,
 }
 
-impl Writer {
-    pub(super) fn start(link: Arc<Link>, watch: Arc<Watch>, catalog: Arc<Catalog>) -> Self {
+impl PostgresWriter {
+    pub(super) fn start(link: Arc<SharedSession>, watch: Arc<ClockWatch>, catalog: Arc<ColumnTypes>) -> Self {
         let (orders, queue) = mpsc::channel(QUEUE_MAX);
-        tokio::spawn(serve(Place { link, watch, catalog }, queue));
+        tokio::spawn(serve(GroupWriter { link, watch, catalog }, queue));
         Self { orders }
     }
 
     pub(super) async fn write(&self, unit: Unit) -> Result<Written, DbError> {
         let (answer, answered) = oneshot::channel();
-        let order = Order::Write(Box::new(unit), answer);
+        let order = WriterCommand::Write(Box::new(unit), answer);
         self.orders.send(order).await.map_err(|_| DbError::closed("write"))?;
         answered.await.map_err(|_| DbError::closed("write"))?
     }
 
     pub(super) async fn close(&self) {
         let (closed, waits) = oneshot::channel();
-        if self.orders.send(Order::Close(closed)).await.is_ok() {
+        if self.orders.send(WriterCommand::Close(closed)).await.is_ok() {
             let _ = waits.await;
         }
     }
 }
 
 /// Where groups are committed.
-struct Place {
-    link: Arc<Link>,
-    watch: Arc<Watch>,
-    catalog: Arc<Catalog>,
+struct GroupWriter {
+    link: Arc<SharedSession>,
+    watch: Arc<ClockWatch>,
+    catalog: Arc<ColumnTypes>,
 }
 
-async fn serve(place: Place, mut queue: mpsc::Receiver<Order>) {
+async fn serve(place: GroupWriter, mut queue: mpsc::Receiver<WriterCommand>) {
     let mut orders = Vec::with_capacity(GROUP_MAX);
-    let mut waiting: Waiting = Vec::new();
+    let mut waiting: PendingUnits = Vec::new();
     while queue.recv_many(&mut orders, GROUP_MAX).await > 0 {
         let mut closing = None;
         for order in orders.drain(..) {
             match order {
-                Order::Write(unit, answer) => waiting.push((unit, answer)),
-                Order::Close(closed) => closing = Some(closed),
+                WriterCommand::Write(unit, answer) => waiting.push((unit, answer)),
+                WriterCommand::Close(closed) => closing = Some(closed),
             }
         }
         while !waiting.is_empty() {
-            let (group, later) = apart(waiting);
+            let (group, later) = split_conflicting(waiting);
             waiting = later;
             commit(&place, group).await;
         }
@@ -89,7 +89,7 @@ async fn serve(place: Place, mut queue: mpsc::Receiver<Order>) {
 }
 
 /// Two guards on one row cannot stand in one UPDATE: the second waits for the next group.
-fn apart(units: Waiting) -> (Waiting, Waiting) {
+fn split_conflicting(units: PendingUnits) -> (PendingUnits, PendingUnits) {
     let mut rows = HashSet::new();
     units
         .into_iter()
@@ -97,22 +97,24 @@ fn apart(units: Waiting) -> (Waiting, Waiting) {
 }
 
 /// Everybody is answered after the commit of the transaction they were in.
-async fn commit(place: &Place, group: Waiting) {
+async fn commit(place: &GroupWriter, group: PendingUnits) {
     let mut stack = vec![group];
     while let Some(mut part) = stack.pop() {
-        match attempt(place, &part).await {
+        match commit_with_retry(place, &part).await {
             Ok(written) => {
                 for ((_, answer), written) in part.into_iter().zip(written) {
                     let _ = answer.send(Ok(written));
                 }
             }
-            Err(Failure::Lost(error) | Failure::Unknown(error)) => tell(part, &error),
+            Err(Failure::ConnectionLost(error) | Failure::Unknown(error)) => fail_all(part, &error),
             Err(Failure::Refused(_) | Failure::Race(_) | Failure::Stale(_)) if part.len() > 1 => {
                 let second = part.split_off(part.len() / 2);
                 stack.extend([second, part]);
             }
-            Err(Failure::Refused(error) | Failure::Race(error)) => tell(part, &error),
-            Err(Failure::Jump { .. }) => tell(part, &DbError::closed("write by a clock that stands")),
+            Err(Failure::Refused(error) | Failure::Race(error)) => fail_all(part, &error),
+            Err(Failure::ClockJump { .. }) => {
+                fail_all(part, &DbError::closed("write by a clock that stands"))
+            }
             Err(Failure::Stale(at)) => {
                 for (_, answer) in part {
                     let _ = answer.send(Ok(Written::Stale { at: Some(at) }));
@@ -122,7 +124,7 @@ async fn commit(place: &Place, group: Waiting) {
     }
 }
 
-fn tell(part: Waiting, error: &DbError) {
+fn fail_all(part: PendingUnits, error: &DbError) {
     for (_, answer) in part {
         let _ = answer.send(Err(error.clone()));
     }
@@ -130,28 +132,34 @@ fn tell(part: Waiting, error: &DbError) {
 
 /// Repeats what is safe to repeat: a lost race, and once a connection that turned out to be dead
 /// before the commit was sent.
-async fn attempt(place: &Place, part: &[(Box<Unit>, Answer)]) -> Result<Vec<Written>, Failure> {
-    let Place { link, watch, catalog } = place;
+async fn commit_with_retry(
+    place: &GroupWriter,
+    part: &[(Box<Unit>, ReplySender)],
+) -> Result<Vec<Written>, Failure> {
+    let GroupWriter { link, watch, catalog } = place;
     let units: Vec<&Unit> = part.iter().map(|(unit, _)| &**unit).collect();
     let (mut races, mut jumps, mut is_second) = (0, 0, false);
     loop {
-        let session = link.session("write").await.map_err(Failure::Lost)?;
+        let session = link.session("write").await.map_err(Failure::ConnectionLost)?;
         match group::commit(&session, watch, catalog, &units, races).await {
             Err(Failure::Race(_)) if races < RACES_MAX => races += 1,
-            Err(Failure::Jump { by, version }) => {
+            Err(Failure::ClockJump { by, version }) => {
                 jumps += 1;
                 if jumps > RACES_MAX {
-                    watch.give_in();
+                    watch.accept_clock();
                 }
                 watch.distrust(LEASE_TTL);
                 let params = [by.into(), version.into()];
-                session.query("set the clock right", TAKE_OUT, &params).await.map_err(Failure::Lost)?;
+                session
+                    .query("set the clock right", CORRECT_JUMP, &params)
+                    .await
+                    .map_err(Failure::ConnectionLost)?;
                 link.renew().await;
             }
-            Err(Failure::Lost(_)) if !is_second => is_second = true,
+            Err(Failure::ConnectionLost(_)) if !is_second => is_second = true,
             Err(Failure::Refused(error @ DbError::ReadOnly { .. })) => {
                 link.forget(&session).await;
-                return Err(Failure::Lost(error));
+                return Err(Failure::ConnectionLost(error));
             }
             outcome => return outcome,
         }

@@ -30,7 +30,7 @@ use crate::db::{
 };
 
 /// Waits this long for a foreign process (a backup, a shell) that holds the file.
-const BUSY: Duration = Duration::from_secs(5);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const STATEMENTS_MAX: usize = 512;
 
 pub(in crate::db) struct Conn {
@@ -44,7 +44,7 @@ pub(in crate::db) struct Conn {
 
 /// The database, and what an earlier server left beside it, are their owner's alone. SQLite gives the files that it makes
 /// the mode of the database.
-fn close_to_others(path: &Path) -> std::io::Result<()> {
+fn restrict_permissions(path: &Path) -> std::io::Result<()> {
     OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
     for file in [path.to_owned(), super::suffixed(path, "-wal"), super::suffixed(path, "-shm")] {
         match std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)) {
@@ -61,7 +61,7 @@ fn close_to_others(path: &Path) -> std::io::Result<()> {
 
 impl Conn {
     pub(in crate::db) fn writer(path: &Path, clock: Clock, ids: Ids) -> Result<Self, DbError> {
-        close_to_others(path).map_err(|error| DbError::open(path.display().to_string(), error))?;
+        restrict_permissions(path).map_err(|error| DbError::open(path.display().to_string(), error))?;
         let raw = Connection::open(path).map_err(|error| DbError::open(path.display().to_string(), error))?;
         let conn = Self::set_up(raw, clock, ids)?;
         conn.pragmas("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;")?;
@@ -94,14 +94,15 @@ impl Conn {
         let frozen = Arc::new(AtomicI64::new(clock.now()));
         let answer = Arc::clone(&frozen);
         let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_INNOCUOUS;
-        raw.busy_timeout(BUSY)
+        raw.busy_timeout(BUSY_TIMEOUT)
             .and_then(|()| {
                 raw.create_scalar_function("now_us", 0, flags, move |_| Ok(answer.load(Ordering::Relaxed)))
             })
             .and_then(|()| {
                 raw.create_scalar_function("new_uuid", 0, flags, move |_| {
-                    let id =
-                        ids.draw().map_err(|error| rusqlite::Error::UserFunctionError(Box::new(error)))?;
+                    let id = ids
+                        .generate()
+                        .map_err(|error| rusqlite::Error::UserFunctionError(Box::new(error)))?;
                     Ok(id.to_string())
                 })
             })
@@ -179,7 +180,7 @@ impl Conn {
     }
 
     /// `$n` is a name to SQLite, numbered by first appearance; so parameters are bound by name.
-    fn bound(&self, sql: &str, params: &[Val], now: i64) -> Result<CachedStatement<'_>, DbError> {
+    fn bind_params(&self, sql: &str, params: &[Val], now: i64) -> Result<CachedStatement<'_>, DbError> {
         let mut statement = self.statement(sql)?;
         if statement.parameter_count() != params.len() {
             let error = rusqlite::Error::InvalidParameterCount(params.len(), statement.parameter_count());
@@ -216,7 +217,7 @@ impl Conn {
     }
 
     pub(in crate::db) fn query(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
-        let mut statement = self.bound(sql, params, self.frozen.load(Ordering::Relaxed))?;
+        let mut statement = self.bind_params(sql, params, self.frozen.load(Ordering::Relaxed))?;
         let width = statement.column_count();
         let mut rows = statement.raw_query();
         let mut found = Vec::new();
@@ -234,7 +235,7 @@ impl Conn {
     }
 
     fn execute(&self, sql: &str, params: &[Val], now: i64) -> Result<usize, DbError> {
-        self.bound(sql, params, now)?.raw_execute().map_err(|error| self.fault(sql, error))
+        self.bind_params(sql, params, now)?.raw_execute().map_err(|error| self.fault(sql, error))
     }
 
     /// One unit that has the transaction to itself: it is committed, or all is rolled back.
@@ -389,5 +390,5 @@ fn constraint(extended: i32, text: &str, unique: &HashMap<String, String>) -> Db
         let constraint = unique.get(columns).cloned().unwrap_or_else(|| columns.to_owned());
         return DbError::Conflict { constraint };
     }
-    DbError::Violated { constraint: text.to_owned() }
+    DbError::ConstraintViolated { constraint: text.to_owned() }
 }

@@ -12,8 +12,8 @@ use std::{
 use crate::db::error::DbError;
 
 /// How long a holder may take to be gone, once it is dead.
-const DYING_MAX: Duration = Duration::from_secs(5);
-const DYING_LOOK: Duration = Duration::from_millis(5);
+const EXIT_WAIT_MAX: Duration = Duration::from_secs(5);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 pub(in crate::db) struct FileLock {
     _file: File,
@@ -31,7 +31,7 @@ impl FileLock {
             .mode(0o600)
             .open(&path)
             .map_err(failed)?;
-        match locked(&file, &path) {
+        match wait_locked(&file, &path) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
@@ -50,11 +50,11 @@ impl FileLock {
 }
 
 /// Waits for a holder that is dying: the kernel lets go of a lock with the last of its threads.
-fn locked(file: &File, path: &Path) -> Result<(), TryLockError> {
+fn wait_locked(file: &File, path: &Path) -> Result<(), TryLockError> {
     let started = Instant::now();
     loop {
         let taken = file.try_lock();
-        if !matches!(taken, Err(TryLockError::WouldBlock)) || started.elapsed() > DYING_MAX {
+        if !matches!(taken, Err(TryLockError::WouldBlock)) || started.elapsed() > EXIT_WAIT_MAX {
             return taken;
         }
         let holder = std::fs::read_to_string(path).unwrap_or_default();
@@ -63,6 +63,6 @@ fn locked(file: &File, path: &Path) -> Result<(), TryLockError> {
         if alive {
             return taken;
         }
-        std::thread::sleep(DYING_LOOK);
+        std::thread::sleep(EXIT_POLL_INTERVAL);
     }
 }

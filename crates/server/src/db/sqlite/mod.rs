@@ -14,7 +14,7 @@ pub(super) use conn::{Conn, insert_sql};
 pub(super) use inline::Inline;
 pub(super) use lock::FileLock;
 
-use self::{readers::Readers, writer::Writer};
+use self::{readers::Readers, writer::SqliteWriter};
 use super::{
     clock::Clock,
     error::DbError,
@@ -24,11 +24,11 @@ use super::{
     value::{Row, Val},
 };
 
-type Answer<T> = oneshot::Sender<Result<T, DbError>>;
+type ReplySender<T> = oneshot::Sender<Result<T, DbError>>;
 
 /// A file, opened.
 pub(super) struct File {
-    writer: Writer,
+    writer: SqliteWriter,
     readers: Readers,
     clock: Clock,
 }
@@ -43,11 +43,11 @@ impl File {
         void_leases(&conn, 0)?;
         let last = conn.query("SELECT recorded_at FROM events ORDER BY seq DESC LIMIT 1", &[])?;
         if let Some(last) = last.first() {
-            clock.go_on_from(last.int(0)?);
+            clock.resume_from(last.int(0)?);
         }
         conn.learn_indexes()?;
         let readers = Readers::start(path, &clock, &ids)?;
-        Ok(Self { writer: Writer::start(conn, lock)?, readers, clock })
+        Ok(Self { writer: SqliteWriter::start(conn, lock)?, readers, clock })
     }
 
     /// What a statement would answer; the server is the database here.

@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{Answer, conn::Conn};
+use super::{ReplySender, conn::Conn};
 use crate::db::{
     clock::Clock,
     error::DbError,
@@ -20,21 +20,21 @@ use crate::db::{
 const THREADS: usize = 4;
 /// Questions answered from one view of the database. Each commit of the writer has a reader drop the pages it has in
 /// memory; within one view they stay, so questions that wait together share them.
-const TOGETHER_MAX: usize = 8;
+const BATCH_MAX: usize = 8;
 
-struct Question {
+struct ReadRequest {
     sql: String,
     params: Vec<Val>,
-    answer: Answer<Vec<Row>>,
+    answer: ReplySender<Vec<Row>>,
 }
 
 pub(super) struct Readers {
-    questions: mpsc::Sender<Question>,
+    questions: mpsc::Sender<ReadRequest>,
 }
 
 impl Readers {
     pub(super) fn start(path: &Path, clock: &Clock, ids: &Ids) -> Result<Self, DbError> {
-        let (questions, queue) = mpsc::channel::<Question>();
+        let (questions, queue) = mpsc::channel::<ReadRequest>();
         let queue = Arc::new(Mutex::new(queue));
         for number in 0..THREADS {
             let conn = Conn::reader(path, clock.clone(), ids.clone())?;
@@ -49,20 +49,20 @@ impl Readers {
 
     pub(super) async fn read(&self, sql: String, params: Vec<Val>) -> Result<Vec<Row>, DbError> {
         let (answer, answered) = oneshot::channel();
-        self.questions.send(Question { sql, params, answer }).map_err(|_| DbError::closed("read"))?;
+        self.questions.send(ReadRequest { sql, params, answer }).map_err(|_| DbError::closed("read"))?;
         answered.await.map_err(|_| DbError::closed("read"))?
     }
 }
 
-fn serve(conn: &Conn, queue: &Mutex<mpsc::Receiver<Question>>) {
-    let mut questions = Vec::with_capacity(TOGETHER_MAX);
+fn serve(conn: &Conn, queue: &Mutex<mpsc::Receiver<ReadRequest>>) {
+    let mut questions = Vec::with_capacity(BATCH_MAX);
     loop {
         {
             // The lock is held while waiting: one idle thread waits for the question, the others for the lock.
             let queue = queue.lock();
             let Ok(first) = queue.recv() else { return };
             questions.push(first);
-            questions.extend(queue.try_iter().take(TOGETHER_MAX - 1));
+            questions.extend(queue.try_iter().take(BATCH_MAX - 1));
         }
         // The view is younger than the youngest question, so everybody sees what was committed before it was asked.
         let has_view = questions.len() > 1 && conn.begin_view().is_ok();

@@ -8,7 +8,7 @@ use std::thread;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Answer, conn::Conn, lock::FileLock};
+use super::{ReplySender, conn::Conn, lock::FileLock};
 use crate::db::{
     error::DbError,
     migrate,
@@ -19,19 +19,19 @@ use crate::db::{
 const GROUP_MAX: usize = 256;
 const QUEUE_MAX: usize = 4096;
 
-enum Order {
-    Write(Unit, Answer<Written>),
-    Prepare(String, Answer<usize>),
-    Pragma(&'static str, Answer<Vec<Row>>),
-    Migrate(Answer<()>),
+enum WriterCommand {
+    Write(Unit, ReplySender<Written>),
+    Prepare(String, ReplySender<usize>),
+    Pragma(&'static str, ReplySender<Vec<Row>>),
+    Migrate(ReplySender<()>),
     Close(oneshot::Sender<()>),
 }
 
-pub(super) struct Writer {
-    orders: mpsc::Sender<Order>,
+pub(super) struct SqliteWriter {
+    orders: mpsc::Sender<WriterCommand>,
 }
 
-impl Writer {
+impl SqliteWriter {
     pub(super) fn start(conn: Conn, lock: FileLock) -> Result<Self, DbError> {
         let (orders, queue) = mpsc::channel(QUEUE_MAX);
         thread::Builder::new()
@@ -50,22 +50,26 @@ impl Writer {
     }
 
     pub(super) async fn write(&self, unit: Unit) -> Result<Written, DbError> {
-        self.ask("write", |answer| Order::Write(unit, answer)).await
+        self.send_command("write", |answer| WriterCommand::Write(unit, answer)).await
     }
 
     pub(super) async fn prepare(&self, sql: String) -> Result<usize, DbError> {
-        self.ask("prepare", |answer| Order::Prepare(sql, answer)).await
+        self.send_command("prepare", |answer| WriterCommand::Prepare(sql, answer)).await
     }
 
     pub(super) async fn pragma(&self, name: &'static str) -> Result<Vec<Row>, DbError> {
-        self.ask("read a pragma", |answer| Order::Pragma(name, answer)).await
+        self.send_command("read a pragma", |answer| WriterCommand::Pragma(name, answer)).await
     }
 
     pub(super) async fn migrate_again(&self) -> Result<(), DbError> {
-        self.ask("migrate", Order::Migrate).await
+        self.send_command("migrate", WriterCommand::Migrate).await
     }
 
-    async fn ask<T>(&self, what: &'static str, order: impl FnOnce(Answer<T>) -> Order) -> Result<T, DbError> {
+    async fn send_command<T>(
+        &self,
+        what: &'static str,
+        order: impl FnOnce(ReplySender<T>) -> WriterCommand,
+    ) -> Result<T, DbError> {
         let (answer, answered) = oneshot::channel();
         self.orders.send(order(answer)).await.map_err(|_| DbError::closed(what))?;
         answered.await.map_err(|_| DbError::closed(what))?
@@ -73,24 +77,25 @@ impl Writer {
 
     pub(super) async fn close(&self) {
         let (closed, waits) = oneshot::channel();
-        if self.orders.send(Order::Close(closed)).await.is_ok() {
+        if self.orders.send(WriterCommand::Close(closed)).await.is_ok() {
             let _ = waits.await;
         }
     }
 }
 
 /// Ends when nobody can write any more; answers whom to tell.
-fn serve(conn: &Conn, mut queue: mpsc::Receiver<Order>) -> Option<oneshot::Sender<()>> {
+fn serve(conn: &Conn, mut queue: mpsc::Receiver<WriterCommand>) -> Option<oneshot::Sender<()>> {
     let mut group = Vec::with_capacity(GROUP_MAX);
     while let Some(first) = queue.blocking_recv() {
         let mut next = Some(first);
         let mut other = None;
         while let Some(order) = next.take() {
             match order {
-                Order::Write(unit, answer) => group.push((unit, answer)),
-                order @ (Order::Prepare(..) | Order::Pragma(..) | Order::Migrate(_) | Order::Close(_)) => {
-                    other = Some(order)
-                }
+                WriterCommand::Write(unit, answer) => group.push((unit, answer)),
+                order @ (WriterCommand::Prepare(..)
+                | WriterCommand::Pragma(..)
+                | WriterCommand::Migrate(_)
+                | WriterCommand::Close(_)) => other = Some(order),
             }
             if group.len() < GROUP_MAX && other.is_none() {
                 next = queue.try_recv().ok();
@@ -100,24 +105,24 @@ fn serve(conn: &Conn, mut queue: mpsc::Receiver<Order>) -> Option<oneshot::Sende
             commit(conn, &mut group);
         }
         match other {
-            Some(Order::Prepare(sql, answer)) => {
+            Some(WriterCommand::Prepare(sql, answer)) => {
                 let _ = answer.send(conn.prepare(&sql));
             }
-            Some(Order::Pragma(name, answer)) => {
+            Some(WriterCommand::Pragma(name, answer)) => {
                 let _ = answer.send(conn.query(&format!("PRAGMA {name}"), &[]));
             }
-            Some(Order::Migrate(answer)) => {
+            Some(WriterCommand::Migrate(answer)) => {
                 let _ = answer.send(migrate::sqlite(conn));
             }
-            Some(Order::Close(closed)) => return Some(closed),
-            Some(Order::Write(..)) | None => {}
+            Some(WriterCommand::Close(closed)) => return Some(closed),
+            Some(WriterCommand::Write(..)) | None => {}
         }
     }
     None
 }
 
 /// Everybody is answered after the commit, never before.
-fn commit(conn: &Conn, group: &mut Vec<(Unit, Answer<Written>)>) {
+fn commit(conn: &Conn, group: &mut Vec<(Unit, ReplySender<Written>)>) {
     let outcome = transaction(conn, group);
     match outcome {
         Ok(written) => {
@@ -136,7 +141,7 @@ fn commit(conn: &Conn, group: &mut Vec<(Unit, Answer<Written>)>) {
 
 fn transaction(
     conn: &Conn,
-    group: &[(Unit, Answer<Written>)],
+    group: &[(Unit, ReplySender<Written>)],
 ) -> Result<Vec<Result<Written, DbError>>, DbError> {
     let now = conn.begin()?;
     if let [(unit, _)] = group {

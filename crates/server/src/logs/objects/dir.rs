@@ -63,7 +63,7 @@ impl Bucket for Dir {
         let after = after.map(str::to_owned);
         self.work(prefix, move |root, path| {
             let mut objects = Vec::new();
-            walk(root, &path, after.as_deref(), &mut objects)?;
+            list_files(root, &path, after.as_deref(), &mut objects)?;
             objects.sort_unstable();
             let more = objects.len() > PAGE_MAX;
             objects.truncate(PAGE_MAX);
@@ -115,7 +115,7 @@ fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
 }
 
 /// Everything below a directory that comes after a name.
-fn walk(root: &Path, at: &Path, after: Option<&str>, found: &mut Vec<(String, u64)>) -> io::Result<()> {
+fn list_files(root: &Path, at: &Path, after: Option<&str>, found: &mut Vec<(String, u64)>) -> io::Result<()> {
     let entries = match std::fs::read_dir(at) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         other => other?,
@@ -123,7 +123,7 @@ fn walk(root: &Path, at: &Path, after: Option<&str>, found: &mut Vec<(String, u6
     for entry in entries {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            walk(root, &entry.path(), after, found)?;
+            list_files(root, &entry.path(), after, found)?;
             continue;
         }
         let path = entry.path();

@@ -27,17 +27,17 @@ use futures_util::{
 use parking_lot::Mutex;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
 
-use self::shelf::Shelf;
+use self::shelf::ObjectLog;
 use super::{Answer, Log, LogError, Piece, Range, Store};
 
 /// Before the bytes of an object: their time, and a check sum over it, the offset and the bytes.
-const HEAD: usize = 12;
+const HEADER_BYTES: usize = 12;
 /// Bytes of one object, at most.
 const OBJECT_BYTES_MAX: usize = 1 << 20;
 /// Logs whose index is remembered; the rest is listed again when asked for.
-const SHELVES_MAX: usize = 4096;
+const CACHED_LOGS_MAX: usize = 4096;
 /// Logs that are written at the same time at the end.
-const WRITES_MAX: usize = 16;
+const FLUSHES_MAX: usize = 16;
 
 pub type Ask<'a, T> = BoxFuture<'a, io::Result<T>>;
 
@@ -96,24 +96,24 @@ fn delay(objects: usize) -> Duration {
     }
 }
 
-pub struct Objects {
+pub struct ObjectLogStore {
     bucket: Arc<dyn Bucket>,
-    shelves: Mutex<HashMap<Log, Arc<Shelf>>>,
+    shelves: Mutex<HashMap<Log, Arc<ObjectLog>>>,
 }
 
-impl Objects {
+impl ObjectLogStore {
     pub fn new(bucket: Arc<dyn Bucket>) -> Self {
         Self { bucket, shelves: Mutex::default() }
     }
 
-    fn shelf(&self, log: &Log) -> Arc<Shelf> {
+    fn shelf(&self, log: &Log) -> Arc<ObjectLog> {
         let mut shelves = self.shelves.lock();
-        if shelves.len() >= SHELVES_MAX && !shelves.contains_key(log) {
+        if shelves.len() >= CACHED_LOGS_MAX && !shelves.contains_key(log) {
             // What waits to be written is not forgotten; all else can be listed again.
-            shelves.retain(|_, shelf| shelf.is_waiting() || Arc::strong_count(shelf) > 1);
+            shelves.retain(|_, shelf| shelf.has_pending() || Arc::strong_count(shelf) > 1);
         }
         let shelf = shelves.entry(*log);
-        Arc::clone(shelf.or_insert_with(|| Arc::new(Shelf::new(Arc::clone(&self.bucket), prefix(log)))))
+        Arc::clone(shelf.or_insert_with(|| Arc::new(ObjectLog::new(Arc::clone(&self.bucket), prefix(log)))))
     }
 }
 
@@ -121,7 +121,7 @@ fn prefix(log: &Log) -> String {
     format!("{}/{}/{}/{}/", log.project, log.run, log.submission, log.stream.name())
 }
 
-impl std::fmt::Debug for Objects {
+impl std::fmt::Debug for ObjectLogStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Objects").field("shelves", &self.shelves.lock().len()).finish_non_exhaustive()
     }
@@ -131,7 +131,7 @@ fn failed(what: &'static str, submission: SubmissionId) -> impl Fn(io::Error) ->
     move |source| LogError::Io { what, submission, source }
 }
 
-impl Store for Objects {
+impl Store for ObjectLogStore {
     fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {
         Box::pin(async move {
             let shelf = self.shelf(log);
@@ -157,7 +157,7 @@ impl Store for Objects {
             match shelf.read(range).await {
                 // Another replica removed the log: what is there now is what counts.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    shelf.forget();
+                    shelf.reset();
                     shelf.read(range).await.map_err(failed("read", log.submission))
                 }
                 other => other.map_err(failed("read", log.submission)),
@@ -183,11 +183,11 @@ impl Store for Objects {
 
     fn settle(&self) -> BoxFuture<'_, io::Result<()>> {
         Box::pin(async move {
-            let waiting = self.shelves.lock().values().filter(|shelf| shelf.is_waiting()).cloned().collect();
-            let shelves = stream::iter::<Vec<Arc<Shelf>>>(waiting);
+            let waiting = self.shelves.lock().values().filter(|shelf| shelf.has_pending()).cloned().collect();
+            let shelves = stream::iter::<Vec<Arc<ObjectLog>>>(waiting);
             let written = shelves.map(|shelf| async move { shelf.write().await });
             // One that fails does not keep the others waiting.
-            let written: Vec<_> = written.buffer_unordered(WRITES_MAX).collect().await;
+            let written: Vec<_> = written.buffer_unordered(FLUSHES_MAX).collect().await;
             written.into_iter().collect()
         })
     }

@@ -10,22 +10,22 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::{Bucket, HEAD, OBJECT_BYTES_MAX, Piece, Range, delay};
+use super::{Bucket, HEADER_BYTES, OBJECT_BYTES_MAX, Piece, Range, delay};
 
 /// Looks for an object that must be there before a write gives up.
-const LATE_MAX: u32 = 16;
-const LATE_PAUSE: Duration = Duration::from_millis(50);
+const LIST_ATTEMPTS_MAX: u32 = 16;
+const LIST_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-pub(super) struct Shelf {
+pub(super) struct ObjectLog {
     bucket: Arc<dyn Bucket>,
     prefix: String,
-    known: Mutex<Known>,
+    known: Mutex<ObjectLogState>,
     /// One write or list at a time.
     turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
-struct Known {
+struct ObjectLogState {
     objects: Arc<Vec<Object>>,
     listed: Option<Instant>,
     /// Pieces behind the last object, without gaps.
@@ -46,7 +46,7 @@ impl Object {
     }
 }
 
-impl Known {
+impl ObjectLogState {
     fn written(&self) -> u64 {
         self.objects.last().map_or(0, Object::end)
     }
@@ -56,7 +56,7 @@ impl Known {
     }
 
     /// Drops what waits and is in the bucket already.
-    fn settle(&mut self) {
+    fn drop_written(&mut self) {
         let written = self.written();
         while let Some(first) = self.waiting.front_mut() {
             let done = usize::try_from(written.saturating_sub(first.offset)).unwrap_or(usize::MAX);
@@ -71,19 +71,19 @@ impl Known {
     }
 }
 
-impl Shelf {
+impl ObjectLog {
     pub(super) fn new(bucket: Arc<dyn Bucket>, prefix: String) -> Self {
         Self { bucket, prefix, known: Mutex::default(), turn: tokio::sync::Mutex::default() }
     }
 
-    pub(super) fn is_waiting(&self) -> bool {
+    pub(super) fn has_pending(&self) -> bool {
         !self.known.lock().waiting.is_empty()
     }
 
     /// Forgets what is known. What waits goes too: without what was before it, it has no place any more.
-    pub(super) fn forget(&self) {
+    pub(super) fn reset(&self) {
         let mut known = self.known.lock();
-        *known = Known { is_timed: known.is_timed, ..Known::default() };
+        *known = ObjectLogState { is_timed: known.is_timed, ..ObjectLogState::default() };
     }
 
     /// Where the log ends, as far as is known.
@@ -96,9 +96,9 @@ impl Shelf {
 
     /// Where it ends, seen now. Who has something to write knows best.
     pub(super) async fn refreshed_end(&self) -> io::Result<u64> {
-        if !self.is_waiting() {
+        if !self.has_pending() {
             let _turn = self.turn.lock().await;
-            self.list().await?;
+            self.refresh_list().await?;
         }
         Ok(self.known.lock().end())
     }
@@ -127,13 +127,13 @@ impl Shelf {
             let shelf = Arc::downgrade(self);
             tokio::spawn(async move {
                 sleep(pause).await;
-                Self::write_late(&shelf).await;
+                Self::flush_delayed(&shelf).await;
             });
         }
         Ok(end)
     }
 
-    async fn write_late(shelf: &Weak<Self>) {
+    async fn flush_delayed(shelf: &Weak<Self>) {
         let Some(shelf) = shelf.upgrade() else { return };
         shelf.known.lock().is_timed = false;
         if let Err(error) = shelf.write().await {
@@ -147,26 +147,26 @@ impl Shelf {
         let _turn = self.turn.lock().await;
         let mut late = 0;
         while let Some((offset, object)) = self.next_object() {
-            let len = (object.len() - HEAD) as u64;
+            let len = (object.len() - HEADER_BYTES) as u64;
             if self.bucket.put_new(&self.name(offset), object).await? {
                 let mut known = self.known.lock();
                 if known.written() == offset {
                     Arc::make_mut(&mut known.objects).push(Object { offset, len });
                 }
-                known.settle();
+                known.drop_written();
             } else {
-                self.list().await?;
+                self.refresh_list().await?;
                 if self.known.lock().written() > offset {
                     late = 0;
                     continue;
                 }
                 // Somebody is about to write it: a store may refuse ours before it shows theirs.
                 late += 1;
-                if late > LATE_MAX {
+                if late > LIST_ATTEMPTS_MAX {
                     let what = format!("an object of {} is there and is not listed", self.prefix);
                     return Err(io::Error::other(what));
                 }
-                sleep(LATE_PAUSE).await;
+                sleep(LIST_RETRY_DELAY).await;
             }
         }
         Ok(())
@@ -181,7 +181,7 @@ impl Shelf {
             let room = OBJECT_BYTES_MAX - bytes.len();
             bytes.extend_from_slice(&piece.bytes[..piece.bytes.len().min(room)]);
         }
-        Some((first.offset, encode(first.offset, first.at, &bytes)))
+        Some((first.offset, encode_object(first.offset, first.at, &bytes)))
     }
 
     fn name(&self, offset: u64) -> String {
@@ -189,7 +189,7 @@ impl Shelf {
     }
 
     /// Learns of objects behind the last that is known.
-    async fn list(&self) -> io::Result<()> {
+    async fn refresh_list(&self) -> io::Result<()> {
         loop {
             let last = self.known.lock().objects.last().map(|object| self.name(object.offset));
             let page = self.bucket.list(&self.prefix, last.as_deref()).await?;
@@ -197,7 +197,9 @@ impl Shelf {
             for (name, size) in &page.objects {
                 let offset =
                     name.strip_prefix(&self.prefix).and_then(|hex| u64::from_str_radix(hex, 16).ok());
-                let (Some(offset), Some(len)) = (offset, size.checked_sub(HEAD as u64)) else { continue };
+                let (Some(offset), Some(len)) = (offset, size.checked_sub(HEADER_BYTES as u64)) else {
+                    continue;
+                };
                 let end = known.written();
                 if offset > end {
                     let what = format!("an object of {} is missing at {end}", self.prefix);
@@ -208,7 +210,7 @@ impl Shelf {
                 }
             }
             known.listed = Some(Instant::now());
-            known.settle();
+            known.drop_written();
             if !page.more {
                 return Ok(());
             }
@@ -223,25 +225,25 @@ impl Shelf {
         };
         if is_old {
             let _turn = self.turn.lock().await;
-            self.list().await?;
+            self.refresh_list().await?;
         }
         let (objects, waiting) = {
             let known = self.known.lock();
             (Arc::clone(&known.objects), known.waiting.iter().cloned().collect::<Vec<_>>())
         };
-        let view = View { shelf: self, objects: &objects, waiting: &waiting };
+        let view = LogSnapshot { shelf: self, objects: &objects, waiting: &waiting };
         view.read(range).await
     }
 }
 
 /// A log at one moment: objects, then what waits.
-struct View<'a> {
-    shelf: &'a Shelf,
+struct LogSnapshot<'a> {
+    shelf: &'a ObjectLog,
     objects: &'a [Object],
     waiting: &'a [Piece],
 }
 
-impl View<'_> {
+impl LogSnapshot<'_> {
     fn len(&self) -> usize {
         self.objects.len() + self.waiting.len()
     }
@@ -258,14 +260,14 @@ impl View<'_> {
 
     async fn time(&self, at: usize) -> io::Result<i64> {
         let Some(object) = self.objects.get(at) else { return Ok(self.waiting[at - self.objects.len()].at) };
-        let head = self.get(object.offset, Some(HEAD)).await?;
+        let head = self.get(object.offset, Some(HEADER_BYTES)).await?;
         let time = head.get(..8).and_then(|time| time.try_into().ok()).map(i64::from_be_bytes);
         time.ok_or_else(|| damaged(object.offset))
     }
 
     async fn piece(&self, at: usize) -> io::Result<Piece> {
         match self.objects.get(at) {
-            Some(object) => decode(object.offset, &self.get(object.offset, None).await?),
+            Some(object) => decode_object(object.offset, &self.get(object.offset, None).await?),
             None => Ok(self.waiting[at - self.objects.len()].clone()),
         }
     }
@@ -286,7 +288,7 @@ impl View<'_> {
     }
 
     /// The first piece for which `before` no longer holds.
-    fn partition(&self, before: impl Fn(usize) -> bool) -> usize {
+    fn partition_point(&self, before: impl Fn(usize) -> bool) -> usize {
         let (mut low, mut high) = (0, self.len());
         while low < high {
             let middle = low + (high - low) / 2;
@@ -305,8 +307,10 @@ impl View<'_> {
             None => self.len(),
         };
         match range.from {
-            Some(from) if range.descending => high = high.min(self.partition(|at| self.offset(at) < from)),
-            Some(from) => low = low.max(self.partition(|at| self.end(at) <= from)),
+            Some(from) if range.descending => {
+                high = high.min(self.partition_point(|at| self.offset(at) < from))
+            }
+            Some(from) => low = low.max(self.partition_point(|at| self.end(at) <= from)),
             None => {}
         }
         let (mut taken, mut bytes) = (Vec::new(), 0);
@@ -336,16 +340,16 @@ fn sum(offset: u64, at: i64, bytes: &[u8]) -> u32 {
     sum.finalize()
 }
 
-fn encode(offset: u64, at: i64, bytes: &[u8]) -> Vec<u8> {
-    let mut object = Vec::with_capacity(HEAD + bytes.len());
+fn encode_object(offset: u64, at: i64, bytes: &[u8]) -> Vec<u8> {
+    let mut object = Vec::with_capacity(HEADER_BYTES + bytes.len());
     object.extend_from_slice(&at.to_be_bytes());
     object.extend_from_slice(&sum(offset, at, bytes).to_be_bytes());
     object.extend_from_slice(bytes);
     object
 }
 
-fn decode(offset: u64, object: &[u8]) -> io::Result<Piece> {
-    let head = object.split_at_checked(HEAD).and_then(|(head, bytes)| {
+fn decode_object(offset: u64, object: &[u8]) -> io::Result<Piece> {
+    let head = object.split_at_checked(HEADER_BYTES).and_then(|(head, bytes)| {
         let at = i64::from_be_bytes(head.get(..8)?.try_into().ok()?);
         let said = u32::from_be_bytes(head.get(8..)?.try_into().ok()?);
         (said == sum(offset, at, bytes)).then(|| Piece { offset, at, bytes: bytes.to_vec() })

@@ -3,34 +3,34 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
-use windlass_backend::{Backend, BackendError, Deleted, Found, Machine, Order, Want, remote::Memo};
+use windlass_backend::{Backend, BackendError, Deleted, Found, Machine, Order, Want, remote::RemoteState};
 use windlass_engine::Lease;
 use windlass_model::{
     causes::chain,
     decide::instances::Seen,
     plan::{blocks, offers::Offer},
 };
-use windlass_tunnel::{HostKey, Learned};
+use windlass_tunnel::{HostKey, HostKeyEntry};
 
-use super::{Instances, Look, Row};
+use super::{InstancesPipeline, Look, Row};
 use crate::{
     agents::{
         enrol,
-        site::{self, SiteError},
+        site::{self, SshTargetError},
     },
     db::passes::instances as rows,
-    instance_facts::{OrderFacts, Tries},
+    instance_facts::{OfferAttempts, OrderProfile},
     pass_error::PassError,
 };
 
 /// How long a backend may take over one call. The row's lease is kept alive meanwhile.
-const CALL_MAX: Duration = Duration::from_secs(540);
+const CALL_TIMEOUT: Duration = Duration::from_secs(540);
 /// How often the progress of a bring-up is written down.
-const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Reasons of offers that are told; the rest is counted.
 const REASONS_MAX: usize = 5;
 
-impl Instances {
+impl InstancesPipeline {
     /// The order for an instance: for the SSH host it is, or for this offer.
     async fn order(&self, row: &Row, offer: Option<&Offer>) -> Result<Order, BackendError> {
         let (db, keys, id) = (&self.0.db, &*self.0.keys, row.instance.id);
@@ -44,7 +44,7 @@ impl Instances {
                 .map_err(|error| failed("read the host's SSH settings", chain(&error)))?;
             Want::Host(Box::new(site))
         } else {
-            let offer = offer.cloned().or_else(|| Tries::of(&row.instance)?.current().cloned());
+            let offer = offer.cloned().or_else(|| OfferAttempts::of(&row.instance)?.current().cloned());
             let offer = offer.or_else(|| crate::inventory::offer(&row.instance).ok());
             let said = || "nothing says what it is".to_owned();
             Want::Offer(Box::new(offer.ok_or_else(|| failed("read its offer", said()))?))
@@ -54,7 +54,7 @@ impl Instances {
             name: row.instance.name.clone(),
             want,
             enrolment,
-            tags: OrderFacts::of(&row.instance).tags,
+            tags: OrderProfile::of(&row.instance).tags,
             env: row.fleet.as_ref().map(|fleet| fleet.shape.env()).unwrap_or_default(),
         })
     }
@@ -64,9 +64,10 @@ impl Instances {
     /// What was made before a write got lost is found again by the instance's id, but only by the backend that made
     /// it. So the row says which one is asked before another than the first is.
     pub(super) async fn create(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
-        let Some(mut tries) = Tries::of(&row.instance).filter(|tries| !tries.offers.is_empty()) else {
+        let Some(mut tries) = OfferAttempts::of(&row.instance).filter(|tries| !tries.offers.is_empty())
+        else {
             let said = "no backend offers what is asked for".to_owned();
-            return Ok(Look::of(Seen::NoOffers { said }));
+            return Ok(Look::from_observation(Seen::NoOffers { said }));
         };
         let mut refusals = Vec::new();
         for at in tries.at..tries.offers.len() {
@@ -77,9 +78,9 @@ impl Instances {
                 continue;
             };
             if tries.offers[tries.at].backend != offer.backend {
-                let asked = Tries { at, ..tries.clone() };
+                let asked = OfferAttempts { at, ..tries.clone() };
                 if !rows::tries(&self.0.db, lease.key(), &asked, &offer.backend).await?.is_done() {
-                    return Ok(Look::of(Seen::NotAsked));
+                    return Ok(Look::from_observation(Seen::NotAsked));
                 }
             }
             tries.at = at;
@@ -90,7 +91,7 @@ impl Instances {
             match made {
                 Ok(machine) => {
                     // The others are of no use any more.
-                    let tries = Tries { at: 0, offers: vec![offer] };
+                    let tries = OfferAttempts { at: 0, offers: vec![offer] };
                     let learned = super::Learned {
                         machine: Some(machine),
                         granted: Some(tries),
@@ -99,7 +100,7 @@ impl Instances {
                     return Ok(Look { seen: Seen::Created, learned });
                 }
                 Err(error @ BackendError::Unavailable { .. }) => {
-                    let seen = Seen::NotDeployed { fatal: false, said: format!("{place}: {error}") };
+                    let seen = Seen::DeployFailed { fatal: false, said: format!("{place}: {error}") };
                     return Ok(Look {
                         seen,
                         learned: super::Learned { tries: Some(tries), ..super::Learned::default() },
@@ -112,51 +113,53 @@ impl Instances {
                 ) => refusals.push(format!("{place}: {error}")),
             }
         }
-        Ok(Look::of(Seen::NoOffers { said: summary(&refusals) }))
+        Ok(Look::from_observation(Seen::NoOffers { said: summarize_refusals(&refusals) }))
     }
 
     /// Brings the agent to an SSH host.
     pub(super) async fn deploy(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
         let said = "the server has no backend for SSH hosts".to_owned();
         let Some(backend) = row.backend(&self.0.backends) else {
-            return Ok(Look::of(Seen::NotDeployed { fatal: false, said }));
+            return Ok(Look::from_observation(Seen::DeployFailed { fatal: false, said }));
         };
         let made = match self.order(row, None).await {
             Ok(order) => self.made(lease, &**backend, &order).await,
             Err(error) => Err(error),
         };
         Ok(match made {
-            Ok(machine) => return self.deployed(row, machine).await,
+            Ok(machine) => return self.finish_deploy(row, machine).await,
             Err(error @ BackendError::HostKeyChanged { .. }) => {
-                Look::of(Seen::Untrusted { said: error.to_string() })
+                Look::from_observation(Seen::Untrusted { said: error.to_string() })
             }
             Err(error @ BackendError::Refused { .. }) => {
-                Look::of(Seen::NotDeployed { fatal: true, said: error.to_string() })
+                Look::from_observation(Seen::DeployFailed { fatal: true, said: error.to_string() })
             }
             Err(error @ (BackendError::NoCapacity { .. } | BackendError::Unavailable { .. })) => {
-                Look::of(Seen::NotDeployed { fatal: false, said: error.to_string() })
+                Look::from_observation(Seen::DeployFailed { fatal: false, said: error.to_string() })
             }
         })
     }
 
-    async fn deployed(&self, row: &Row, machine: Machine) -> Result<Look, PassError> {
+    async fn finish_deploy(&self, row: &Row, machine: Machine) -> Result<Look, PassError> {
         if let Err(error) = self.pin(row, &machine).await {
-            return not_pinned(error);
+            return pin_failure(error);
         }
         Ok(match total_blocks(row, &machine) {
             Ok(total_blocks) => Look {
                 seen: Seen::Deployed { healthy: false },
                 learned: super::Learned { machine: Some(machine), total_blocks, ..super::Learned::default() },
             },
-            Err(uneven) => Look::of(Seen::NotDeployed { fatal: true, said: uneven.to_string() }),
+            Err(uneven) => {
+                Look::from_observation(Seen::DeployFailed { fatal: true, said: uneven.to_string() })
+            }
         })
     }
 
     /// Keeps the keys that the host and those on the way have shown: from now on they must show them again.
-    async fn pin(&self, row: &Row, machine: &Machine) -> Result<(), SiteError> {
-        let keys = Memo::of(machine).host_keys.into_iter();
-        let seen: Vec<Learned> = keys
-            .filter_map(|(host, line)| HostKey::parse(&line).ok().map(|key| Learned { host, key }))
+    async fn pin(&self, row: &Row, machine: &Machine) -> Result<(), SshTargetError> {
+        let keys = RemoteState::of(machine).host_keys.into_iter();
+        let seen: Vec<HostKeyEntry> = keys
+            .filter_map(|(host, line)| HostKey::parse(&line).ok().map(|key| HostKeyEntry { host, key }))
             .collect();
         site::pin(&self.0.db, row.instance.id, &seen).await
     }
@@ -168,18 +171,18 @@ impl Instances {
         backend: &dyn Backend,
         order: &Order,
     ) -> Result<Machine, BackendError> {
-        let making = timeout(CALL_MAX, backend.create(order));
+        let making = timeout(CALL_TIMEOUT, backend.create(order));
         tokio::pin!(making);
         let mut told = None;
-        let mut look_at = Instant::now() + PROGRESS_EVERY;
+        let mut look_at = Instant::now() + PROGRESS_INTERVAL;
         loop {
             tokio::select! {
                 made = &mut making => return made.unwrap_or_else(|_| Err(BackendError::Unavailable {
                     what: "make the machine",
-                    said: format!("no answer within {} s", CALL_MAX.as_secs()),
+                    said: format!("no answer within {} s", CALL_TIMEOUT.as_secs()),
                 })),
                 () = sleep_until(look_at) => {
-                    look_at = Instant::now() + PROGRESS_EVERY;
+                    look_at = Instant::now() + PROGRESS_INTERVAL;
                     let said = backend.progress(order.instance);
                     if said.is_some() && said != told {
                         // For people only: whether it is kept or not changes nothing.
@@ -198,12 +201,12 @@ impl Instances {
             Ok(order) => order,
             Err(error) => return Some(Err(error)),
         };
-        let found = timeout(CALL_MAX, backend.find(&order, machine)).await;
-        let said = format!("no answer within {} s", CALL_MAX.as_secs());
+        let found = timeout(CALL_TIMEOUT, backend.find(&order, machine)).await;
+        let said = format!("no answer within {} s", CALL_TIMEOUT.as_secs());
         Some(found.unwrap_or(Err(BackendError::Unavailable { what: "look for the machine", said })))
     }
 
-    pub(super) async fn delete(&self, row: &Row) -> Seen {
+    pub(super) async fn delete_machine(&self, row: &Row) -> Seen {
         let Some(backend) = row.backend(&self.0.backends) else {
             return match (&row.machine, row.instance.started_at) {
                 (None, None) => Seen::Gone { said: "it was never made".to_owned() },
@@ -214,34 +217,34 @@ impl Instances {
             };
         };
         let deleted = match self.order(row, None).await {
-            Ok(order) => timeout(CALL_MAX, backend.delete(&order, row.machine.as_ref())).await,
+            Ok(order) => timeout(CALL_TIMEOUT, backend.delete(&order, row.machine.as_ref())).await,
             Err(error) => Ok(Err(error)),
         };
         match deleted {
             Ok(Ok(Deleted::Gone)) => Seen::Gone { said: "deleted".to_owned() },
-            Ok(Ok(Deleted::Going)) => Seen::NotDeleted { said: "the backend is at it".to_owned() },
+            Ok(Ok(Deleted::InProgress)) => Seen::NotDeleted { said: "the backend is at it".to_owned() },
             Ok(Err(error)) => Seen::NotDeleted { said: error.to_string() },
-            Err(_) => Seen::NotDeleted { said: format!("no answer within {} s", CALL_MAX.as_secs()) },
+            Err(_) => Seen::NotDeleted { said: format!("no answer within {} s", CALL_TIMEOUT.as_secs()) },
         }
     }
 }
 
 /// What it means that the keys of a host could not be pinned. Only the keys themselves say anything about the host: an
 /// error of the database stops the pass, and the next one brings the agent there again.
-fn not_pinned(error: SiteError) -> Result<Look, PassError> {
+fn pin_failure(error: SshTargetError) -> Result<Look, PassError> {
     let said = chain(&error);
     Ok(match error {
-        SiteError::Db(error) => return Err(error.into()),
-        SiteError::Keys(error) => return Err(error.into()),
-        SiteError::Contended { .. } => Look::of(Seen::NotDeployed { fatal: false, said }),
-        SiteError::NoInstance { .. }
-        | SiteError::NotSsh { .. }
-        | SiteError::Settings { .. }
-        | SiteError::Missing { .. }
-        | SiteError::Login(_)
-        | SiteError::Pinned { .. }
-        | SiteError::Changed { .. }
-        | SiteError::TooMany { .. } => Look::of(Seen::Untrusted { said }),
+        SshTargetError::Db(error) => return Err(error.into()),
+        SshTargetError::Keys(error) => return Err(error.into()),
+        SshTargetError::Contended { .. } => Look::from_observation(Seen::DeployFailed { fatal: false, said }),
+        SshTargetError::NoInstance { .. }
+        | SshTargetError::NotSsh { .. }
+        | SshTargetError::Settings { .. }
+        | SshTargetError::Missing { .. }
+        | SshTargetError::Login(_)
+        | SshTargetError::Pinned { .. }
+        | SshTargetError::Changed { .. }
+        | SshTargetError::TooMany { .. } => Look::from_observation(Seen::Untrusted { said }),
     })
 }
 
@@ -256,7 +259,7 @@ fn total_blocks(row: &Row, machine: &Machine) -> Result<Option<i64>, blocks::Une
     blocks::split(wanted, has.cpus, gpus).map(|count| Some(count.into()))
 }
 
-fn summary(refusals: &[String]) -> String {
+fn summarize_refusals(refusals: &[String]) -> String {
     let mut said = format!("{} offers were tried: ", refusals.len());
     said += &refusals[..refusals.len().min(REASONS_MAX)].join("; ");
     if refusals.len() > REASONS_MAX {

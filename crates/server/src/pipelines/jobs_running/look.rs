@@ -6,12 +6,17 @@ use windlass_model::{config::Configuration, decide::jobs_running as brain, insta
 use crate::{
     agents::{AgentError, Pulled},
     db::{instances::Instance, passes::jobs::Loaded},
-    job_facts::JobFacts,
+    job_facts::JobSpecView,
     job_orders::address,
-    run_shape::RunShape,
+    run_shape::ParsedRunSpec,
 };
 
-pub(super) fn view(loaded: &Loaded, facts: &JobFacts, shape: &RunShape, addresses_known: bool) -> brain::Job {
+pub(super) fn view(
+    loaded: &Loaded,
+    facts: &JobSpecView,
+    shape: &ParsedRunSpec,
+    addresses_known: bool,
+) -> brain::Job {
     let Loaded { job, instance, siblings, .. } = loaded;
     let since = job.provisioned_at.unwrap_or(job.submitted_at);
     let (backend, kind) =
@@ -42,13 +47,13 @@ pub(super) fn view(loaded: &Loaded, facts: &JobFacts, shape: &RunShape, addresse
             all_at_gate: all_here && siblings.iter().all(|s| s.at_gate),
         },
         max_duration: facts.max_duration.map(Span::secs),
-        inactivity_duration: inactivity(shape).map(Span::secs),
+        inactivity_duration: inactivity_duration(shape).map(Span::secs),
         lost_after: brain::UNREACHABLE_GRACE,
     }
 }
 
 /// Of the run as it is now: it may change while the environment is up.
-pub(super) fn inactivity(shape: &RunShape) -> Option<i64> {
+pub(super) fn inactivity_duration(shape: &ParsedRunSpec) -> Option<i64> {
     match shape.configuration() {
         Configuration::DevEnvironment(dev) => dev.inactivity_duration.0,
         Configuration::Task(_)
@@ -70,7 +75,7 @@ pub(super) fn is_ready(instance: &Instance) -> bool {
 }
 
 /// Whether there is anybody to ask: a machine that is being made has no agent yet.
-pub(super) fn may_answer(instance: &Instance) -> bool {
+pub(super) fn may_have_agent(instance: &Instance) -> bool {
     match instance.status {
         instance::Status::Pending | instance::Status::Provisioning => false,
         instance::Status::Idle
@@ -86,7 +91,7 @@ pub(super) fn host(loaded: &Loaded) -> brain::Host {
         return brain::Host::AccessRevoked;
     }
     match instance.status {
-        instance::Status::Terminated => gone(instance),
+        instance::Status::Terminated => lost_host_state(instance),
         instance::Status::Pending
         | instance::Status::Provisioning
         | instance::Status::Idle
@@ -96,12 +101,12 @@ pub(super) fn host(loaded: &Loaded) -> brain::Host {
 }
 
 /// An instance that never was is another loss than one that went.
-fn gone(instance: &Instance) -> brain::Host {
+fn lost_host_state(instance: &Instance) -> brain::Host {
     match instance.termination_reason.as_deref().and_then(|word| word.parse().ok()) {
         Some(instance::TerminationReason::NoOffers | instance::TerminationReason::NoBalance) => {
-            brain::Host::NeverCame
+            brain::Host::CreateFailed
         }
-        Some(instance::TerminationReason::ProvisioningTimeout) => brain::Host::TooLate,
+        Some(instance::TerminationReason::ProvisioningTimeout) => brain::Host::ProvisionTimeout,
         Some(_) | None => brain::Host::Gone,
     }
 }

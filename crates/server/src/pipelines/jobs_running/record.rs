@@ -3,7 +3,7 @@
 use windlass_api::agent::{runner::JobStarted, shim::TaskInfo};
 use windlass_model::{config::job_spec::JobSpec, job, time::Span};
 
-use super::look::inactivity;
+use super::look::inactivity_duration;
 use crate::{
     db::{Val, Values, passes::jobs::Loaded},
     job_orders::{
@@ -11,7 +11,7 @@ use crate::{
         shown::{self, Login, Runtime},
     },
     pass_error::PassError,
-    run_shape::RunShape,
+    run_shape::ParsedRunSpec,
 };
 
 /// Beside what is decided on.
@@ -30,7 +30,7 @@ pub(crate) struct Learned {
 /// The columns, as far as they change. `entered` is the status it moves to in this pass.
 pub(super) fn columns(
     loaded: &Loaded,
-    shape: &RunShape,
+    shape: &ParsedRunSpec,
     learned: &Learned,
     entered: Option<job::Status>,
 ) -> Result<Values, PassError> {
@@ -42,7 +42,7 @@ pub(super) fn columns(
         set.push(("pull_progress", Val::json(progress)?));
     }
     // Counted where it ends something; of other jobs it is nobody's news.
-    match (inactivity(shape), learned.no_connections) {
+    match (inactivity_duration(shape), learned.no_connections) {
         (Some(_), Some(idle)) if idle.0 > 0 => set.push(("inactive_since", Val::NowPlus(-idle.0))),
         (Some(_), None) => {}
         (Some(_), Some(_)) | (None, _) => {

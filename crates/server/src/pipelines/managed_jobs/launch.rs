@@ -12,13 +12,13 @@ use windlass_model::{
 
 use super::Row;
 use crate::{
-    attempts::{Attempt, Maker, Placing, Unmade},
+    attempts::{Attempt, AttemptSpecBuilder, AttemptSpecError, PlacementPreferences},
     db::Unit,
     error::Error,
     pass_error::PassError,
-    pipelines::Hands,
+    pipelines::PipelineContext,
     services::{
-        offers::{self, Supply},
+        offers::{self, OfferSupply},
         runs::submit,
     },
 };
@@ -31,7 +31,7 @@ pub(super) fn run_name(row: &Row, index: usize, attempt: u32) -> String {
 
 /// Everything that makes the run true; or why it cannot be made, which is the job's affair and not the pass's.
 pub(super) fn unit(
-    hands: &Hands,
+    hands: &PipelineContext,
     lease: &Lease,
     row: &Row,
     index: usize,
@@ -47,10 +47,10 @@ pub(super) fn unit(
     };
     let spec = match maker.spec(&attempt) {
         Ok(spec) => spec,
-        Err(Unmade::Run(Error::Db(error))) => return Err(error.into()),
+        Err(AttemptSpecError::Run(Error::Db(error))) => return Err(error.into()),
         Err(error) => return Ok(Err(error.to_string())),
     };
-    let placing = Placing { avoid: asked.avoid.clone(), prefer: asked.prefer.clone() };
+    let placing = PlacementPreferences { avoid: asked.avoid.clone(), prefer: asked.prefer.clone() };
     let placing = (!placing.is_empty()).then(|| serde_json::to_string(&placing)).transpose();
     let epoch = u64::try_from(lease.epoch).unwrap_or_default();
     let by = submit::Asked {
@@ -73,21 +73,21 @@ pub(super) fn unit(
 }
 
 /// Whether all nodes of a task could be had on the spot market now, as far as offers tell.
-pub(super) fn fits_spot(row: &Row, index: usize, offers: &[Offer]) -> bool {
+pub(super) fn has_spot_capacity(row: &Row, index: usize, offers: &[Offer]) -> bool {
     let task = u32::try_from(index).unwrap_or_default();
     let attempt = Attempt { task, number: 1, candidate: 0, market: Some(Market::Spot) };
     let Ok(spec) = maker(row).spec(&attempt) else { return false };
     let Ok(jobs) = spec.jobs() else { return false };
-    let there = offers.iter().filter(|offer| offer.host.spot && offer.availability.worth_trying());
+    let there = offers.iter().filter(|offer| offer.host.spot && offer.availability.is_worth_trying());
     jobs.first().is_some_and(|job| {
         let needs = spec.shape.needs_of(job);
         there.clone().any(|offer| fit(offer, &needs).is_ok())
     })
 }
 
-fn maker(row: &Row) -> Maker<'_> {
+fn maker(row: &Row) -> AttemptSpecBuilder<'_> {
     let job = &row.loaded.job;
-    Maker {
+    AttemptSpecBuilder {
         id: job.id.0,
         plan: &row.plan,
         files: &row.files,
@@ -106,7 +106,7 @@ fn maker(row: &Row) -> Maker<'_> {
 }
 
 /// What a node of each candidate of a task costs in an hour at least, where one could be had now.
-pub(super) fn prices(row: &Row, index: usize, supply: &Supply) -> Vec<Option<Price>> {
+pub(super) fn prices(row: &Row, index: usize, supply: &OfferSupply) -> Vec<Option<Price>> {
     let task = u32::try_from(index).unwrap_or_default();
     let count = row.plan.tasks.get(index).map_or(0, |task| task.candidates.len());
     let maker = maker(row);

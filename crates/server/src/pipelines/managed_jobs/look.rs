@@ -12,7 +12,7 @@ use windlass_model::{
 use crate::db::{instances::Instance, jobs::Job, passes::managed_jobs::Attempt};
 
 /// A machine that was known to be going this long after the end of a job was going before it.
-const AROUND: Span = Span::secs(5);
+const LOSS_TOLERANCE: Span = Span::secs(5);
 
 pub(super) fn seen(attempt: Option<&Attempt>) -> Seen {
     let Some(Attempt { run, jobs }) = attempt else { return Seen::Nothing };
@@ -31,12 +31,12 @@ pub(super) fn seen(attempt: Option<&Attempt>) -> Seen {
         }
         run::Status::Running => Seen::Provisioning,
         run::Status::Terminating => Seen::Ending,
-        run::Status::Terminated | run::Status::Failed | run::Status::Done => over(jobs),
+        run::Status::Terminated | run::Status::Failed | run::Status::Done => ended_observation(jobs),
     }
 }
 
 /// A run is over when each of its nodes is. Anything else cannot be, and nothing follows from it but that.
-fn over(jobs: &[(Job, Option<Instance>)]) -> Seen {
+fn ended_observation(jobs: &[(Job, Option<Instance>)]) -> Seen {
     if let Some((job, _)) = jobs.iter().find(|(job, _)| !job.status.is_final()) {
         let what = format!("it is over, and its node {} is {}", job.job_num, job.status);
         return Seen::Impossible { what };
@@ -68,7 +68,7 @@ fn end((job, instance): &(Job, Option<Instance>)) -> NodeEnd {
 /// The machine was lost, or its going was announced, before or around the end of the job.
 fn was_going(instance: &Instance, job: &Job) -> bool {
     let Some(ended) = job.terminating_at.or(job.finished_at) else { return false };
-    let around = |at: Option<Timestamp>| at.is_some_and(|at| at <= ended + AROUND);
+    let around = |at: Option<Timestamp>| at.is_some_and(|at| at <= ended + LOSS_TOLERANCE);
     (instance.unreachable && around(instance.unreachable_since))
         || around(instance.termination_asked_at)
         || around(instance.finished_at)

@@ -4,8 +4,10 @@ use serde_json::Value;
 use windlass_model::{
     decide::{
         readiness,
-        replicas::{self, Group, Judged, Replica, Rollout, Stage, Trial, Verdict, Wanted, rollout},
-        runs::{State, Weight},
+        replicas::{
+            self, Group, Replica, Rollout, RolloutEvaluation, Stage, Trial, Verdict, Wanted, rollout,
+        },
+        runs::{ReplicaRole, State},
     },
     job::{Ending, TerminationReason},
     plan::diff,
@@ -17,31 +19,31 @@ use super::{latest, number, state};
 use crate::{
     db::{jobs::Job, runs::Run},
     job_facts,
-    run_shape::{GroupShape, RunShape},
-    run_tracking::Tracking,
+    run_shape::{ParsedRunSpec, ReplicaGroupSpec},
+    run_tracking::RunTracking,
 };
 
 /// What a service needs now.
-pub(super) struct Needs {
+pub(super) struct ServiceNeeds {
     pub(super) wanted: Wanted,
-    pub(super) judged: Judged,
+    pub(super) judged: RolloutEvaluation,
     /// The specification before the deployment that is on trial; nothing when none is.
     former: Option<String>,
 }
 
-impl Needs {
-    pub(super) fn of(
+impl ServiceNeeds {
+    pub(super) fn evaluate(
         run: &Run,
         jobs: &[Job],
-        shape: &RunShape,
-        tracking: &Tracking,
+        shape: &ParsedRunSpec,
+        tracking: &RunTracking,
         groups: Vec<Group>,
         now: Timestamp,
     ) -> Self {
         let (before, pace) = (tracking.rollout.as_ref(), shape.pace());
         let mut wanted = replicas::decide(&groups, &tracking.groups, &pace, run.submitted_at, now);
-        wanted.surplus.extend(homeless(jobs, &groups));
-        let is_judged = is_complete(run, before) || is_ending(run);
+        wanted.surplus.extend(orphaned_replicas(jobs, &groups));
+        let is_judged = is_rollout_complete(run, before) || is_ending(run);
         let former = if is_judged { None } else { former(run) };
         let trials = trials(run, jobs, shape);
         let judged = replicas::judge(
@@ -53,7 +55,7 @@ impl Needs {
             before,
             now,
         );
-        if judged.verdict == Verdict::RollsBack {
+        if judged.verdict == Verdict::RollBack {
             // Nothing is made and nobody sent away by the configuration that is given up.
             wanted.start.clear();
             wanted.surplus.clear();
@@ -62,13 +64,13 @@ impl Needs {
     }
 
     /// The specification that is taken again.
-    pub(super) fn way_back(&self) -> Option<&str> {
-        self.former.as_deref().filter(|_| self.judged.verdict == Verdict::RollsBack)
+    pub(super) fn rollback_spec(&self) -> Option<&str> {
+        self.former.as_deref().filter(|_| self.judged.verdict == Verdict::RollBack)
     }
 
     /// Whether the specification is to be kept, as one to go back to.
     pub(super) fn settles(&self, run: &Run) -> bool {
-        self.judged.verdict == Verdict::Settles && run.settled_spec.as_ref() != Some(&run.spec)
+        self.judged.verdict == Verdict::Complete && run.settled_spec.as_ref() != Some(&run.spec)
     }
 
     /// A word for programs and a sentence for people, of each thing that happened.
@@ -78,15 +80,15 @@ impl Needs {
     }
 
     /// What the end of a replica means for the run.
-    pub(super) fn weight(&self, run: &Run, newest: &Job, shape: &RunShape) -> Weight {
+    pub(super) fn weight(&self, run: &Run, newest: &Job, shape: &ParsedRunSpec) -> ReplicaRole {
         if !is_current(run, newest, shape) {
-            return Weight::Gone;
+            return ReplicaRole::Gone;
         }
         match self.former.is_some() && newest.deployment_num == run.deployment_num {
             // It is not tried once more by a configuration that is given up.
-            true if self.way_back().is_some() => Weight::Gone,
-            true => Weight::Trial,
-            false => Weight::Full,
+            true if self.rollback_spec().is_some() => ReplicaRole::Gone,
+            true => ReplicaRole::Trial,
+            false => ReplicaRole::Full,
         }
     }
 }
@@ -96,7 +98,7 @@ fn is_ending(run: &Run) -> bool {
     run.stop_asked_at.is_some() || run.finished || run.status == run::Status::Terminating
 }
 
-fn is_complete(run: &Run, before: Option<&Rollout>) -> bool {
+fn is_rollout_complete(run: &Run, before: Option<&Rollout>) -> bool {
     before.is_some_and(|one| one.num == run.deployment_num && one.state == rollout::State::Complete)
 }
 
@@ -111,13 +113,13 @@ fn former(run: &Run) -> Option<String> {
         return None;
     }
     // Old and new parts may exclude each other; then it is all as it was.
-    let fits = RunShape::read(&run.name, &back).is_ok();
+    let fits = ParsedRunSpec::read(&run.name, &back).is_ok();
     Some(if fits { back.to_string() } else { settled.to_owned() })
 }
 
 /// What is there of one group. Who came before groups had names is of the first.
-pub(super) fn group(run: &Run, jobs: &[Job], shape: &RunShape, group: GroupShape) -> Group {
-    let GroupShape { name, min, max, scaling } = group;
+pub(super) fn group(run: &Run, jobs: &[Job], shape: &ParsedRunSpec, group: ReplicaGroupSpec) -> Group {
+    let ReplicaGroupSpec { name, min, max, scaling } = group;
     let mut found = Group {
         name,
         min,
@@ -151,9 +153,9 @@ pub(super) fn group(run: &Run, jobs: &[Job], shape: &RunShape, group: GroupShape
 fn stage(job: &Job) -> Stage {
     match state(job) {
         State::Submitted => Stage::Waits,
-        State::Provisioning | State::Pulling => Stage::Starts,
+        State::Provisioning | State::Pulling => Stage::Starting,
         State::Running if job.replica_registered => Stage::Ready,
-        State::Running if was_ready(job) => Stage::Lapsed,
+        State::Running if was_ready(job) => Stage::NoLongerReady,
         State::Running => Stage::Runs,
         // It is tried again, or the run ends with it.
         State::Terminating(_) | State::Final(_) => Stage::Waits,
@@ -166,7 +168,7 @@ fn was_ready(job: &Job) -> bool {
 }
 
 /// Replicas that the newest deployment made and wants.
-fn trials(run: &Run, jobs: &[Job], shape: &RunShape) -> Vec<Trial> {
+fn trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<Trial> {
     let of_now = |job: &&Job| job.deployment_num == run.deployment_num;
     let mut trials = Vec::new();
     // Who was asked to go is not waited for.
@@ -236,7 +238,7 @@ fn said(job: &Job, ended: Option<&Ending>) -> Option<String> {
 
 /// Whether a submission is what the run would submit now. A change that makes no difference to a replica leaves it
 /// alone, and so does a change back.
-fn is_current(run: &Run, job: &Job, shape: &RunShape) -> bool {
+fn is_current(run: &Run, job: &Job, shape: &ParsedRunSpec) -> bool {
     job.deployment_num == run.deployment_num
         || shape
             .job(job.replica_group.as_deref(), number(job.replica_num), number(job.job_num))
@@ -244,7 +246,7 @@ fn is_current(run: &Run, job: &Job, shape: &RunShape) -> bool {
 }
 
 /// Replicas of groups that the service no longer has.
-fn homeless(jobs: &[Job], groups: &[Group]) -> Vec<u32> {
+fn orphaned_replicas(jobs: &[Job], groups: &[Group]) -> Vec<u32> {
     let has_place = |job: &Job| {
         let group = job.replica_group.as_deref().unwrap_or("0");
         groups.iter().any(|known| known.name == group)

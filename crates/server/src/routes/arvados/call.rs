@@ -14,7 +14,7 @@ use crate::{
     app::App,
     db::queue_list::{Asked, Condition},
     http::Peer,
-    services::queue::{Asker, Error, Result, auth},
+    services::queue::{Error, Requester, Result, auth},
 };
 
 /// Items of a page, unless asked for fewer.
@@ -22,7 +22,7 @@ const LIMIT: i64 = 100;
 const LIMIT_MAX: i64 = 1000;
 const FILTERS_MAX: usize = 1000;
 
-pub(super) struct Call {
+pub(super) struct ApiCall {
     pub(super) method: String,
     /// Below `/arvados/v1/`.
     pub(super) path: String,
@@ -55,18 +55,18 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    pub(super) fn of(request: &Request, token: String) -> Self {
+    pub(super) fn from_request(request: &Request, token: String) -> Self {
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         Self { peer, token, named: request_id(request).unwrap_or_default() }
     }
 
     /// Who asks, unless somebody there guesses tokens. Each wrong one counts, whatever it looks like; an owner of one
     /// that was drawn passes whatever others try from the same address.
-    pub(super) async fn admit(&self, app: &App) -> Result<Asker> {
+    pub(super) async fn authenticate(&self, app: &App) -> Result<Requester> {
         if let Some(peer) = self.peer
-            && !auth::is_drawn(app, &self.token)
+            && !auth::is_generated(app, &self.token)
         {
-            app.paces().may_try(peer)?;
+            app.paces().check_login(peer)?;
         }
         let asker = auth::asker(app, &self.token, &self.named).await;
         if let (Err(Error::Unauthenticated), Some(peer)) = (&asker, self.peer) {
@@ -112,12 +112,12 @@ fn decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).replace('\0', "")
 }
 
-fn is(headers: &HeaderMap, kind: &str) -> bool {
+fn has_content_type(headers: &HeaderMap, kind: &str) -> bool {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     value.is_some_and(|value| value.starts_with(kind))
 }
 
-impl Call {
+impl ApiCall {
     pub(super) async fn read(app: &App, request: Request) -> Result<Self> {
         let (head, body) = request.into_parts();
         let settings = app.settings();
@@ -125,9 +125,9 @@ impl Call {
         let mut params: BTreeMap<String, String> =
             pairs(head.uri.query().unwrap_or_default()).into_iter().collect();
         let mut json = Map::new();
-        if is(&head.headers, "application/x-www-form-urlencoded") {
+        if has_content_type(&head.headers, "application/x-www-form-urlencoded") {
             params.extend(pairs(&String::from_utf8_lossy(&raw)));
-        } else if is(&head.headers, "application/json") && !raw.is_empty() {
+        } else if has_content_type(&head.headers, "application/json") && !raw.is_empty() {
             if crate::http::has_nul(&raw) {
                 return Err(Error::invalid("text must not hold NUL"));
             }

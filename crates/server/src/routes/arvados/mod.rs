@@ -16,11 +16,11 @@ use axum::{
 };
 use serde_json::{Map, Value, json};
 use windlass_model::{
-    queue::{Refusal, Who},
+    queue::{QueueCaller, Refusal},
     time::Timestamp,
 };
 
-use self::call::Call;
+use self::call::ApiCall;
 use crate::{
     app::App,
     db::{
@@ -28,8 +28,8 @@ use crate::{
         queue_tokens, users,
     },
     services::queue::{
-        Asker, Error, Result, ask, auth, dispatchers, output,
-        records::{self, Current, ShownToken},
+        Error, Requester, Result, ask, auth, dispatchers, output,
+        records::{self, Current, TokenView},
         take,
     },
 };
@@ -42,7 +42,7 @@ pub(crate) fn router() -> Router<App> {
 }
 
 /// What a call gets.
-enum Answer {
+enum CallResponse {
     Json(Value),
     Bytes(Vec<u8>),
 }
@@ -50,8 +50,8 @@ enum Answer {
 async fn answer(State(app): State<App>, request: Request) -> Response {
     let id = call::request_id(&request).unwrap_or_else(|| app.next_request_id());
     let mut response = match respond(&app, request).await {
-        Ok(Answer::Json(value)) => body(StatusCode::OK, &value),
-        Ok(Answer::Bytes(bytes)) => {
+        Ok(CallResponse::Json(value)) => body(StatusCode::OK, &value),
+        Ok(CallResponse::Bytes(bytes)) => {
             let mut response = Response::new(Body::from(bytes));
             let kind = HeaderValue::from_static("application/octet-stream");
             response.headers_mut().insert(header::CONTENT_TYPE, kind);
@@ -101,32 +101,34 @@ fn refusal(error: &Error, id: &str) -> Response {
     response
 }
 
-async fn respond(app: &App, request: Request) -> Result<Answer> {
+async fn respond(app: &App, request: Request) -> Result<CallResponse> {
     let token = call::token(&request).ok_or(Error::Unauthenticated)?;
-    let asker = call::Sender::of(&request, token).admit(app).await?;
-    let call = Call::read(app, request).await?;
+    let asker = call::Sender::from_request(&request, token).authenticate(app).await?;
+    let call = ApiCall::read(app, request).await?;
     if call.is_write() {
-        pace(app, &asker)?;
+        check_rate(app, &asker)?;
     }
     let select = call.words("select")?;
     let parts: Vec<&str> = call.path.split('/').collect();
     let mut answer = match parts.as_slice() {
         ["containers", rest @ ..] => containers(app, &asker, &call, rest).await?,
-        ["container_requests", rest @ ..] => Answer::Json(requests(app, &asker, &call, rest).await?),
-        ["logs", rest @ ..] => Answer::Json(logs(app, &asker, &call, rest).await?),
-        ["api_client_authorizations", rest @ ..] => Answer::Json(tokens(app, &asker, &call, rest).await?),
-        ["users", rest @ ..] => Answer::Json(people(app, &asker, &call, rest).await?),
+        ["container_requests", rest @ ..] => CallResponse::Json(requests(app, &asker, &call, rest).await?),
+        ["logs", rest @ ..] => CallResponse::Json(logs(app, &asker, &call, rest).await?),
+        ["api_client_authorizations", rest @ ..] => {
+            CallResponse::Json(tokens(app, &asker, &call, rest).await?)
+        }
+        ["users", rest @ ..] => CallResponse::Json(users(app, &asker, &call, rest).await?),
         ["dispatchers", name] if call.method == "PUT" => {
             let told = call.attributes("dispatcher")?;
-            Answer::Json(dispatchers::seen(app, &asker, name, &told).await?)
+            CallResponse::Json(dispatchers::seen(app, &asker, name, &told).await?)
         }
         ["dispatchers", "current", "lease"] if call.method == "PUT" => {
-            Answer::Json(dispatchers::hold(app, &asker, &call.attributes("lease")?).await?)
+            CallResponse::Json(dispatchers::hold(app, &asker, &call.attributes("lease")?).await?)
         }
-        ["config"] => Answer::Json(json!({ "ClusterID": crate::services::queue::CLUSTER })),
+        ["config"] => CallResponse::Json(json!({ "ClusterID": crate::services::queue::CLUSTER })),
         _ => return Err(Error::Missing(format!("/arvados/v1/{}", call.path))),
     };
-    if let Answer::Json(value) = &mut answer {
+    if let CallResponse::Json(value) = &mut answer {
         match value.get_mut("items").and_then(Value::as_array_mut) {
             Some(items) => items.iter_mut().for_each(|item| records::select(item, select.as_deref())),
             None => records::select(value, select.as_deref()),
@@ -136,14 +138,16 @@ async fn respond(app: &App, request: Request) -> Result<Answer> {
 }
 
 /// Those who run containers write as often as these need it; everybody else has the pace of submissions.
-fn pace(app: &App, asker: &Asker) -> Result<()> {
+fn check_rate(app: &App, asker: &Requester) -> Result<()> {
     match asker.who {
-        Who::Admin | Who::User | Who::Inside { .. } => Ok(app.paces().submits(asker.user.0)?),
-        Who::Dispatcher { .. } | Who::Executor { .. } => Ok(()),
+        QueueCaller::Admin | QueueCaller::User | QueueCaller::Inside { .. } => {
+            Ok(app.paces().submits(asker.user.0)?)
+        }
+        QueueCaller::Dispatcher { .. } | QueueCaller::Executor { .. } => Ok(()),
     }
 }
 
-fn unknown(call: &Call) -> Error {
+fn not_found(call: &ApiCall) -> Error {
     Error::Missing(format!("{} /arvados/v1/{}", call.method, call.path))
 }
 
@@ -159,7 +163,7 @@ fn page(kind: &str, asked: &Asked, items: Vec<Value>, available: Option<i64>) ->
     page
 }
 
-async fn containers(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Answer> {
+async fn containers(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Result<CallResponse> {
     let value = match (call.method.as_str(), rest) {
         ("GET", []) => {
             let asked = call.asked()?;
@@ -179,7 +183,7 @@ async fn containers(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Res
                 }
             }
         }
-        ("GET", [uuid]) => records::single(app, &asker.sight(), Kind::Containers, uuid).await?,
+        ("GET", [uuid]) => records::find_visible(app, &asker.sight(), Kind::Containers, uuid).await?,
         ("PUT" | "PATCH", [uuid]) => {
             let patch = call.attributes("container")?;
             records::container_record(&take::update(app, asker, uuid, &patch).await?)?
@@ -200,7 +204,7 @@ async fn containers(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Res
         }
         ("GET", [uuid, "auth"]) => {
             let made = auth::inside(app, asker, uuid).await?;
-            records::token_record(&asker.user_uuid, &ShownToken::with_secret(&made.uuid, &made.secret))
+            records::token_record(&asker.user_uuid, &TokenView::with_secret(&made.uuid, &made.secret))
         }
         ("GET", [uuid, "secret_mounts"]) => {
             json!({ "secret_mounts": take::secret_mounts(app, asker, uuid).await? })
@@ -217,15 +221,15 @@ async fn containers(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Res
         ("GET", [uuid, "output"]) => {
             let from = call.number("offset")?.unwrap_or(0);
             let stream = call.text("stream").unwrap_or("stdout");
-            return output::read(app, asker, uuid, stream, from).await.map(Answer::Bytes);
+            return output::read(app, asker, uuid, stream, from).await.map(CallResponse::Bytes);
         }
-        _ => return Err(unknown(call)),
+        _ => return Err(not_found(call)),
     };
-    Ok(Answer::Json(value))
+    Ok(CallResponse::Json(value))
 }
 
-async fn requests(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Value> {
-    let sight = asker.request_sight();
+async fn requests(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Result<Value> {
+    let sight = asker.request_visibility();
     match (call.method.as_str(), rest) {
         ("GET", []) => {
             let asked = call.asked()?;
@@ -236,37 +240,37 @@ async fn requests(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Resul
             let patch = call.attributes("container_request")?;
             records::request_record(&ask::create(app, asker, &patch).await?)
         }
-        ("GET", [uuid]) => records::single(app, &sight, Kind::Requests, uuid).await,
+        ("GET", [uuid]) => records::find_visible(app, &sight, Kind::Requests, uuid).await,
         ("PUT" | "PATCH", [uuid]) => {
             let patch = call.attributes("container_request")?;
             records::request_record(&ask::update(app, asker, uuid, &patch).await?)
         }
         ("DELETE", [uuid]) => records::request_record(&ask::delete(app, asker, uuid).await?),
         ("GET", [uuid, "container_status"]) => {
-            let request = records::single(app, &sight, Kind::Requests, uuid).await?;
+            let request = records::find_visible(app, &sight, Kind::Requests, uuid).await?;
             let uuid = request.get("container_uuid").and_then(Value::as_str).map(str::to_owned);
             let Some(uuid) = uuid else {
                 return Ok(json!({ "uuid": null, "container_state": null, "scheduling_status": "" }));
             };
-            let container = records::single(app, &asker.sight(), Kind::Containers, &uuid).await?;
+            let container = records::find_visible(app, &asker.sight(), Kind::Containers, &uuid).await?;
             let activity = &container["runtime_status"]["activity"];
             let status = if activity.is_string() { activity } else { &container["scheduling_status"] };
             Ok(json!({
                 "uuid": uuid, "container_state": container["state"], "scheduling_status": status,
             }))
         }
-        _ => Err(unknown(call)),
+        _ => Err(not_found(call)),
     }
 }
 
-async fn logs(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Value> {
+async fn logs(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Result<Value> {
     match (call.method.as_str(), rest) {
         ("GET", []) => {
             let asked = call.asked()?;
             let (items, available) = records::list(app, &asker.sight(), Kind::Logs, &asked).await?;
             Ok(page("log", &asked, items, available))
         }
-        ("GET", [uuid]) => records::single(app, &asker.sight(), Kind::Logs, uuid).await,
+        ("GET", [uuid]) => records::find_visible(app, &asker.sight(), Kind::Logs, uuid).await,
         ("POST", []) => {
             let log = call.attributes("log")?;
             let text = |name: &str| log.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -276,21 +280,21 @@ async fn logs(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Va
                 return Err(Error::invalid("object_uuid and event_type must be given"));
             }
             let uuid = take::say(app, asker, &object, &event, &properties).await?;
-            records::single(app, &asker.sight(), Kind::Logs, &uuid).await
+            records::find_visible(app, &asker.sight(), Kind::Logs, &uuid).await
         }
-        _ => Err(unknown(call)),
+        _ => Err(not_found(call)),
     }
 }
 
-async fn tokens(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Value> {
+async fn tokens(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Result<Value> {
     let owner = asker.user_uuid.as_str();
     let scopes = |kind: &str| if kind == "dispatcher" { &["dispatch"] } else { &["all"] };
     match (call.method.as_str(), rest) {
         ("GET", []) => {
-            asker.must_manage_tokens()?;
+            asker.require_token_management()?;
             let all = queue_tokens::of_user(app.db(), asker.user).await?;
             let record = |one: &queue_tokens::Token| {
-                let shown = ShownToken {
+                let shown = TokenView {
                     uuid: &one.uuid,
                     secret: None,
                     scopes: scopes(&one.kind),
@@ -305,8 +309,9 @@ async fn tokens(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<
         }
         ("POST", []) => {
             let created =
-                auth::create(app, asker, &wish(&call.attributes("api_client_authorization")?)?).await?;
-            let shown = ShownToken {
+                auth::create(app, asker, &token_request(&call.attributes("api_client_authorization")?)?)
+                    .await?;
+            let shown = TokenView {
                 uuid: &created.made.uuid,
                 secret: Some(&created.made.secret),
                 scopes: scopes(created.kind),
@@ -316,24 +321,24 @@ async fn tokens(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<
             Ok(records::token_record(owner, &shown))
         }
         ("GET", ["current"]) => {
-            let shown = ShownToken::with_secret(&asker.token_uuid, &asker.secret);
-            Ok(records::token_record(owner, &ShownToken { expires_at: asker.expires_at, ..shown }))
+            let shown = TokenView::with_secret(&asker.token_uuid, &asker.secret);
+            Ok(records::token_record(owner, &TokenView { expires_at: asker.expires_at, ..shown }))
         }
         ("GET", [uuid]) => {
             let made = auth::by_uuid(app, asker, uuid).await?;
-            Ok(records::token_record(owner, &ShownToken::with_secret(&made.uuid, &made.secret)))
+            Ok(records::token_record(owner, &TokenView::with_secret(&made.uuid, &made.secret)))
         }
         ("DELETE", [uuid]) => {
             auth::revoke(app, asker, uuid).await?;
-            let shown = ShownToken { secret: None, ..ShownToken::with_secret(uuid, "") };
+            let shown = TokenView { secret: None, ..TokenView::with_secret(uuid, "") };
             Ok(records::token_record(owner, &shown))
         }
-        _ => Err(unknown(call)),
+        _ => Err(not_found(call)),
     }
 }
 
 /// What a token is asked to be. Without a word about scopes it may do everything that its owner may, as at Arvados.
-fn wish(asked: &Map<String, Value>) -> Result<auth::Wish> {
+fn token_request(asked: &Map<String, Value>) -> Result<auth::TokenRequest> {
     let scopes = match asked.get("scopes") {
         None | Some(Value::Null) => vec!["all".to_owned()],
         Some(given) => serde_json::from_value(given.clone())
@@ -346,10 +351,10 @@ fn wish(asked: &Map<String, Value>) -> Result<auth::Wish> {
             Some(time.ok_or_else(|| Error::invalid("expires_at must be a time like `2030-01-31T12:00:00Z`"))?)
         }
     };
-    Ok(auth::Wish { scopes, expires_at })
+    Ok(auth::TokenRequest { scopes, expires_at })
 }
 
-async fn people(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<Value> {
+async fn users(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Result<Value> {
     let own = users::by_ids(app.db(), &[asker.user]).await?;
     match (call.method.as_str(), rest) {
         ("GET", ["current"]) => own.first().map(records::user_record).ok_or(Error::Unauthenticated),
@@ -357,7 +362,7 @@ async fn people(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<
             own.first().map(records::user_record).ok_or(Error::Unauthenticated)
         }
         ("GET", [uuid]) if asker.is_admin => {
-            let id = auth::user_named(app, uuid).await?;
+            let id = auth::user_by_uuid(app, uuid).await?;
             let found = users::by_ids(app.db(), &[id]).await?;
             found.first().map(records::user_record).ok_or_else(|| Error::Missing((*uuid).to_owned()))
         }
@@ -373,6 +378,6 @@ async fn people(app: &App, asker: &Asker, call: &Call, rest: &[&str]) -> Result<
             let items = all.iter().take(limit).map(records::user_record).collect();
             Ok(page("user", &asked, items, Some(count)))
         }
-        _ => Err(unknown(call)),
+        _ => Err(not_found(call)),
     }
 }

@@ -22,31 +22,31 @@ use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{Message, handshake::derive_accept_key, protocol::Role},
 };
-use windlass_model::queue::Who;
+use windlass_model::queue::QueueCaller;
 
 use super::call;
 use crate::{
     app::App,
-    db::queue_list::{Asked, Condition, Kind, Sight},
-    open_counts::{OpenCounts, Opened},
-    services::queue::{Asker, Error, Result, auth, records},
-    stream_rights::{Ground, StreamRights},
+    db::queue_list::{Asked, Condition, Kind, QueueVisibility},
+    open_counts::{OpenCounts, OpenGuard},
+    services::queue::{Error, Requester, Result, auth, records},
+    stream_rights::{RightsBasis, StreamRights},
 };
 
 /// Connections of this process. Dispatchers have a share of their own, which nobody else can use up.
-static PLACES: Semaphore = Semaphore::const_new(1792);
-static DISPATCHER_PLACES: Semaphore = Semaphore::const_new(256);
+static CONNECTION_SLOTS: Semaphore = Semaphore::const_new(1792);
+static DISPATCHER_SLOTS: Semaphore = Semaphore::const_new(256);
 /// Connections of one user, and of one dispatcher's token.
 const EACH_MAX: usize = 64;
 /// How many each has.
-static EACH: OpenCounts<String> = OpenCounts::new();
+static OPEN_PER_OWNER: OpenCounts<String> = OpenCounts::new();
 /// Commits of other replicas are seen after this time at the latest.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-const PING_EVERY: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// A reader that takes nothing for so long is let go.
-const SEND_WITHIN: Duration = Duration::from_secs(60);
+const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 const SUBSCRIPTIONS_MAX: usize = 100;
-const PAGE: i64 = 200;
+const PAGE_ROWS: i64 = 200;
 
 pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Response {
     let id = app.next_request_id();
@@ -54,8 +54,8 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
     let token = pairs.into_iter().find(|(name, _)| name == "api_token").map(|(_, token)| token);
     let asker = match token.or_else(|| call::token(&request)) {
         Some(token) => {
-            let sender = call::Sender::of(&request, token.clone());
-            sender.admit(&app).await.map(|asker| (asker, token))
+            let sender = call::Sender::from_request(&request, token.clone());
+            sender.authenticate(&app).await.map(|asker| (asker, token))
         }
         None => Err(Error::Unauthenticated),
     };
@@ -67,7 +67,7 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
     let Some(key) = key.and_then(|key| HeaderValue::from_str(&key).ok()) else {
         return super::refusal(&Error::invalid("ask for a WebSocket"), &id);
     };
-    let place = match Place::take(&asker) {
+    let place = match ConnectionSlot::take(&asker) {
         Ok(place) => place,
         Err(error) => return super::refusal(&error, &id),
     };
@@ -77,7 +77,7 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
         let Ok(stream) = upgrade.await else { return };
         let socket = WebSocketStream::from_raw_socket(TokioIo::new(stream), Role::Server, None).await;
         let lost = lost(&app, &asker, &token);
-        let mut listener = Listener {
+        let mut listener = EventSocket {
             app: app.clone(),
             asker: asker.clone(),
             socket,
@@ -107,32 +107,33 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
 }
 
 /// One connection of somebody, until it ends.
-struct Place {
-    _opened: Opened<String>,
+struct ConnectionSlot {
+    _opened: OpenGuard<String>,
     _permit: SemaphorePermit<'static>,
 }
 
-impl Place {
-    fn take(asker: &Asker) -> Result<Self> {
+impl ConnectionSlot {
+    fn take(asker: &Requester) -> Result<Self> {
         let (whose, places) = match &asker.who {
-            Who::Dispatcher { token } => (token.clone(), &DISPATCHER_PLACES),
-            Who::Admin | Who::User | Who::Inside { .. } | Who::Executor { .. } => {
-                (asker.user_uuid.clone(), &PLACES)
-            }
+            QueueCaller::Dispatcher { token } => (token.clone(), &DISPATCHER_SLOTS),
+            QueueCaller::Admin
+            | QueueCaller::User
+            | QueueCaller::Inside { .. }
+            | QueueCaller::Executor { .. } => (asker.user_uuid.clone(), &CONNECTION_SLOTS),
         };
         let permit = places.try_acquire().map_err(|_| Error::Busy)?;
         let refused =
             || Error::TooMany(format!("you have {EACH_MAX} connections already, and may have no more"));
-        let opened = EACH.open(whose, EACH_MAX).ok_or_else(refused)?;
+        let opened = OPEN_PER_OWNER.open(whose, EACH_MAX).ok_or_else(refused)?;
         Ok(Self { _opened: opened, _permit: permit })
     }
 }
 
 /// Returns when the token is not what it was: revoked, of a user who is gone, or of one with another role.
-async fn lost(app: &App, asker: &Asker, token: &str) {
+async fn lost(app: &App, asker: &Requester, token: &str) {
     let rights = StreamRights::register(
         app,
-        Ground {
+        RightsBasis {
             user: asker.user,
             token_hash: crate::auth::Token::chosen(&asker.secret).hash(),
             queue_token: Some(asker.token_uuid.clone()),
@@ -150,17 +151,17 @@ async fn lost(app: &App, asker: &Asker, token: &str) {
     }
 }
 
-struct Listener<S> {
+struct EventSocket<S> {
     app: App,
-    asker: Asker,
+    asker: Requester,
     socket: WebSocketStream<S>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<Subscription>,
     /// The last row that was looked at.
     at: Option<i64>,
     sent: u64,
 }
 
-struct Wanted {
+struct Subscription {
     filters: Value,
     conditions: Vec<Condition>,
     /// Rows up to here were not asked for, or had before.
@@ -168,30 +169,30 @@ struct Wanted {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum SocketEnd {
     #[error("the connection ended")]
-    Gone,
+    Closed,
     #[error(transparent)]
     Socket(#[from] tokio_tungstenite::tungstenite::Error),
     #[error("the reader is too slow")]
-    Slow,
+    SendTimeout,
     #[error(transparent)]
     Queue(#[from] Error),
 }
 
-impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
-    async fn serve(&mut self) -> Result<(), Ended> {
-        let mut news = self.app.queue_news();
-        let mut look = tokio::time::interval(LOOK_EVERY);
-        let mut ping = tokio::time::interval(PING_EVERY);
+impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
+    async fn serve(&mut self) -> Result<(), SocketEnd> {
+        let mut news = self.app.subscribe_queue();
+        let mut look = tokio::time::interval(POLL_INTERVAL);
+        let mut ping = tokio::time::interval(PING_INTERVAL);
         loop {
             tokio::select! {
                 message = self.socket.next() => match message {
-                    None => return Err(Ended::Gone),
-                    Some(message) => self.hear(message?).await?,
+                    None => return Err(SocketEnd::Closed),
+                    Some(message) => self.receive(message?).await?,
                 },
                 changed = news.changed() => {
-                    changed.map_err(|_| Ended::Gone)?;
+                    changed.map_err(|_| SocketEnd::Closed)?;
                     self.tell().await?;
                 }
                 _ = look.tick() => self.tell().await?,
@@ -200,25 +201,25 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
         }
     }
 
-    async fn send(&mut self, message: Message) -> Result<(), Ended> {
-        timeout(SEND_WITHIN, self.socket.send(message)).await.map_err(|_| Ended::Slow)??;
+    async fn send(&mut self, message: Message) -> Result<(), SocketEnd> {
+        timeout(SEND_TIMEOUT, self.socket.send(message)).await.map_err(|_| SocketEnd::SendTimeout)??;
         Ok(())
     }
 
-    async fn hear(&mut self, message: Message) -> Result<(), Ended> {
+    async fn receive(&mut self, message: Message) -> Result<(), SocketEnd> {
         let Message::Text(text) = message else {
-            return if message.is_close() { Err(Ended::Gone) } else { Ok(()) };
+            return if message.is_close() { Err(SocketEnd::Closed) } else { Ok(()) };
         };
-        let status = match self.heard(&text).await {
+        let status = match self.handle_request(&text).await {
             Ok(()) => 200,
-            Err(Error::Inner(error)) => return Err(Ended::Queue(error.into())),
+            Err(Error::Inner(error)) => return Err(SocketEnd::Queue(error.into())),
             Err(_) => 400,
         };
         self.send(Message::text(json!({ "status": status }).to_string())).await?;
         self.tell().await
     }
 
-    async fn heard(&mut self, text: &str) -> Result<()> {
+    async fn handle_request(&mut self, text: &str) -> Result<()> {
         let said: Value = serde_json::from_str(text).map_err(|_| Error::invalid("not JSON"))?;
         let filters = said.get("filters").cloned().unwrap_or_else(|| json!([]));
         match said.get("method").and_then(Value::as_str) {
@@ -234,7 +235,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
                 // Whoever comes back goes on where they were; rows they had already are not sent again.
                 let at = self.at.unwrap_or(now).min(after);
                 self.at = Some(at);
-                self.wanted.push(Wanted { filters, conditions, after: after.max(0) });
+                self.wanted.push(Subscription { filters, conditions, after: after.max(0) });
                 Ok(())
             }
             Some("unsubscribe") => {
@@ -247,7 +248,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
     }
 
     /// Sends everything new that any subscription wants.
-    async fn tell(&mut self) -> Result<(), Ended> {
+    async fn tell(&mut self) -> Result<(), SocketEnd> {
         if self.wanted.is_empty() {
             return Ok(());
         }
@@ -262,8 +263,8 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
             let mut until = newest;
             for wanted in &self.wanted {
                 let rows =
-                    rows(&self.app, &self.asker, &wanted.conditions, at.max(wanted.after), PAGE).await?;
-                if rows.len() == usize::try_from(PAGE).unwrap_or(usize::MAX) {
+                    rows(&self.app, &self.asker, &wanted.conditions, at.max(wanted.after), PAGE_ROWS).await?;
+                if rows.len() == usize::try_from(PAGE_ROWS).unwrap_or(usize::MAX) {
                     until = until.min(rows.last().and_then(|row| row["id"].as_i64()).unwrap_or(until));
                 }
                 found.extend(rows);
@@ -288,14 +289,14 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Listener<S> {
 /// The last row there is.
 async fn newest(app: &App) -> Result<i64> {
     let asked = Asked { order: vec![("id".into(), true)], limit: 1, ..Asked::default() };
-    let (items, _) = records::list(app, &Sight::All, Kind::Logs, &asked).await?;
+    let (items, _) = records::list(app, &QueueVisibility::All, Kind::Logs, &asked).await?;
     Ok(items.first().and_then(|item| item["id"].as_i64()).unwrap_or(0))
 }
 
 /// Rows after one, as far as this caller sees them.
 async fn rows(
     app: &App,
-    asker: &Asker,
+    asker: &Requester,
     conditions: &[Condition],
     after: i64,
     limit: i64,

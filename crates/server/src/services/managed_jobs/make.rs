@@ -2,7 +2,7 @@
 
 use windlass_model::{
     decide::managed_jobs as brain,
-    event::{Because, Entity, Event},
+    event::{Entity, Event, EventCause},
     id::{ManagedJobId, ProjectId, UserId},
     managed_job::{self, Status, plan::Plan, record::Record},
     sky::TaskSecrets,
@@ -14,8 +14,8 @@ use crate::{
         managed_jobs::{self as rows, NewManagedJob, Task},
     },
     error::Result,
-    events::{About, actor, record},
-    secrets::{Belongs, Keyring},
+    events::{EventSubject, actor, record},
+    secrets::{AssociatedData, Keyring},
 };
 
 /// Jobs in the making: copies of one plan, all or none.
@@ -44,11 +44,11 @@ impl Made<'_> {
         let written = serde_json::to_string(&record)?;
         let has_secrets = self.secrets.iter().any(|of_task| !of_task.is_empty());
         let plain = has_secrets.then(|| serde_json::to_vec(self.secrets)).transpose()?;
-        let mut unit = Unit::new().and([rows::take_numbers(i64::from(self.copies))]);
+        let mut unit = Unit::new().and([rows::allocate_numbers(i64::from(self.copies))]);
         let mut ids = Vec::new();
         for rank in 0..self.copies {
             let id = ManagedJobId(self.db.new_id()?);
-            let belongs = Belongs::row("managed_jobs", "secrets_sealed", id.0);
+            let belongs = AssociatedData::row("managed_jobs", "secrets_sealed", id.0);
             let seal = |plain: &Vec<u8>| self.keys.seal(&belongs, plain);
             // One key for all of them: it is with the first.
             let (idempotency_key, idempotency_hash) = self.key.clone().filter(|_| rank == 0).unzip();
@@ -76,8 +76,12 @@ impl Made<'_> {
 
     fn tasks(&self, id: ManagedJobId, first: &Record, written: &str) -> Result<Vec<Change>> {
         let by = Some(self.user);
-        let about =
-            About { entity: Entity::ManagedJob, id: id.0, name: self.name, project: Some(self.project) };
+        let about = EventSubject {
+            entity: Entity::ManagedJob,
+            id: id.0,
+            name: self.name,
+            project: Some(self.project),
+        };
         let mut changes = Vec::new();
         for (task, of) in (0..).zip(&self.plan.tasks) {
             let own = self.db.new_id()?;
@@ -89,10 +93,10 @@ impl Made<'_> {
                 schedule: first.schedule,
                 record: written.to_owned(),
                 // It stands in line from now on, before anybody looks at its job: of copies the first is served first.
-                wants_slot: brain::begins_at_once(of),
+                wants_slot: brain::is_initially_ready(of),
                 granted: false,
             }));
-            let because = Because {
+            let because = EventCause {
                 actor: actor(by),
                 reason: "submitted".to_owned(),
                 message: "Managed job submitted".to_owned(),

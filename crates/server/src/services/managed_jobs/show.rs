@@ -9,7 +9,7 @@ use windlass_model::{
     managed_job::{
         PendingKind, Schedule, Status,
         plan::{self, Amount, Plan, Shape},
-        reason::{self, Attempt, Circumstances},
+        reason::{self, Attempt, TaskContext},
         record::{Record, summary},
     },
     run,
@@ -45,7 +45,7 @@ impl StoredJob {
     }
 
     /// The runs that say why a task waits. `detailed`: also those that say why it waited before.
-    fn telling_runs(&self, detailed: bool) -> impl Iterator<Item = String> {
+    fn explaining_runs(&self, detailed: bool) -> impl Iterator<Item = String> {
         let tells = move |record: &Record| {
             let launches = record.schedule == Schedule::Launching;
             let waited = record.status == Status::Pending
@@ -67,18 +67,18 @@ impl StoredJob {
 
 /// What is asked of the database beside the rows of the jobs, once for all of them.
 #[derive(Default)]
-struct Context {
+struct JobContext {
     slots: Option<(Limits, InUse)>,
     attempts: HashMap<String, Vec<AttemptState>>,
 }
 
-impl Context {
+impl JobContext {
     async fn of(app: &App, jobs: &[StoredJob], detailed: bool) -> Result<Self> {
         let mut context = Self::default();
         if jobs.iter().any(StoredJob::waits_for_slot) {
             context.slots = Some((app.settings().job_limits, passes::in_use(app.db()).await?));
         }
-        let telling = jobs.iter().map(|job| (job.named.job.id, job.telling_runs(detailed)));
+        let telling = jobs.iter().map(|job| (job.named.job.id, job.explaining_runs(detailed)));
         let (mut ids, mut names): (Vec<ManagedJobId>, Vec<String>) = (Vec::new(), Vec::new());
         for (id, runs) in telling {
             let before = names.len();
@@ -109,7 +109,7 @@ impl Context {
         }
     }
 
-    fn refusals(&self, run: &str) -> Option<&str> {
+    fn shortfalls(&self, run: &str) -> Option<&str> {
         self.attempts.get(run)?.iter().rev().find_map(|node| node.shortfalls.as_deref())
     }
 }
@@ -118,11 +118,11 @@ impl Context {
 pub(super) async fn jobs(app: &App, named: Vec<Named>, detailed: bool) -> Result<Vec<wire::ManagedJob>> {
     let now = app.db().now().await?;
     let jobs = named.into_iter().map(StoredJob::of).collect::<Result<Vec<_>>>()?;
-    let context = Context::of(app, &jobs, detailed).await?;
+    let context = JobContext::of(app, &jobs, detailed).await?;
     jobs.into_iter().map(|stored| job(stored, &context, now)).collect()
 }
 
-fn job(stored: StoredJob, context: &Context, now: Timestamp) -> Result<wire::ManagedJob> {
+fn job(stored: StoredJob, context: &JobContext, now: Timestamp) -> Result<wire::ManagedJob> {
     let sums = summary(&stored.records, now);
     let total = sums.submitted_at.map(|from| sums.end_at.unwrap_or(now).since(from).as_secs());
     let tasks: Vec<wire::Task> = (0..)
@@ -166,7 +166,7 @@ fn shape(of: &Shape) -> &'static str {
 }
 
 /// What is known about a task beside its record.
-fn circumstances(stored: &StoredJob, context: &Context, number: u32, record: &Record) -> Circumstances {
+fn circumstances(stored: &StoredJob, context: &JobContext, number: u32, record: &Record) -> TaskContext {
     let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
     let is_queued = record.status == Status::Pending && record.pending == Some(PendingKind::Queued);
     let has_succeeded = |task: u32| {
@@ -175,7 +175,7 @@ fn circumstances(stored: &StoredJob, context: &Context, number: u32, record: &Re
     };
     let after = of.filter(|_| is_queued).map(|task| task.after.as_slice()).unwrap_or_default();
     let open = after.iter().copied().filter(|task| !has_succeeded(*task));
-    Circumstances {
+    TaskContext {
         waits_for: open.map(|task| stored.plan.task_name(task)).collect(),
         slots: context.slots,
         attempt: context.attempt(&stored.run_name(number, record.attempt)),
@@ -184,14 +184,14 @@ fn circumstances(stored: &StoredJob, context: &Context, number: u32, record: &Re
 
 fn task(
     stored: &StoredJob,
-    context: &Context,
+    context: &JobContext,
     number: u32,
     record: &Record,
     now: Timestamp,
 ) -> Result<wire::Task> {
     let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
     let newest = stored.run_name(number, record.attempt);
-    let why = context.refusals(&newest).map(|text| Document::from_text(text.to_owned())).transpose()?;
+    let why = context.shortfalls(&newest).map(|text| Document::from_text(text.to_owned())).transpose()?;
     Ok(wire::Task {
         task_id: number,
         name: stored.plan.task_name(number),

@@ -4,32 +4,34 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use windlass_model::{
     container::Status,
-    queue::{Container, Request, Stage, Who, request, reuse},
+    queue::{Container, QueueCaller, Request, Stage, request, reuse},
 };
 
 use super::{
-    Asker, Error, Result, name, records,
-    write::{Beside, Loaded, again, around, identity, open_request_secrets, write},
+    Error, Requester, Result, name, records,
+    write::{
+        ExtraChanges, QueueRows, identity, load_related, open_request_secrets, retry_on_conflict, write,
+    },
 };
 use crate::{
     app::App,
     db::{
         containers::{self, Made},
-        queue_list::Sight,
+        queue_list::QueueVisibility,
     },
 };
 
-fn may(asker: &Asker) -> Result<()> {
+fn require_requester(asker: &Requester) -> Result<()> {
     match &asker.who {
-        Who::Admin | Who::User | Who::Inside { .. } => Ok(()),
-        Who::Dispatcher { .. } | Who::Executor { .. } => {
+        QueueCaller::Admin | QueueCaller::User | QueueCaller::Inside { .. } => Ok(()),
+        QueueCaller::Dispatcher { .. } | QueueCaller::Executor { .. } => {
             Err(Error::denied("this token is for running containers, not for asking for them"))
         }
     }
 }
 
 /// Mounts with their digest, taken out of what was sent.
-fn secrets_of(patch: &mut Map<String, Value>) -> Result<Option<(String, String)>> {
+fn take_secrets(patch: &mut Map<String, Value>) -> Result<Option<(String, String)>> {
     match patch.remove("secret_mounts") {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(mounts)) if mounts.is_empty() => Ok(None),
@@ -41,48 +43,48 @@ fn secrets_of(patch: &mut Map<String, Value>) -> Result<Option<(String, String)>
     }
 }
 
-pub async fn create(app: &App, asker: &Asker, patch: &Map<String, Value>) -> Result<Request> {
-    may(asker)?;
-    asker.must_submit()?;
+pub async fn create(app: &App, asker: &Requester, patch: &Map<String, Value>) -> Result<Request> {
+    require_requester(asker)?;
+    asker.require_submit()?;
     let made = Made {
         by: format!("{} {}", asker.token_uuid, asker.request),
         of: hex::encode(Sha256::digest(Value::Object(patch.clone()).to_string().as_bytes())),
     };
     if !asker.request.is_empty()
-        && let Some(request) = replayed(app, &made).await?
+        && let Some(request) = find_replayed(app, &made).await?
     {
         return Ok(request);
     }
     let uuid = name("xvhdp", app.db().new_id()?.as_bytes());
-    make(app, asker, &uuid, patch, Some(&made)).await
+    create_with_retry(app, asker, &uuid, patch, Some(&made)).await
 }
 
 /// One whose name is given. Of two calls for one name, one fails.
 pub async fn create_named(
     app: &App,
-    asker: &Asker,
+    asker: &Requester,
     uuid: &str,
     patch: &Map<String, Value>,
 ) -> Result<Request> {
-    may(asker)?;
-    make(app, asker, uuid, patch, None).await
+    require_requester(asker)?;
+    create_with_retry(app, asker, uuid, patch, None).await
 }
 
-async fn make(
+async fn create_with_retry(
     app: &App,
-    asker: &Asker,
+    asker: &Requester,
     uuid: &str,
     patch: &Map<String, Value>,
     made: Option<&Made>,
 ) -> Result<Request> {
     let mut patch = patch.clone();
-    let secrets = secrets_of(&mut patch)?;
-    again(|| try_create(app, asker, uuid, &patch, secrets.as_ref(), made)).await
+    let secrets = take_secrets(&mut patch)?;
+    retry_on_conflict(|| try_create(app, asker, uuid, &patch, secrets.as_ref(), made)).await
 }
 
 /// What the same call made already. One id for many different calls says nothing.
-async fn replayed(app: &App, made: &Made) -> Result<Option<Request>> {
-    let earlier = containers::made_by(app.db(), &made.by).await?;
+async fn find_replayed(app: &App, made: &Made) -> Result<Option<Request>> {
+    let earlier = containers::requests_by_call(app.db(), &made.by).await?;
     let Some((uuid, _)) = earlier.first() else { return Ok(None) };
     if earlier.iter().any(|(_, of)| *of != made.of) {
         return Ok(None);
@@ -93,7 +95,7 @@ async fn replayed(app: &App, made: &Made) -> Result<Option<Request>> {
 
 async fn try_create(
     app: &App,
-    asker: &Asker,
+    asker: &Requester,
     uuid: &str,
     patch: &Map<String, Value>,
     secrets: Option<&(String, String)>,
@@ -101,26 +103,26 @@ async fn try_create(
 ) -> Result<Option<Request>> {
     let now = app.db().now().await?;
     let mut blank = Request::new(uuid.to_owned(), &asker.user_uuid, now);
-    if let Who::Inside { container, .. } = &asker.who {
+    if let QueueCaller::Inside { container, .. } = &asker.who {
         blank.requesting_container_uuid = Some(container.clone());
     }
     blank.secret_mounts_digest = secrets.map(|(digest, _)| digest.clone());
     let asked = request::update(&blank, patch)?;
-    let beside = Beside {
+    let beside = ExtraChanges {
         made: made.cloned(),
         secrets: secrets.map(|(_, text)| (uuid.to_owned(), text.clone())),
-        ..Beside::default()
+        ..ExtraChanges::default()
     };
-    place(app, asker, Loaded::default(), asked, beside).await
+    write_request(app, asker, QueueRows::default(), asked, beside).await
 }
 
 /// Writes a request, with a container if it was just committed.
-async fn place(
+async fn write_request(
     app: &App,
-    asker: &Asker,
-    before: Loaded,
+    asker: &Requester,
+    before: QueueRows,
     mut asked: Request,
-    mut beside: Beside,
+    mut beside: ExtraChanges,
 ) -> Result<Option<Request>> {
     let now = app.db().now().await?;
     let mut before = before;
@@ -138,7 +140,8 @@ async fn place(
                 asked.container_uuid = Some(found.uuid.clone());
                 beside.relies_on.push(found.uuid.clone());
                 before =
-                    around(app, std::slice::from_ref(&found.uuid), std::slice::from_ref(&asked.uuid)).await?;
+                    load_related(app, std::slice::from_ref(&found.uuid), std::slice::from_ref(&asked.uuid))
+                        .await?;
                 // It may have changed between two looks.
                 let still =
                     before.world.containers.get(&found.uuid).is_some_and(|now| now.state == found.state);
@@ -158,14 +161,14 @@ async fn place(
                 let mut world = before.world.clone();
                 world.containers.insert(uuid, container);
                 world.requests.insert(asked.uuid.clone(), asked.clone());
-                return finish(app, asker, &before, world, &asked.uuid, beside, now).await;
+                return write_rows(app, asker, &before, world, &asked.uuid, beside, now).await;
             }
         }
     }
     let mut world = before.world.clone();
     let uuid = asked.uuid.clone();
     world.requests.insert(uuid.clone(), asked);
-    finish(app, asker, &before, world, &uuid, beside, now).await
+    write_rows(app, asker, &before, world, &uuid, beside, now).await
 }
 
 async fn parents(app: &App, asked: &Request) -> Result<std::collections::BTreeMap<String, (bool, u64)>> {
@@ -174,47 +177,53 @@ async fn parents(app: &App, asked: &Request) -> Result<std::collections::BTreeMa
     Ok(found.into_iter().map(|one| (one.doc.uuid.clone(), (!one.doc.is_final(), one.doc.priority))).collect())
 }
 
-async fn finish(
+async fn write_rows(
     app: &App,
-    asker: &Asker,
-    before: &Loaded,
+    asker: &Requester,
+    before: &QueueRows,
     world: windlass_model::queue::settle::World,
     uuid: &str,
-    beside: Beside,
+    beside: ExtraChanges,
     now: windlass_model::time::Timestamp,
 ) -> Result<Option<Request>> {
     let written = write(app, asker, before, world, beside, now).await?;
     Ok(written.and_then(|world| world.requests.get(uuid).cloned()))
 }
 
-fn owns(asker: &Asker, request: &Request) -> Result<()> {
-    match asker.request_sight() {
-        Sight::All => Ok(()),
-        Sight::Owner(owner) if owner == request.owner_uuid => Ok(()),
+fn require_ownership(asker: &Requester, request: &Request) -> Result<()> {
+    match asker.request_visibility() {
+        QueueVisibility::All => Ok(()),
+        QueueVisibility::Owner(owner) if owner == request.owner_uuid => Ok(()),
         // The request that the program itself runs for is its owner's to change.
-        Sight::Inside(container) if request.requesting_container_uuid.as_ref() == Some(&container) => Ok(()),
-        Sight::Owner(_) | Sight::One(_) | Sight::Inside(_) => Err(Error::Missing(request.uuid.clone())),
+        QueueVisibility::Inside(container)
+            if request.requesting_container_uuid.as_ref() == Some(&container) =>
+        {
+            Ok(())
+        }
+        QueueVisibility::Owner(_) | QueueVisibility::One(_) | QueueVisibility::Inside(_) => {
+            Err(Error::Missing(request.uuid.clone()))
+        }
     }
 }
 
-pub async fn update(app: &App, asker: &Asker, uuid: &str, patch: &Map<String, Value>) -> Result<Request> {
-    may(asker)?;
+pub async fn update(app: &App, asker: &Requester, uuid: &str, patch: &Map<String, Value>) -> Result<Request> {
+    require_requester(asker)?;
     let mut patch = patch.clone();
-    let secrets = secrets_of(&mut patch)?;
-    again(|| try_update(app, asker, uuid, &patch, secrets.as_ref())).await
+    let secrets = take_secrets(&mut patch)?;
+    retry_on_conflict(|| try_update(app, asker, uuid, &patch, secrets.as_ref())).await
 }
 
 async fn try_update(
     app: &App,
-    asker: &Asker,
+    asker: &Requester,
     uuid: &str,
     patch: &Map<String, Value>,
     secrets: Option<&(String, String)>,
 ) -> Result<Option<Request>> {
-    let before = around(app, &[], &[uuid.to_owned()]).await?;
+    let before = load_related(app, &[], &[uuid.to_owned()]).await?;
     let Some(old) = before.world.requests.get(uuid) else { return Err(Error::Missing(uuid.to_owned())) };
-    owns(asker, old)?;
-    let mut beside = Beside::default();
+    require_ownership(asker, old)?;
+    let mut beside = ExtraChanges::default();
     let mut base = old.clone();
     if let Some((digest, text)) = secrets {
         if old.state != Stage::Uncommitted {
@@ -226,29 +235,29 @@ async fn try_update(
     let asked = request::update(&base, patch)?;
     let commits = asked.state == Stage::Committed && old.state == Stage::Uncommitted;
     if commits {
-        asker.must_submit()?;
+        asker.require_submit()?;
     }
     if commits && beside.secrets.is_none() && asked.secret_mounts_digest.is_some() {
         beside.secrets = open_request_secrets(app, uuid).await?.map(|text| (uuid.to_owned(), text));
     }
     // Its weight counts for its container, which must not change meanwhile.
     beside.relies_on.extend(asked.container_uuid.clone());
-    place(app, asker, before, asked, beside).await
+    write_request(app, asker, before, asked, beside).await
 }
 
 /// Takes a request back: what runs for it alone is stopped first.
-pub async fn delete(app: &App, asker: &Asker, uuid: &str) -> Result<Request> {
+pub async fn delete(app: &App, asker: &Requester, uuid: &str) -> Result<Request> {
     let mut none = Map::new();
     none.insert("priority".to_owned(), json!(0));
     let found = containers::requests(app.db(), &[uuid.to_owned()]).await?;
     let Some(old) = found.into_iter().next() else { return Err(Error::Missing(uuid.to_owned())) };
-    owns(asker, &old.doc)?;
-    may(asker)?;
+    require_ownership(asker, &old.doc)?;
+    require_requester(asker)?;
     if old.doc.state == Stage::Committed {
         update(app, asker, uuid, &none).await?;
     }
-    again(|| async {
-        let before = around(app, &[], &[uuid.to_owned()]).await?;
+    retry_on_conflict(|| async {
+        let before = load_related(app, &[], &[uuid.to_owned()]).await?;
         let Some(old) = before.world.requests.get(uuid).cloned() else {
             return Err(Error::Missing(uuid.to_owned()));
         };
@@ -258,14 +267,14 @@ pub async fn delete(app: &App, asker: &Asker, uuid: &str) -> Result<Request> {
             request.state = Stage::Final;
         }
         let now = app.db().now().await?;
-        let beside = Beside { deletes: vec![uuid.to_owned()], ..Beside::default() };
+        let beside = ExtraChanges { deletes: vec![uuid.to_owned()], ..ExtraChanges::default() };
         Ok(write(app, asker, &before, world, beside, now).await?.map(|_| old))
     })
     .await
 }
 
 /// A container without a request, for who administers the queue.
-pub async fn create_container(app: &App, asker: &Asker, patch: &Map<String, Value>) -> Result<Container> {
+pub async fn create_container(app: &App, asker: &Requester, patch: &Map<String, Value>) -> Result<Container> {
     if !asker.is_admin {
         return Err(Error::denied("only an admin makes containers without a request"));
     }
@@ -278,20 +287,20 @@ pub async fn create_container(app: &App, asker: &Asker, patch: &Map<String, Valu
     request::check(&asked.work)?;
     let uuid = name("dz642", app.db().new_id()?.as_bytes());
     let container = Container { priority, ..Container::new(uuid.clone(), asked.work, &asker.user_uuid, now) };
-    let before = Loaded::default();
+    let before = QueueRows::default();
     let mut world = before.world.clone();
     world.containers.insert(uuid, container.clone());
-    write(app, asker, &before, world, Beside::default(), now).await?.ok_or(Error::Busy)?;
+    write(app, asker, &before, world, ExtraChanges::default(), now).await?.ok_or(Error::Busy)?;
     Ok(container)
 }
 
 /// Only what nobody asked for and nobody runs.
-pub async fn delete_container(app: &App, asker: &Asker, uuid: &str) -> Result<Container> {
+pub async fn delete_container(app: &App, asker: &Requester, uuid: &str) -> Result<Container> {
     if !asker.is_admin {
         return Err(Error::denied("only an admin deletes containers"));
     }
-    again(|| async {
-        let before = around(app, &[uuid.to_owned()], &[]).await?;
+    retry_on_conflict(|| async {
+        let before = load_related(app, &[uuid.to_owned()], &[]).await?;
         let Some(old) = before.world.containers.get(uuid).cloned() else {
             return Err(Error::Missing(uuid.to_owned()));
         };
@@ -300,7 +309,7 @@ pub async fn delete_container(app: &App, asker: &Asker, uuid: &str) -> Result<Co
             return Err(Error::invalid("the container is held, or requests refer to it"));
         }
         let now = app.db().now().await?;
-        let beside = Beside { deletes: vec![uuid.to_owned()], ..Beside::default() };
+        let beside = ExtraChanges { deletes: vec![uuid.to_owned()], ..ExtraChanges::default() };
         let world = before.world.clone();
         Ok(write(app, asker, &before, world, beside, now).await?.map(|_| old))
     })
@@ -308,13 +317,13 @@ pub async fn delete_container(app: &App, asker: &Asker, uuid: &str) -> Result<Co
 }
 
 /// Computes a container's priority anew; there is nothing to find unless somebody wrote around these rules.
-pub async fn weigh(app: &App, asker: &Asker, uuid: &str) -> Result<Container> {
+pub async fn weigh(app: &App, asker: &Requester, uuid: &str) -> Result<Container> {
     records::container(app, asker, uuid).await?;
-    again(|| async {
-        let before = around(app, &[uuid.to_owned()], &[]).await?;
+    retry_on_conflict(|| async {
+        let before = load_related(app, &[uuid.to_owned()], &[]).await?;
         let world = before.world.clone();
         let now = app.db().now().await?;
-        let written = write(app, asker, &before, world, Beside::default(), now).await?;
+        let written = write(app, asker, &before, world, ExtraChanges::default(), now).await?;
         match written {
             None => Ok(None),
             Some(world) => {

@@ -7,11 +7,11 @@ use subtle::ConstantTimeEq as _;
 use windlass_api::users::TokenScope;
 use windlass_model::{
     id::UserId,
-    queue::{Container, Who},
+    queue::{Container, QueueCaller},
     time::Timestamp,
 };
 
-use super::{Asker, Error, LETTERS, Result, SECRET_LETTERS, hash, name, secret};
+use super::{Error, LETTERS, Requester, Result, SECRET_LETTERS, hash, name, secret};
 use crate::{
     app::App,
     auth,
@@ -20,11 +20,11 @@ use crate::{
         queue_tokens::{self, Token},
         users,
     },
-    secrets::Belongs,
+    secrets::AssociatedData,
 };
 
 /// Finds who shows this token: `SECRET`, `v2/UUID/SECRET` or `v2/UUID/SECRET/CONTAINER`.
-pub async fn asker(app: &App, text: &str, request: &str) -> Result<Asker> {
+pub async fn asker(app: &App, text: &str, request: &str) -> Result<Requester> {
     let mut parts = text.split('/');
     let (uuid, secret, bound) = match (parts.next(), parts.next(), parts.next(), parts.next(), parts.next()) {
         (Some("v2"), Some(uuid), Some(secret), bound, None) => (Some(uuid), secret, bound),
@@ -42,7 +42,7 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Asker> {
         if bound.is_some() && bound != token.container_uuid.as_deref() {
             return Err(Error::Unauthenticated);
         }
-        return of_token(app, token, secret, request).await;
+        return from_token(app, token, secret, request).await;
     }
     let own = name("gj3su", hash(secret).as_bytes());
     // Whoever names a token means that one, and a user's token has one name only.
@@ -56,8 +56,8 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Asker> {
         Err(crate::error::Error::Denied { .. }) => return Err(Error::Unauthenticated),
         Err(error) => return Err(error.into()),
     };
-    Ok(Asker {
-        who: if caller.user.admin { Who::Admin } else { Who::User },
+    Ok(Requester {
+        who: if caller.user.admin { QueueCaller::Admin } else { QueueCaller::User },
         user: caller.user.id,
         user_uuid: user_name(caller.user.id),
         is_admin: caller.user.admin,
@@ -70,21 +70,21 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Asker> {
     })
 }
 
-async fn of_token(app: &App, token: Token, secret: &str, request: &str) -> Result<Asker> {
+async fn from_token(app: &App, token: Token, secret: &str, request: &str) -> Result<Requester> {
     let users = users::by_ids(app.db(), &[token.user_id]).await?;
     let user = users.first().ok_or(Error::Unauthenticated)?;
     let attempt = u64::try_from(token.attempt).unwrap_or_default();
     let who = match (token.kind.as_str(), token.container_uuid) {
-        ("dispatcher", _) => Who::Dispatcher { token: token.uuid.clone() },
-        ("executor", Some(container)) => Who::Executor { container, attempt },
-        ("container", Some(container)) => Who::Inside { container, attempt },
-        ("user", _) if user.admin => Who::Admin,
-        ("user", _) => Who::User,
+        ("dispatcher", _) => QueueCaller::Dispatcher { token: token.uuid.clone() },
+        ("executor", Some(container)) => QueueCaller::Executor { container, attempt },
+        ("container", Some(container)) => QueueCaller::Inside { container, attempt },
+        ("user", _) if user.admin => QueueCaller::Admin,
+        ("user", _) => QueueCaller::User,
         _ => return Err(Error::Unauthenticated),
     };
     crate::newcomers::mark_known();
-    Ok(Asker {
-        is_admin: who == Who::Admin,
+    Ok(Requester {
+        is_admin: who == QueueCaller::Admin,
         who,
         user: user.id,
         user_uuid: user_name(user.id),
@@ -98,13 +98,13 @@ async fn of_token(app: &App, token: Token, secret: &str, request: &str) -> Resul
 }
 
 /// Whether the secret of a token is one that was drawn: nobody guesses those.
-pub fn is_drawn(app: &App, text: &str) -> bool {
+pub fn is_generated(app: &App, text: &str) -> bool {
     let secret = match text.strip_prefix("v2/") {
         Some(rest) => rest.split('/').nth(1).unwrap_or_default(),
         None => text,
     };
     let is_ours = secret.len() == SECRET_LETTERS && secret.bytes().all(|byte| LETTERS.contains(&byte));
-    is_ours || auth::is_above_guessing(app, Some(&format!("Bearer {secret}")))
+    is_ours || auth::is_unguessable(app, Some(&format!("Bearer {secret}")))
 }
 
 fn may_submit(app: &App, user: &users::User) -> bool {
@@ -116,16 +116,16 @@ pub fn user_name(user: UserId) -> String {
 }
 
 /// Names of users never change, so whoever was found once need not be looked for again.
-static NAMED: LazyLock<RwLock<HashMap<String, UserId>>> = LazyLock::new(RwLock::default);
+static USER_IDS: LazyLock<RwLock<HashMap<String, UserId>>> = LazyLock::new(RwLock::default);
 
 /// The user of this name.
-pub async fn user_named(app: &App, uuid: &str) -> Result<UserId> {
-    let known = NAMED.read().get(uuid).copied();
+pub async fn user_by_uuid(app: &App, uuid: &str) -> Result<UserId> {
+    let known = USER_IDS.read().get(uuid).copied();
     if let Some(known) = known {
         return Ok(known);
     }
     let all = users::ids(app.db()).await?;
-    let mut named = NAMED.write();
+    let mut named = USER_IDS.write();
     named.extend(all.into_iter().map(|user| (user_name(user), user)));
     named.get(uuid).copied().ok_or_else(|| Error::Missing(format!("user {uuid}")))
 }
@@ -151,13 +151,13 @@ pub fn draw(
     container: &Container,
     now: Timestamp,
 ) -> Result<(Made, Change)> {
-    let (id, made) = new_name(app)?;
+    let (id, made) = new_token(app)?;
     let token = Token {
         id,
         uuid: made.uuid.clone(),
         kind: kind.to_owned(),
         hash: hash(&made.secret),
-        secret_sealed: Some(app.keys().seal(&belongs(id), made.secret.as_bytes())?),
+        secret_sealed: Some(app.keys().seal(&token_aad(id), made.secret.as_bytes())?),
         user_id: user,
         container_uuid: Some(container.uuid.clone()),
         attempt: i64::try_from(container.attempt).unwrap_or(i64::MAX),
@@ -168,29 +168,31 @@ pub fn draw(
     Ok((made, queue_tokens::create(token)))
 }
 
-fn new_name(app: &App) -> Result<(uuid::Uuid, Made)> {
+fn new_token(app: &App) -> Result<(uuid::Uuid, Made)> {
     let id = app.db().new_id()?;
     Ok((id, Made { uuid: name("gj3su", id.as_bytes()), secret: secret()? }))
 }
 
-fn belongs(id: uuid::Uuid) -> Belongs<'static> {
-    Belongs::row("queue_tokens", "secret_sealed", id)
+fn token_aad(id: uuid::Uuid) -> AssociatedData<'static> {
+    AssociatedData::row("queue_tokens", "secret_sealed", id)
 }
 
 fn open(app: &App, token: &Token) -> Result<Made> {
     let sealed = token.secret_sealed.as_ref().ok_or_else(|| Error::Missing(token.uuid.clone()))?;
-    let secret = app.keys().open_sealed(&belongs(token.id), sealed)?;
+    let secret = app.keys().open_sealed(&token_aad(token.id), sealed)?;
     Ok(Made { uuid: token.uuid.clone(), secret: String::from_utf8_lossy(&secret).into_owned() })
 }
 
 /// The token of the program in a container, for who runs it.
-pub async fn inside(app: &App, asker: &Asker, uuid: &str) -> Result<Made> {
+pub async fn inside(app: &App, asker: &Requester, uuid: &str) -> Result<Made> {
     let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
     let container = found.into_iter().next().ok_or_else(|| Error::Missing(uuid.to_owned()))?.doc;
     let holds = match &asker.as_dispatcher() {
-        Who::Dispatcher { token } => container.is_held() && container.locked_by_uuid.as_ref() == Some(token),
-        Who::Executor { container: own, attempt } => *own == uuid && *attempt == container.attempt,
-        Who::Admin | Who::User | Who::Inside { .. } => false,
+        QueueCaller::Dispatcher { token } => {
+            container.is_held() && container.locked_by_uuid.as_ref() == Some(token)
+        }
+        QueueCaller::Executor { container: own, attempt } => *own == uuid && *attempt == container.attempt,
+        QueueCaller::Admin | QueueCaller::User | QueueCaller::Inside { .. } => false,
     };
     let Some(auth) = container.auth_uuid.filter(|_| holds) else {
         return Err(Error::denied("the container is not locked by this token"));
@@ -200,7 +202,7 @@ pub async fn inside(app: &App, asker: &Asker, uuid: &str) -> Result<Made> {
 }
 
 /// Any token by its name: the caller's own, or that of a container they hold.
-pub async fn by_uuid(app: &App, asker: &Asker, uuid: &str) -> Result<Made> {
+pub async fn by_uuid(app: &App, asker: &Requester, uuid: &str) -> Result<Made> {
     if uuid == asker.token_uuid {
         return Ok(Made { uuid: uuid.to_owned(), secret: asker.secret.clone() });
     }
@@ -222,7 +224,7 @@ pub(super) async fn executor(app: &App, uuid: &str) -> Result<Option<Made>> {
 
 /// What a token may be made for.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct TokenRequest {
     pub scopes: Vec<String>,
     pub expires_at: Option<Timestamp>,
 }
@@ -239,7 +241,7 @@ pub struct Created {
 
 /// A token for a program of one's own; `dispatch` makes one that takes containers. It ends with the token that it was
 /// made with, and no later than that one would by itself.
-pub async fn create(app: &App, asker: &Asker, wish: &Wish) -> Result<Created> {
+pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result<Created> {
     let kind = match wish.scopes.as_slice() {
         [one] if one == "all" => "user",
         [one] if one == "dispatch" => "dispatcher",
@@ -250,9 +252,9 @@ pub async fn create(app: &App, asker: &Asker, wish: &Wish) -> Result<Created> {
         }
         _ => return Err(Error::invalid("scopes must be [\"all\"] or [\"dispatch\"]")),
     };
-    asker.must_manage_tokens()?;
-    asker.must_submit()?;
-    if kind == "dispatcher" && asker.who != Who::Admin {
+    asker.require_token_management()?;
+    asker.require_submit()?;
+    if kind == "dispatcher" && asker.who != QueueCaller::Admin {
         return Err(Error::denied("only an admin makes tokens for dispatchers"));
     }
     let now = app.db().now().await?;
@@ -263,7 +265,7 @@ pub async fn create(app: &App, asker: &Asker, wish: &Wish) -> Result<Created> {
     let usual = app.settings().queue_token_life.filter(|_| kind == "user").map(|life| now + life);
     let ends = [wish.expires_at.or(usual), asker.expires_at];
     let expires_at = ends.into_iter().flatten().min();
-    let (id, made) = new_name(app)?;
+    let (id, made) = new_token(app)?;
     let token = Token {
         id,
         uuid: made.uuid.clone(),
@@ -281,8 +283,8 @@ pub async fn create(app: &App, asker: &Asker, wish: &Wish) -> Result<Created> {
     Ok(Created { made, kind, created_at: now, expires_at })
 }
 
-pub async fn revoke(app: &App, asker: &Asker, uuid: &str) -> Result<()> {
-    asker.must_manage_tokens()?;
+pub async fn revoke(app: &App, asker: &Requester, uuid: &str) -> Result<()> {
+    asker.require_token_management()?;
     match app.db().write(Unit::new().and([queue_tokens::revoke(uuid, asker.user)])).await? {
         Written::Done { .. } => Ok(()),
         Written::Stale { .. } => Err(Error::Missing(uuid.to_owned())),

@@ -3,18 +3,18 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use windlass_model::{
-    queue::Who,
+    queue::QueueCaller,
     time::{Span, Timestamp},
 };
 
-use super::{Asker, Error, Result};
+use super::{Error, Requester, Result};
 use crate::{
     app::App,
     db::{Db, DbError, Unit, Written, dispatchers as rows},
 };
 
 /// One that has said nothing for so long is not counted on.
-pub const SILENT: Span = Span::mins(2);
+pub const SILENT_AFTER: Span = Span::mins(2);
 const NAME_MAX: usize = 64;
 const DESCRIBED_MAX: usize = 200;
 /// Seconds for which a process may hold a token without a word.
@@ -49,8 +49,8 @@ pub struct Dispatcher {
 }
 
 /// Says who it is and what it could run. A repeat is how it says that it is still there.
-pub async fn seen(app: &App, asker: &Asker, name: &str, told: &Map<String, Value>) -> Result<Value> {
-    let Who::Dispatcher { token } = &asker.who else {
+pub async fn seen(app: &App, asker: &Requester, name: &str, told: &Map<String, Value>) -> Result<Value> {
+    let QueueCaller::Dispatcher { token } = &asker.who else {
         return Err(Error::denied("only a dispatcher's token says what a dispatcher has"));
     };
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -66,7 +66,7 @@ pub async fn seen(app: &App, asker: &Asker, name: &str, told: &Map<String, Value
     if nodes.len() > NODES_MAX || kind.len() > NAME_MAX {
         return Err(Error::invalid(format!("at most {NODES_MAX} kinds of machines can be told")));
     }
-    let change = rows::seen(name, kind, token, &serde_json::to_string(&nodes)?, SILENT.0);
+    let change = rows::seen(name, kind, token, &serde_json::to_string(&nodes)?, SILENT_AFTER.0);
     match app.db().write(Unit::new().and([change])).await? {
         Written::Done { .. } => Ok(json!({ "name": name, "kind": kind, "nodes": nodes })),
         Written::Stale { .. } => {
@@ -76,8 +76,8 @@ pub async fn seen(app: &App, asker: &Asker, name: &str, told: &Map<String, Value
 }
 
 /// Takes or keeps the lease of a dispatcher's token: one process at a time works with it. Zero seconds give it back.
-pub async fn hold(app: &App, asker: &Asker, told: &Map<String, Value>) -> Result<Value> {
-    let Who::Dispatcher { token } = &asker.who else {
+pub async fn hold(app: &App, asker: &Requester, told: &Map<String, Value>) -> Result<Value> {
+    let QueueCaller::Dispatcher { token } = &asker.who else {
         return Err(Error::denied("only a dispatcher's token has a lease"));
     };
     let text = |name: &str| {

@@ -9,12 +9,12 @@ pub mod take;
 mod write;
 
 use sha2::{Digest as _, Sha256};
-use windlass_model::queue::{Refusal, Who};
+use windlass_model::queue::{QueueCaller, Refusal};
 
 use crate::{
     db::{
         DbError,
-        queue_list::{ListError, Sight},
+        queue_list::{ListError, QueueVisibility},
     },
     error::Error as Inner,
     secrets::KeyError,
@@ -26,7 +26,7 @@ const LETTERS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 /// Letters of the secret part of a token: more than 256 bits.
 const SECRET_LETTERS: usize = 50;
 /// How often a write that lost a race is tried again.
-const TRIES_MAX: usize = 50;
+const WRITE_ATTEMPTS_MAX: usize = 50;
 
 /// What a call gets instead of an answer.
 #[derive(Debug, thiserror::Error)]
@@ -93,8 +93,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Somebody with a token.
 #[derive(Clone, Debug)]
-pub struct Asker {
-    pub who: Who,
+pub struct Requester {
+    pub who: QueueCaller,
     pub user: windlass_model::id::UserId,
     pub user_uuid: String,
     pub is_admin: bool,
@@ -111,11 +111,11 @@ pub struct Asker {
     pub request: String,
 }
 
-impl Asker {
+impl Requester {
     /// The server itself, for jobs of its own.
     pub fn server() -> Self {
         Self {
-            who: Who::Admin,
+            who: QueueCaller::Admin,
             is_admin: true,
             ..Self::for_user(windlass_model::id::UserId(uuid::Uuid::nil()))
         }
@@ -124,7 +124,7 @@ impl Asker {
     /// The server in the name of somebody whose job it is.
     pub fn for_user(user: windlass_model::id::UserId) -> Self {
         Self {
-            who: Who::User,
+            who: QueueCaller::User,
             user,
             user_uuid: auth::user_name(user),
             is_admin: false,
@@ -138,47 +138,50 @@ impl Asker {
     }
 
     /// The same as one who takes containers: an admin does so with the token that they showed.
-    pub fn as_dispatcher(&self) -> Who {
+    pub fn as_dispatcher(&self) -> QueueCaller {
         match &self.who {
-            Who::Admin => Who::Dispatcher { token: self.token_uuid.clone() },
-            Who::User | Who::Dispatcher { .. } | Who::Executor { .. } | Who::Inside { .. } => {
-                self.who.clone()
-            }
+            QueueCaller::Admin => QueueCaller::Dispatcher { token: self.token_uuid.clone() },
+            QueueCaller::User
+            | QueueCaller::Dispatcher { .. }
+            | QueueCaller::Executor { .. }
+            | QueueCaller::Inside { .. } => self.who.clone(),
         }
     }
 
     /// What of containers and logs they see.
-    pub fn sight(&self) -> Sight {
+    pub fn sight(&self) -> QueueVisibility {
         match &self.who {
-            Who::Admin | Who::Dispatcher { .. } => Sight::All,
-            Who::User => Sight::Owner(self.user_uuid.clone()),
-            Who::Inside { container, .. } => Sight::Inside(container.clone()),
-            Who::Executor { container, .. } => Sight::One(container.clone()),
+            QueueCaller::Admin | QueueCaller::Dispatcher { .. } => QueueVisibility::All,
+            QueueCaller::User => QueueVisibility::Owner(self.user_uuid.clone()),
+            QueueCaller::Inside { container, .. } => QueueVisibility::Inside(container.clone()),
+            QueueCaller::Executor { container, .. } => QueueVisibility::One(container.clone()),
         }
     }
 
     /// What of requests they see. A dispatcher has no business with them.
-    pub fn request_sight(&self) -> Sight {
+    pub fn request_visibility(&self) -> QueueVisibility {
         match &self.who {
-            Who::Admin => Sight::All,
-            Who::User | Who::Dispatcher { .. } => Sight::Owner(self.user_uuid.clone()),
-            Who::Inside { container, .. } => Sight::Inside(container.clone()),
-            Who::Executor { container, .. } => Sight::One(container.clone()),
+            QueueCaller::Admin => QueueVisibility::All,
+            QueueCaller::User | QueueCaller::Dispatcher { .. } => {
+                QueueVisibility::Owner(self.user_uuid.clone())
+            }
+            QueueCaller::Inside { container, .. } => QueueVisibility::Inside(container.clone()),
+            QueueCaller::Executor { container, .. } => QueueVisibility::One(container.clone()),
         }
     }
 
     /// Whether they look after tokens: people do, programs that run or hold containers do not.
-    pub fn must_manage_tokens(&self) -> Result<()> {
+    pub fn require_token_management(&self) -> Result<()> {
         match self.who {
-            Who::Admin | Who::User => Ok(()),
-            Who::Dispatcher { .. } | Who::Executor { .. } | Who::Inside { .. } => {
+            QueueCaller::Admin | QueueCaller::User => Ok(()),
+            QueueCaller::Dispatcher { .. } | QueueCaller::Executor { .. } | QueueCaller::Inside { .. } => {
                 Err(Error::denied("this token is for running containers, not for looking after tokens"))
             }
         }
     }
 
     /// Whether they may ask for containers.
-    pub fn must_submit(&self) -> Result<()> {
+    pub fn require_submit(&self) -> Result<()> {
         if self.may_submit {
             return Ok(());
         }
@@ -190,10 +193,10 @@ impl Asker {
 
 /// A name for something of ours: always the same for the same thing.
 pub fn name(infix: &str, of: &[u8]) -> String {
-    format!("{CLUSTER}-{infix}-{}", letters(&Sha256::digest(of), 15))
+    format!("{CLUSTER}-{infix}-{}", encode_letters(&Sha256::digest(of), 15))
 }
 
-fn letters(bytes: &[u8], count: usize) -> String {
+fn encode_letters(bytes: &[u8], count: usize) -> String {
     bytes.iter().take(count).map(|byte| char::from(LETTERS[usize::from(*byte) % LETTERS.len()])).collect()
 }
 
@@ -205,7 +208,7 @@ fn secret() -> Result<String, getrandom::Error> {
         getrandom::fill(&mut bytes)?;
         // Bytes beyond a multiple of the letters would make some letters more likely.
         let fair: Vec<u8> = bytes.into_iter().filter(|byte| *byte < 252).collect();
-        text.push_str(&letters(&fair, SECRET_LETTERS - text.len()));
+        text.push_str(&encode_letters(&fair, SECRET_LETTERS - text.len()));
     }
     Ok(text)
 }

@@ -1,8 +1,8 @@
 //! What containers wrote: kept byte for byte, in pieces that follow each other without holes.
 
-use windlass_model::queue::Who;
+use windlass_model::queue::QueueCaller;
 
-use super::{Asker, Error, Result, write::job_of};
+use super::{Error, Requester, Result, write::job_of};
 use crate::{
     app::App,
     db::{Db, DbError, Unit, containers, jobs},
@@ -12,21 +12,21 @@ use crate::{
 pub const STREAM_BYTES_MAX: i64 = windlass_api::queue::STREAM_BYTES_MAX.cast_signed();
 pub const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
 
-fn known(stream: &str) -> Result<()> {
+fn check_stream(stream: &str) -> Result<()> {
     if STREAMS.contains(&stream) { Ok(()) } else { Err(Error::invalid(format!("no stream `{stream}`"))) }
 }
 
 /// Appends what the executor read. A piece that was sent before changes nothing. Answers how far the stream is known.
 pub async fn append(
     app: &App,
-    asker: &Asker,
+    asker: &Requester,
     uuid: &str,
     stream: &str,
     at: i64,
     bytes: Vec<u8>,
 ) -> Result<i64> {
-    known(stream)?;
-    let Who::Executor { container, attempt } = &asker.who else {
+    check_stream(stream)?;
+    let QueueCaller::Executor { container, attempt } = &asker.who else {
         return Err(Error::denied("output comes from the container's executor"));
     };
     if container != uuid {
@@ -53,8 +53,8 @@ pub async fn append(
 }
 
 /// A page of a stream of the last attempt that wrote.
-pub async fn read(app: &App, asker: &Asker, uuid: &str, stream: &str, from: i64) -> Result<Vec<u8>> {
-    known(stream)?;
+pub async fn read(app: &App, asker: &Requester, uuid: &str, stream: &str, from: i64) -> Result<Vec<u8>> {
+    check_stream(stream)?;
     super::records::container(app, asker, uuid).await?;
     Ok(page(app.db(), uuid, stream, from).await?)
 }

@@ -3,25 +3,25 @@
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use windlass_model::{
-    queue::{Container, Request, Who},
+    queue::{Container, QueueCaller, Request},
     time::Timestamp,
 };
 
-use super::{Asker, CLUSTER, Error, Result};
+use super::{CLUSTER, Error, Requester, Result};
 use crate::{
     app::App,
     db::{
         Row, containers,
-        queue_list::{self, Asked, Condition, Kind, Sight},
+        queue_list::{self, Asked, Condition, Kind, QueueVisibility},
     },
 };
 
 /// Changes when the record does.
 pub fn etag(record: &Value) -> String {
-    super::letters(&Sha256::digest(record.to_string().as_bytes()), 22)
+    super::encode_letters(&Sha256::digest(record.to_string().as_bytes()), 22)
 }
 
-fn dress(kind: &str, mut record: Value) -> Value {
+fn to_record(kind: &str, mut record: Value) -> Value {
     let etag = etag(&record);
     if let Some(record) = record.as_object_mut() {
         record.remove("last_call");
@@ -33,11 +33,11 @@ fn dress(kind: &str, mut record: Value) -> Value {
 }
 
 pub fn container_record(container: &Container) -> Result<Value> {
-    Ok(dress("container", serde_json::to_value(container)?))
+    Ok(to_record("container", serde_json::to_value(container)?))
 }
 
 pub fn request_record(request: &Request) -> Result<Value> {
-    Ok(dress("containerRequest", serde_json::to_value(request)?))
+    Ok(to_record("containerRequest", serde_json::to_value(request)?))
 }
 
 fn log_record(row: &Row) -> Result<Value> {
@@ -45,15 +45,15 @@ fn log_record(row: &Row) -> Result<Value> {
     let object = row.text(3)?;
     let at = row.time(6)?;
     let record = json!({
-        "id": row.int(1)?, "uuid": row.text(2)?, "object_uuid": object, "object_kind": kind_of(&object),
+        "id": row.int(1)?, "uuid": row.text(2)?, "object_uuid": object, "object_kind": arvados_kind(&object),
         "object_owner_uuid": row.text(4)?, "owner_uuid": row.text(4)?, "event_type": row.text(5)?,
         "event_at": at, "created_at": at, "modified_at": at, "modified_by_user_uuid": null,
         "summary": row.text(7)?, "properties": doc.get("properties").cloned().unwrap_or_default(),
     });
-    Ok(dress("log", record))
+    Ok(to_record("log", record))
 }
 
-fn kind_of(uuid: &str) -> Option<&'static str> {
+fn arvados_kind(uuid: &str) -> Option<&'static str> {
     match uuid.split('-').nth(1)? {
         "dz642" => Some("arvados#container"),
         "xvhdp" => Some("arvados#containerRequest"),
@@ -64,27 +64,32 @@ fn kind_of(uuid: &str) -> Option<&'static str> {
 }
 
 /// A page of a list, and how many there are if that was asked.
-pub async fn list(app: &App, sight: &Sight, kind: Kind, asked: &Asked) -> Result<(Vec<Value>, Option<i64>)> {
+pub async fn list(
+    app: &App,
+    sight: &QueueVisibility,
+    kind: Kind,
+    asked: &Asked,
+) -> Result<(Vec<Value>, Option<i64>)> {
     let found = queue_list::list(app.db(), kind, sight, asked).await?;
     let items = found.rows.iter().map(|row| match kind {
-        Kind::Containers => Ok(dress("container", row.json(0)?)),
-        Kind::Requests => Ok(dress("containerRequest", row.json(0)?)),
+        Kind::Containers => Ok(to_record("container", row.json(0)?)),
+        Kind::Requests => Ok(to_record("containerRequest", row.json(0)?)),
         Kind::Logs => log_record(row),
     });
     Ok((items.collect::<Result<_>>()?, found.available))
 }
 
 /// The one of this name, if the caller sees it.
-pub async fn single(app: &App, sight: &Sight, kind: Kind, uuid: &str) -> Result<Value> {
+pub async fn find_visible(app: &App, sight: &QueueVisibility, kind: Kind, uuid: &str) -> Result<Value> {
     let condition = Condition { attribute: "uuid".into(), op: "=".into(), operand: uuid.into() };
     let asked = Asked { conditions: vec![condition], limit: 1, ..Asked::default() };
     let (items, _) = list(app, sight, kind, &asked).await?;
     items.into_iter().next().ok_or_else(|| Error::Missing(uuid.to_owned()))
 }
 
-pub async fn container(app: &App, asker: &Asker, uuid: &str) -> Result<Container> {
+pub async fn container(app: &App, asker: &Requester, uuid: &str) -> Result<Container> {
     // By the same rule as lists.
-    single(app, &asker.sight(), Kind::Containers, uuid).await?;
+    find_visible(app, &asker.sight(), Kind::Containers, uuid).await?;
     let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
     found.into_iter().next().map(|kept| kept.doc).ok_or_else(|| Error::Missing(uuid.to_owned()))
 }
@@ -95,14 +100,18 @@ pub enum Current {
     Held(Asked),
 }
 
-pub async fn current(app: &App, asker: &Asker, scope: Option<&str>, mut asked: Asked) -> Result<Current> {
+pub async fn current(app: &App, asker: &Requester, scope: Option<&str>, mut asked: Asked) -> Result<Current> {
     let missing = || Error::Missing("a container of this token".into());
     match (&asker.who, scope) {
-        (Who::Inside { container, .. } | Who::Executor { container, .. }, None | Some("container")) => {
-            single(app, &Sight::One(container.clone()), Kind::Containers, container).await.map(Current::One)
-        }
+        (
+            QueueCaller::Inside { container, .. } | QueueCaller::Executor { container, .. },
+            None | Some("container"),
+        ) => find_visible(app, &QueueVisibility::One(container.clone()), Kind::Containers, container)
+            .await
+            .map(Current::One),
         // An admin's token without a word about it is nobody's container: clients rely on that.
-        (Who::Dispatcher { .. }, None | Some("dispatch")) | (Who::Admin, Some("dispatch")) => {
+        (QueueCaller::Dispatcher { .. }, None | Some("dispatch"))
+        | (QueueCaller::Admin, Some("dispatch")) => {
             let held = |attribute: &str, op: &str, operand: Value| Condition {
                 attribute: attribute.into(),
                 op: op.into(),
@@ -112,15 +121,20 @@ pub async fn current(app: &App, asker: &Asker, scope: Option<&str>, mut asked: A
             asked.conditions.push(held("state", "in", json!(["Locked", "Running"])));
             Ok(Current::Held(asked))
         }
-        (Who::Admin | Who::User | Who::Inside { .. } | Who::Executor { .. } | Who::Dispatcher { .. }, _) => {
-            Err(missing())
-        }
+        (
+            QueueCaller::Admin
+            | QueueCaller::User
+            | QueueCaller::Inside { .. }
+            | QueueCaller::Executor { .. }
+            | QueueCaller::Dispatcher { .. },
+            _,
+        ) => Err(missing()),
     }
 }
 
 /// What is shown of a token.
 #[derive(Clone, Copy, Debug)]
-pub struct ShownToken<'a> {
+pub struct TokenView<'a> {
     pub uuid: &'a str,
     pub secret: Option<&'a str>,
     pub scopes: &'a [&'a str],
@@ -128,7 +142,7 @@ pub struct ShownToken<'a> {
     pub expires_at: Option<Timestamp>,
 }
 
-impl<'a> ShownToken<'a> {
+impl<'a> TokenView<'a> {
     /// One for everything that its kind may do, with its secret.
     pub fn with_secret(uuid: &'a str, secret: &'a str) -> Self {
         Self { uuid, secret: Some(secret), scopes: &["all"], created_at: None, expires_at: None }
@@ -136,9 +150,9 @@ impl<'a> ShownToken<'a> {
 }
 
 /// A token as its owner sees it.
-pub fn token_record(owner: &str, token: &ShownToken<'_>) -> Value {
-    let ShownToken { uuid, secret, scopes, created_at: at, expires_at } = token;
-    dress(
+pub fn token_record(owner: &str, token: &TokenView<'_>) -> Value {
+    let TokenView { uuid, secret, scopes, created_at: at, expires_at } = token;
+    to_record(
         "apiClientAuthorization",
         json!({
             "uuid": uuid, "api_token": secret, "owner_uuid": owner, "scopes": scopes,
@@ -150,7 +164,7 @@ pub fn token_record(owner: &str, token: &ShownToken<'_>) -> Value {
 
 pub fn user_record(user: &crate::db::users::User) -> Value {
     let uuid = super::auth::user_name(user.id);
-    dress(
+    to_record(
         "user",
         json!({
             "uuid": uuid, "owner_uuid": format!("{CLUSTER}-tpzed-000000000000000"), "username": user.name,

@@ -9,22 +9,22 @@ use uuid::Uuid;
 use windlass_model::{
     id::SubmissionId,
     queue::{
-        Container, Request, Work, reuse,
+        Container, ContainerSpec, Request, reuse,
         settle::{World, settle},
     },
     time::Timestamp,
 };
 
-use super::{Asker, Error, Result, TRIES_MAX, name};
+use super::{Error, Requester, Result, WRITE_ATTEMPTS_MAX, name};
 use crate::{
     app::App,
     db::{
         Change, Unit, Val, Written,
-        containers::{self, Kept, Made},
+        containers::{self, Made, Versioned},
         jobs, queue_tokens,
     },
     job_orders::queued::JOB_VARIABLE,
-    secrets::Belongs,
+    secrets::AssociatedData,
 };
 
 /// Rows that may hang together. A tree beyond that is not changed at once.
@@ -32,21 +32,21 @@ const ROWS_MAX: usize = 5000;
 
 /// Rows as they were read.
 #[derive(Default)]
-pub(super) struct Loaded {
+pub(super) struct QueueRows {
     pub(super) world: World,
     containers: BTreeMap<String, (Uuid, i64)>,
     requests: BTreeMap<String, (Uuid, i64)>,
 }
 
-impl Loaded {
-    fn take_containers(&mut self, kept: Vec<Kept<Container>>) {
+impl QueueRows {
+    fn add_containers(&mut self, kept: Vec<Versioned<Container>>) {
         for one in kept {
             self.containers.insert(one.doc.uuid.clone(), (one.id, one.revision));
             self.world.containers.insert(one.doc.uuid.clone(), one.doc);
         }
     }
 
-    fn take_requests(&mut self, kept: Vec<Kept<Request>>) -> BTreeSet<String> {
+    fn add_requests(&mut self, kept: Vec<Versioned<Request>>) -> BTreeSet<String> {
         let mut theirs = BTreeSet::new();
         for one in kept {
             theirs.extend(one.doc.container_uuid.clone());
@@ -58,24 +58,24 @@ impl Loaded {
 }
 
 /// One container, without what hangs on it.
-pub(super) async fn alone(app: &App, uuid: &str) -> Result<Loaded> {
-    let mut loaded = Loaded::default();
-    loaded.take_containers(containers::containers(app.db(), &[uuid.to_owned()]).await?);
+pub(super) async fn load_one(app: &App, uuid: &str) -> Result<QueueRows> {
+    let mut loaded = QueueRows::default();
+    loaded.add_containers(containers::containers(app.db(), &[uuid.to_owned()]).await?);
     if loaded.containers.is_empty() { Err(Error::Missing(uuid.to_owned())) } else { Ok(loaded) }
 }
 
 /// Containers and requests, all requests of those containers, and everything below them.
-pub(super) async fn around(app: &App, seeds: &[String], asks: &[String]) -> Result<Loaded> {
-    let mut loaded = Loaded::default();
+pub(super) async fn load_related(app: &App, seeds: &[String], asks: &[String]) -> Result<QueueRows> {
+    let mut loaded = QueueRows::default();
     let mut next: BTreeSet<String> = seeds.iter().cloned().collect();
     if !asks.is_empty() {
-        next.extend(loaded.take_requests(containers::requests(app.db(), asks).await?));
+        next.extend(loaded.add_requests(containers::requests(app.db(), asks).await?));
     }
     while !next.is_empty() {
         let batch: Vec<String> = std::mem::take(&mut next).into_iter().collect();
-        loaded.take_containers(containers::containers(app.db(), &batch).await?);
-        let mut found = loaded.take_requests(containers::requests_of(app.db(), &batch).await?);
-        found.extend(loaded.take_requests(containers::requests_by(app.db(), &batch).await?));
+        loaded.add_containers(containers::containers(app.db(), &batch).await?);
+        let mut found = loaded.add_requests(containers::requests_for(app.db(), &batch).await?);
+        found.extend(loaded.add_requests(containers::requests_made_in(app.db(), &batch).await?));
         next = found.into_iter().filter(|uuid| !loaded.containers.contains_key(uuid)).collect();
         // A container whose row is gone is not looked for again.
         next.retain(|uuid| !batch.contains(uuid));
@@ -101,7 +101,7 @@ pub(super) async fn around(app: &App, seeds: &[String], asks: &[String]) -> Resu
 
 /// What a rule adds to the rows it changed.
 #[derive(Default)]
-pub(super) struct Beside {
+pub(super) struct ExtraChanges {
     pub(super) changes: Vec<Change>,
     /// Rows that others must not have changed meanwhile, though this write leaves them as they are.
     pub(super) relies_on: Vec<String>,
@@ -115,10 +115,10 @@ pub(super) struct Beside {
 /// Settles, and writes everything that is different now. `None`: somebody was faster.
 pub(super) async fn write(
     app: &App,
-    asker: &Asker,
-    before: &Loaded,
+    asker: &Requester,
+    before: &QueueRows,
     mut world: World,
-    beside: Beside,
+    beside: ExtraChanges,
     now: Timestamp,
 ) -> Result<Option<World>> {
     let mut ids: BTreeMap<String, Uuid> = BTreeMap::new();
@@ -133,7 +133,7 @@ pub(super) async fn write(
         ids.insert(uuid.clone(), id);
         uuid
     });
-    let mut writer = Writer { app, asker, now, first: Vec::new(), rows: Vec::new(), logs: Vec::new() };
+    let mut writer = QueueWriter { app, asker, now, first: Vec::new(), rows: Vec::new(), logs: Vec::new() };
     for container in world.containers.values_mut() {
         writer.container(before, container, &ids, &beside).await?;
     }
@@ -146,9 +146,9 @@ pub(super) async fn write(
     let unit = Unit::new().and(writer.first).and(beside.changes).and(writer.rows).and(writer.logs);
     match app.db().write(unit).await? {
         Written::Done { .. } => {
-            app.queue_changed();
+            app.notify_queue_changed();
             if world.containers.values().any(|one| job_of(one).is_some()) {
-                app.wake(&JOBS);
+                app.wake(&JOB_PIPELINES);
             }
             Ok(Some(world))
         }
@@ -157,7 +157,7 @@ pub(super) async fn write(
 }
 
 /// The pipelines of jobs that are placed.
-const JOBS: [&str; 2] = ["jobs_running", "jobs_terminating"];
+const JOB_PIPELINES: [&str; 2] = ["jobs_running", "jobs_terminating"];
 
 /// The job of a run that a container is. Whoever writes the variable into a container of their own has that job looked
 /// at, and nothing else.
@@ -165,22 +165,22 @@ pub(super) fn job_of(container: &Container) -> Option<SubmissionId> {
     container.work.environment.get(JOB_VARIABLE)?.parse().ok()
 }
 
-struct Writer<'a> {
+struct QueueWriter<'a> {
     app: &'a App,
-    asker: &'a Asker,
+    asker: &'a Requester,
     now: Timestamp,
     first: Vec<Change>,
     rows: Vec<Change>,
     logs: Vec<Change>,
 }
 
-impl Writer<'_> {
+impl QueueWriter<'_> {
     async fn container(
         &mut self,
-        before: &Loaded,
+        before: &QueueRows,
         container: &mut Container,
         ids: &BTreeMap<String, Uuid>,
-        beside: &Beside,
+        beside: &ExtraChanges,
     ) -> Result<()> {
         let Some(old) = before.world.containers.get(&container.uuid) else {
             return self.new_container(before, container, ids, beside).await;
@@ -188,7 +188,7 @@ impl Writer<'_> {
         let Some((_, revision)) = before.containers.get(&container.uuid) else { return Ok(()) };
         if old == container {
             if beside.relies_on.contains(&container.uuid) {
-                self.first.push(containers::touch_container(&container.uuid, *revision));
+                self.first.push(containers::bump_container(&container.uuid, *revision));
             }
             return Ok(());
         }
@@ -196,10 +196,10 @@ impl Writer<'_> {
         container.modified_by_user_uuid = Some(self.asker.user_uuid.clone());
         self.first.push(containers::update_container(container, *revision)?);
         if old.is_held() && !container.is_held() {
-            self.first.push(queue_tokens::revoke_of(&container.uuid));
+            self.first.push(queue_tokens::revoke_for_container(&container.uuid));
         }
         if container.is_final() && !old.is_final() {
-            self.first.push(containers::erase_container(&container.uuid));
+            self.first.push(containers::erase_container_secrets(&container.uuid));
         }
         if let Some(job) = job_of(container) {
             self.first.push(jobs::poke(job));
@@ -210,10 +210,10 @@ impl Writer<'_> {
 
     async fn new_container(
         &mut self,
-        before: &Loaded,
+        before: &QueueRows,
         container: &mut Container,
         ids: &BTreeMap<String, Uuid>,
-        beside: &Beside,
+        beside: &ExtraChanges,
     ) -> Result<()> {
         let id = match ids.get(&container.uuid) {
             Some(id) => *id,
@@ -225,7 +225,9 @@ impl Writer<'_> {
         };
         let sealed = secrets
             .map(|text| {
-                self.app.keys().seal(&Belongs::row("containers", "secrets_sealed", id), text.as_bytes())
+                self.app
+                    .keys()
+                    .seal(&AssociatedData::row("containers", "secrets_sealed", id), text.as_bytes())
             })
             .transpose()?;
         let identity = identity(&container.work, container.secret_mounts_digest.as_deref());
@@ -237,9 +239,9 @@ impl Writer<'_> {
     /// From the call that makes it, or from the container that it takes the place of.
     async fn secrets_for(
         &self,
-        before: &Loaded,
+        before: &QueueRows,
         container: &Container,
-        beside: &Beside,
+        beside: &ExtraChanges,
     ) -> Result<Option<String>> {
         if let Some((_, text)) = &beside.secrets {
             return Ok(Some(text.clone()));
@@ -250,12 +252,12 @@ impl Writer<'_> {
         open_secrets(self.app, &old.uuid).await
     }
 
-    fn request(&mut self, before: &Loaded, request: &mut Request, beside: &Beside) -> Result<()> {
+    fn request(&mut self, before: &QueueRows, request: &mut Request, beside: &ExtraChanges) -> Result<()> {
         if beside.deletes.contains(&request.uuid) {
             return Ok(());
         }
         let seal = |app: &App, id: Uuid, text: &str| {
-            app.keys().seal(&Belongs::row("container_requests", "secrets_sealed", id), text.as_bytes())
+            app.keys().seal(&AssociatedData::row("container_requests", "secrets_sealed", id), text.as_bytes())
         };
         let keeps = request.container_uuid.is_none();
         let own = beside.secrets.as_ref().filter(|(uuid, _)| *uuid == request.uuid && keeps);
@@ -267,7 +269,7 @@ impl Writer<'_> {
             return self.log(&request.uuid, &request.owner_uuid, "create", None, Some(&new));
         };
         if let Some((_, text)) = own {
-            self.first.push(containers::seal_request(&request.uuid, seal(self.app, *id, text)?));
+            self.first.push(containers::set_request_secrets(&request.uuid, seal(self.app, *id, text)?));
         }
         let old = before.world.requests.get(&request.uuid);
         if old == Some(request) {
@@ -277,13 +279,13 @@ impl Writer<'_> {
         request.modified_by_user_uuid = Some(self.asker.user_uuid.clone());
         self.first.push(containers::update_request(request, *revision)?);
         if !keeps && old.is_some_and(|old| old.container_uuid.is_none()) {
-            self.first.push(containers::erase_request(&request.uuid));
+            self.first.push(containers::erase_request_secrets(&request.uuid));
         }
         let (old, new) = (serde_json::to_value(old)?, serde_json::to_value(&*request)?);
         self.log(&request.uuid, &request.owner_uuid, "update", Some(&old), Some(&new))
     }
 
-    fn delete(&mut self, before: &Loaded, uuid: &str) -> Result<()> {
+    fn delete(&mut self, before: &QueueRows, uuid: &str) -> Result<()> {
         if let (Some((_, revision)), Some(old)) = (before.requests.get(uuid), before.world.requests.get(uuid))
         {
             self.first.push(containers::delete_request(uuid, *revision));
@@ -366,31 +368,32 @@ pub(super) fn log_row(
 }
 
 /// The same for the same work.
-pub(super) fn identity(work: &Work, secrets: Option<&str>) -> String {
+pub(super) fn identity(work: &ContainerSpec, secrets: Option<&str>) -> String {
     hex::encode(Sha256::digest(reuse::identity(work, secrets).as_bytes()))
 }
 
 /// The mounts of a container that nobody else may see.
 pub(super) async fn open_secrets(app: &App, uuid: &str) -> Result<Option<String>> {
     let Some((id, sealed)) = containers::container_secrets(app.db(), uuid).await? else { return Ok(None) };
-    let text = app.keys().open_sealed(&Belongs::row("containers", "secrets_sealed", id), &sealed)?;
+    let text = app.keys().open_sealed(&AssociatedData::row("containers", "secrets_sealed", id), &sealed)?;
     Ok(Some(String::from_utf8_lossy(&text).into_owned()))
 }
 
 /// Those of a request that waits for its commit.
 pub(super) async fn open_request_secrets(app: &App, uuid: &str) -> Result<Option<String>> {
     let Some((id, sealed)) = containers::request_secrets(app.db(), uuid).await? else { return Ok(None) };
-    let text = app.keys().open_sealed(&Belongs::row("container_requests", "secrets_sealed", id), &sealed)?;
+    let text =
+        app.keys().open_sealed(&AssociatedData::row("container_requests", "secrets_sealed", id), &sealed)?;
     Ok(Some(String::from_utf8_lossy(&text).into_owned()))
 }
 
 /// Tries until nobody was faster.
-pub(super) async fn again<T, F, R>(mut attempt: F) -> Result<T>
+pub(super) async fn retry_on_conflict<T, F, R>(mut attempt: F) -> Result<T>
 where
     F: FnMut() -> R,
     R: Future<Output = Result<Option<T>>>,
 {
-    for _ in 0..TRIES_MAX {
+    for _ in 0..WRITE_ATTEMPTS_MAX {
         if let Some(done) = attempt().await? {
             return Ok(done);
         }

@@ -20,19 +20,19 @@ use crate::{
         runs::{self, Named, Run},
     },
     error::{Error, Result},
-    events::{About, actor, note},
+    events::{EventSubject, actor, note},
     proxy,
     services::{names, publishing},
 };
 
 /// How often a generated name may be taken before that is an error.
-const NAMES_TRIED: u8 = 10;
+const NAME_ATTEMPTS_MAX: u8 = 10;
 /// Of a service.
 const GATEWAY: &str = "configuration.gateway";
 
 pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Result<wire::Run> {
     let hash = request_hash(&asked);
-    if let Some(done) = repeated(app, scope, &hash).await? {
+    if let Some(done) = find_repeated(app, scope, &hash).await? {
         return one(app, done).await;
     }
     let refused = match attempt(app, scope, &asked, &hash).await {
@@ -41,7 +41,7 @@ pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Resul
     };
     // Whoever asks again while the first try is still on its way comes upon the run of that try: on its name, or on
     // its being active already. That is no reason to refuse.
-    match repeated(app, scope, &hash).await? {
+    match find_repeated(app, scope, &hash).await? {
         Some(done) => one(app, done).await,
         None => Err(refused),
     }
@@ -62,19 +62,19 @@ async fn attempt(app: &App, scope: &Scope, asked: &wire::ApplyRequest, hash: &st
     if let Some(Named { run, .. }) = &current {
         // A finished run of that name would be hidden, which is not for everybody either.
         let what = format!("run `{}` is there already; it", run.name);
-        scope.must_own::<ApplyRun>(Some(run.user_id), &what)?;
+        scope.require_ownership::<ApplyRun>(Some(run.user_id), &what)?;
     }
     let id = match current {
         Some(current) if !current.run.finished => {
             let id = update(app, scope, &spec, asked, &current).await?;
-            app.wake(&["runs", "jobs_submitted", "jobs_running", proxy::HINT]);
+            app.wake(&["runs", "jobs_submitted", "jobs_running", proxy::ROUTES_HINT]);
             id
         }
         finished => {
             // A schedule, or a service at zero, is the run's own affair; everything else begins with its jobs.
             let is_service = matches!(spec.shape.configuration(), Configuration::Service(_));
             let pipelines: &[_] = match is_service || spec.shape.crons().is_some() {
-                true => &["runs", "jobs_submitted", proxy::HINT],
+                true => &["runs", "jobs_submitted", proxy::ROUTES_HINT],
                 false => &["jobs_submitted"],
             };
             let id = create(app, scope, spec, finished.as_ref(), hash).await?;
@@ -95,7 +95,7 @@ fn request_hash(asked: &wire::ApplyRequest) -> String {
 }
 
 /// The run that this very request made before.
-async fn repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Named>> {
+async fn find_repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Named>> {
     let Some(key) = &scope.idempotency_key else { return Ok(None) };
     let found = runs::find_by_key(app.db(), scope.project.id, scope.caller.user.id, key).await?;
     match found {
@@ -133,7 +133,8 @@ async fn update(
     let run = &current.run;
     let paths: Vec<&str> = changes.iter().map(|change| change.path.as_str()).collect();
     let by = scope.caller.user.id;
-    let about = About { entity: Entity::Run, id: run.id.0, name: &run.name, project: Some(run.project_id) };
+    let about =
+        EventSubject { entity: Entity::Run, id: run.id.0, name: &run.name, project: Some(run.project_id) };
     let change = runs::update_spec(run.id, &run.spec, &spec.value.to_string(), spec.priority(), rolls);
     let waiting = jobs::set_priority(run.id, spec.priority());
     let unit = Unit::new().and([change, waiting]).and(note(
@@ -143,7 +144,7 @@ async fn update(
         "updated",
         format!("Run updated. Changed fields: {}", paths.join(", ")),
     )?);
-    let unit = if paths.contains(&GATEWAY) { moved(app, scope, spec, run, unit).await? } else { unit };
+    let unit = if paths.contains(&GATEWAY) { move_service(app, scope, spec, run, unit).await? } else { unit };
     match app.db().write(unit).await {
         Ok(Written::Done { .. }) => Ok(run.id),
         Ok(Written::Stale { .. }) => Err(changed()),
@@ -153,15 +154,15 @@ async fn update(
 }
 
 /// With the service at another gateway, or at none.
-async fn moved(app: &App, scope: &Scope, spec: &Spec, run: &Run, unit: Unit) -> Result<Unit> {
+async fn move_service(app: &App, scope: &Scope, spec: &Spec, run: &Run, unit: Unit) -> Result<Unit> {
     let at = publishing::of(app, run.project_id, spec, &run.name, Some(run.id)).await?;
     let service =
         spec.service(&scope.project.name, &run.name, at.as_ref()).map(|service| service.to_string());
     let gateway = at.as_ref().map(|at| at.gateway);
     let unit =
-        unit.and([runs::set_service(run.id, service.as_deref(), gateway), gateways::leave_domains(run.id)]);
+        unit.and([runs::set_service(run.id, service.as_deref(), gateway), gateways::release_domains(run.id)]);
     Ok(match &at {
-        Some(at) => unit.and(gateways::take_domain(&at.domain, run.id)),
+        Some(at) => unit.and(gateways::claim_domain(&at.domain, run.id)),
         None => unit,
     })
 }
@@ -175,7 +176,7 @@ async fn create(
     hash: &str,
 ) -> Result<RunId> {
     let generated = spec.name().is_none();
-    for attempt in 0..NAMES_TRIED {
+    for attempt in 0..NAME_ATTEMPTS_MAX {
         if generated {
             spec.set_name(&names::generate(attempt)?);
         }

@@ -39,7 +39,7 @@ async fn find(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result<Job> {
     let job = job.filter(|job| job.project_id == scope.project.id).ok_or_else(absent)?;
     let run = runs::find(app.db(), job.run_id).await?.filter(|run| run.run.name == asked.run_name);
     let run = run.ok_or_else(absent)?;
-    scope.must_own::<ConnectJob>(Some(run.run.user_id), &format!("run `{}`", run.run.name))?;
+    scope.require_ownership::<ConnectJob>(Some(run.run.user_id), &format!("run `{}`", run.run.name))?;
     Ok(job)
 }
 

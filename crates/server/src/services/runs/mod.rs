@@ -15,8 +15,8 @@ use std::collections::HashMap;
 
 use futures_util::future::try_join_all;
 use windlass_api::{
-    Rendered,
-    error::Code,
+    RenderedJson,
+    error::ApiErrorCode,
     operation::Access,
     operations::{DeleteRuns, StopRuns},
     runs as wire,
@@ -29,7 +29,7 @@ pub use self::{
     plan::plan,
 };
 pub(crate) use self::{
-    shelf::Shelf,
+    shelf::RenderedRunCache,
     spec::{Spec, check_supported, refused},
 };
 use crate::{
@@ -41,7 +41,7 @@ use crate::{
         users,
     },
     error::{Error, Result},
-    events::{About, note},
+    events::{EventSubject, note},
 };
 
 const LIST_MAX: i64 = 100;
@@ -50,14 +50,18 @@ const SUBMISSIONS_MAX: i64 = 10;
 const NO_REPO: &str = "none";
 const NAMES_MAX: usize = 1000;
 
-pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<Rendered<wire::Run>>> {
+pub async fn list(
+    app: &App,
+    caller: &Caller,
+    asked: wire::ListRequest,
+) -> Result<Vec<RenderedJson<wire::Run>>> {
     if !(0..=LIST_MAX).contains(&asked.limit) {
         return Err(Error::field("limit", "must be from 0 to 100"));
     }
     if asked.job_submissions_limit.is_some_and(|limit| !(0..=SUBMISSIONS_MAX).contains(&limit)) {
         return Err(Error::field("job_submissions_limit", "must be from 0 to 10"));
     }
-    let Some(projects) = visible(app, caller, asked.project_name.as_deref()).await? else {
+    let Some(projects) = visible_projects(app, caller, asked.project_name.as_deref()).await? else {
         return Ok(Vec::new());
     };
     let user = match &asked.username {
@@ -71,7 +75,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         && repo != NO_REPO
         && repos::find(app.db(), *project, repo).await?.is_none()
     {
-        let code = Code::RepoDoesNotExist;
+        let code = ApiErrorCode::RepoDoesNotExist;
         return Err(Error::Refused { code, msg: format!("Repo {repo} does not exist") });
     }
     let query = Query {
@@ -88,13 +92,20 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         },
     };
     let lines = runs::list(app.db(), &query).await?;
-    let jobs =
-        if asked.include_jobs { show::Jobs::Newest(asked.job_submissions_limit) } else { show::Jobs::None };
-    rendered(app, &lines, jobs).await
+    let jobs = if asked.include_jobs {
+        show::IncludedJobs::Newest(asked.job_submissions_limit)
+    } else {
+        show::IncludedJobs::None
+    };
+    render_cached(app, &lines, jobs).await
 }
 
 /// What finished and was shown before is shown as it was; the others are read.
-async fn rendered(app: &App, lines: &[Line], jobs: show::Jobs) -> Result<Vec<Rendered<wire::Run>>> {
+async fn render_cached(
+    app: &App,
+    lines: &[Line],
+    jobs: show::IncludedJobs,
+) -> Result<Vec<RenderedJson<wire::Run>>> {
     let mut found: HashMap<RunId, _> = HashMap::with_capacity(lines.len());
     for line in lines.iter().filter(|line| line.finished) {
         found.extend(app.finished_runs().find(line.id, jobs).map(|shown| (line.id, shown)));
@@ -105,8 +116,8 @@ async fn rendered(app: &App, lines: &[Line], jobs: show::Jobs) -> Result<Vec<Ren
         // Not by the line: a run may have finished after it was listed, and before its jobs are read.
         let finished: Vec<bool> = rows.iter().map(|row| row.run.finished).collect();
         for (mut run, finished) in shown(app, rows, jobs).await?.into_iter().zip(finished) {
-            without_whys(&mut run);
-            let (id, shown) = (RunId(run.id), Rendered::new(&run)?);
+            strip_reasons(&mut run);
+            let (id, shown) = (RunId(run.id), RenderedJson::new(&run)?);
             if finished {
                 app.finished_runs().keep(id, jobs, shown.clone());
             }
@@ -117,14 +128,14 @@ async fn rendered(app: &App, lines: &[Line], jobs: show::Jobs) -> Result<Vec<Ren
 }
 
 /// Long, and nobody reads them in a list.
-fn without_whys(run: &mut wire::Run) {
+fn strip_reasons(run: &mut wire::Run) {
     let of_jobs = run.jobs.iter_mut().flat_map(|job| &mut job.job_submissions);
     of_jobs.chain(&mut run.latest_job_submission).for_each(|submission| submission.why = None);
 }
 
 /// The projects a list covers: one that the caller may see, or all of theirs. `None` when that is
 /// nothing; `Some(None)` is everything.
-pub(super) async fn visible(
+pub(super) async fn visible_projects(
     app: &App,
     caller: &Caller,
     name: Option<&str>,
@@ -174,15 +185,17 @@ fn absent() -> Error {
 }
 
 async fn one(app: &App, run: Named) -> Result<wire::Run> {
-    shown(app, vec![run], show::Jobs::Newest(None)).await?.pop().ok_or_else(absent)
+    shown(app, vec![run], show::IncludedJobs::Newest(None)).await?.pop().ok_or_else(absent)
 }
 
 /// One query for the jobs of all of them.
-async fn shown(app: &App, rows: Vec<Named>, wanted: show::Jobs) -> Result<Vec<wire::Run>> {
+async fn shown(app: &App, rows: Vec<Named>, wanted: show::IncludedJobs) -> Result<Vec<wire::Run>> {
     let ids: Vec<RunId> = rows.iter().map(|row| row.run.id).collect();
     let jobs = match wanted {
-        show::Jobs::None => Vec::new(),
-        show::Jobs::Newest(limit) => jobs::of_runs(app.db(), &ids, limit.map(|limit| limit.max(1))).await?,
+        show::IncludedJobs::None => Vec::new(),
+        show::IncludedJobs::Newest(limit) => {
+            jobs::list_by_runs(app.db(), &ids, limit.map(|limit| limit.max(1))).await?
+        }
     };
     show::runs(rows, jobs, wanted)
 }
@@ -196,9 +209,9 @@ pub async fn stop(app: &App, scope: &Scope, asked: &wire::StopRequest) -> Result
     for name in &asked.runs_names {
         let found = runs::find_by_name(app.db(), scope.project.id, name).await?;
         let Some(Named { run, .. }) = found.filter(|found| !found.run.finished) else { continue };
-        scope.must_own::<StopRuns>(Some(run.user_id), &format!("run `{name}`"))?;
-        let about = About { entity: Entity::Run, id: run.id.0, name, project: Some(run.project_id) };
-        let unit = Unit::new().and([runs::ask_stop(run.id, asked.abort, by)]).and(note(
+        scope.require_ownership::<StopRuns>(Some(run.user_id), &format!("run `{name}`"))?;
+        let about = EventSubject { entity: Entity::Run, id: run.id.0, name, project: Some(run.project_id) };
+        let unit = Unit::new().and([runs::request_stop(run.id, asked.abort, by)]).and(note(
             app.db(),
             Some(by),
             &about,
@@ -223,15 +236,19 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
         found.extend(runs::find_by_name(app.db(), scope.project.id, name).await?);
     }
     for Named { run, .. } in &found {
-        scope.must_own::<DeleteRuns>(Some(run.user_id), &format!("run `{}`", run.name))?;
+        scope.require_ownership::<DeleteRuns>(Some(run.user_id), &format!("run `{}`", run.name))?;
     }
     if found.iter().any(|found| !found.run.finished) {
         return Err(Error::refused("active runs cannot be deleted; stop them first"));
     }
     let mut unit = Unit::new();
     for Named { run, .. } in &found {
-        let about =
-            About { entity: Entity::Run, id: run.id.0, name: &run.name, project: Some(run.project_id) };
+        let about = EventSubject {
+            entity: Entity::Run,
+            id: run.id.0,
+            name: &run.name,
+            project: Some(run.project_id),
+        };
         unit = unit.and([runs::delete(run.id)]).and(note(
             app.db(),
             Some(by),

@@ -7,7 +7,7 @@ use super::{Spec, one};
 use crate::{app::App, auth::Scope, db::runs, error::Result, services::offers};
 
 /// Offers that one answer shows unless it is asked for more, and the most it shows.
-const OFFERS: usize = 50;
+const OFFERS_DEFAULT: usize = 50;
 const OFFERS_MAX: usize = 1000;
 
 pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<wire::RunPlan> {
@@ -33,7 +33,7 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
     }
     let supply = offers::supply(app, scope.project.id).await?;
     let shown_max =
-        asked.max_offers.and_then(|max| usize::try_from(max).ok()).unwrap_or(OFFERS).min(OFFERS_MAX);
+        asked.max_offers.and_then(|max| usize::try_from(max).ok()).unwrap_or(OFFERS_DEFAULT).min(OFFERS_MAX);
     let jobs = spec.plan()?;
     let job_plans = jobs
         .iter()
@@ -62,7 +62,7 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
     Ok(wire::RunPlan {
         project_name: scope.project.name.clone(),
         user: user.name.clone(),
-        run_spec: as_sent(asked.run_spec, &spec)?,
+        run_spec: without_password(asked.run_spec, &spec)?,
         effective_run_spec: Some(Document::new(&spec.value)?),
         job_plans,
         current_resource: current,
@@ -71,7 +71,7 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
 }
 
 /// What was sent, without the password of a registry. Clients apply what they are shown here.
-fn as_sent(sent: Document, spec: &Spec) -> Result<Document> {
+fn without_password(sent: Document, spec: &Spec) -> Result<Document> {
     const PASSWORD: &str = "/configuration/registry_auth/password";
     let Some(sealed) = spec.value.pointer(PASSWORD) else { return Ok(sent) };
     let mut value = sent.value()?;

@@ -4,37 +4,37 @@
 use std::{collections::HashMap, mem};
 
 use parking_lot::Mutex;
-use windlass_api::Rendered;
+use windlass_api::RenderedJson;
 use windlass_model::id::RunId;
 
-use super::show::Jobs;
+use super::show::IncludedJobs;
 
 /// Of each of the two generations.
 const BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// Which run, shown with which of its jobs.
-type Key = (RunId, Jobs);
+type Key = (RunId, IncludedJobs);
 
 /// What was asked for lately. It has two generations: what is found in the old one moves to the young one, and when
 /// that is full it becomes the old one.
 #[derive(Debug)]
-pub(crate) struct Shelf<T>(Mutex<Generations<T>>);
+pub(crate) struct RenderedRunCache<T>(Mutex<CacheGenerations<T>>);
 
 #[derive(Debug)]
-struct Generations<T> {
-    young: HashMap<Key, Rendered<T>>,
+struct CacheGenerations<T> {
+    young: HashMap<Key, RenderedJson<T>>,
     young_bytes: usize,
-    old: HashMap<Key, Rendered<T>>,
+    old: HashMap<Key, RenderedJson<T>>,
 }
 
-impl<T> Default for Shelf<T> {
+impl<T> Default for RenderedRunCache<T> {
     fn default() -> Self {
-        Self(Mutex::new(Generations { young: HashMap::new(), young_bytes: 0, old: HashMap::new() }))
+        Self(Mutex::new(CacheGenerations { young: HashMap::new(), young_bytes: 0, old: HashMap::new() }))
     }
 }
 
-impl<T> Shelf<T> {
-    pub(super) fn find(&self, run: RunId, jobs: Jobs) -> Option<Rendered<T>> {
+impl<T> RenderedRunCache<T> {
+    pub(super) fn find(&self, run: RunId, jobs: IncludedJobs) -> Option<RenderedJson<T>> {
         let mut all = self.0.lock();
         if let Some(found) = all.young.get(&(run, jobs)) {
             return Some(found.clone());
@@ -44,13 +44,13 @@ impl<T> Shelf<T> {
         Some(found)
     }
 
-    pub(super) fn keep(&self, run: RunId, jobs: Jobs, shown: Rendered<T>) {
+    pub(super) fn keep(&self, run: RunId, jobs: IncludedJobs, shown: RenderedJson<T>) {
         self.0.lock().put((run, jobs), shown);
     }
 }
 
-impl<T> Generations<T> {
-    fn put(&mut self, key: Key, shown: Rendered<T>) {
+impl<T> CacheGenerations<T> {
+    fn put(&mut self, key: Key, shown: RenderedJson<T>) {
         if self.young_bytes > BYTES_MAX {
             self.old = mem::take(&mut self.young);
             self.young_bytes = 0;
@@ -66,31 +66,31 @@ mod tests {
 
     use super::*;
 
-    const ALL: Jobs = Jobs::Newest(None);
+    const ALL: IncludedJobs = IncludedJobs::Newest(None);
 
-    fn text_of(shown: &Rendered<String>) -> &str {
+    fn text_of(shown: &RenderedJson<String>) -> &str {
         shown.text()
     }
 
     #[test]
     fn a_run_is_found_as_it_was_shown_with_those_jobs_and_no_others() {
-        let shelf = Shelf::<String>::default();
+        let shelf = RenderedRunCache::<String>::default();
         let run = RunId(Uuid::from_u128(1));
-        shelf.keep(run, ALL, Rendered::new(&"all".to_owned()).unwrap());
-        shelf.keep(run, Jobs::None, Rendered::new(&"none".to_owned()).unwrap());
+        shelf.keep(run, ALL, RenderedJson::new(&"all".to_owned()).unwrap());
+        shelf.keep(run, IncludedJobs::None, RenderedJson::new(&"none".to_owned()).unwrap());
         assert_eq!(shelf.find(run, ALL).as_ref().map(text_of), Some("\"all\""));
-        assert_eq!(shelf.find(run, Jobs::None).as_ref().map(text_of), Some("\"none\""));
-        assert!(shelf.find(run, Jobs::Newest(Some(1))).is_none());
+        assert_eq!(shelf.find(run, IncludedJobs::None).as_ref().map(text_of), Some("\"none\""));
+        assert!(shelf.find(run, IncludedJobs::Newest(Some(1))).is_none());
         assert!(shelf.find(RunId(Uuid::from_u128(2)), ALL).is_none());
     }
 
     #[test]
     fn what_nobody_asks_for_goes_and_what_is_asked_for_stays() {
-        let shelf = Shelf::<String>::default();
+        let shelf = RenderedRunCache::<String>::default();
         let id = |n: u32| RunId(Uuid::from_u128(n.into()));
         let long = "x".repeat(BYTES_MAX / 8);
         for n in 0..64 {
-            shelf.keep(id(n), ALL, Rendered::new(&long).unwrap());
+            shelf.keep(id(n), ALL, RenderedJson::new(&long).unwrap());
             assert!(shelf.find(id(0), ALL).is_some(), "asked for all the time, gone after {n}");
         }
         assert!(shelf.find(id(1), ALL).is_none(), "nobody asked");

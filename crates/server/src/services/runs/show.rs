@@ -7,7 +7,7 @@ use windlass_api::{Document, runs as wire};
 use windlass_model::{
     id::RunId,
     job::{self, Ending},
-    run::{self, Glance},
+    run::{self, JobSummary},
     time::Timestamp,
 };
 
@@ -18,24 +18,24 @@ use crate::{
     },
     error::Result,
     job_facts,
-    run_tracking::{RetryWait, Tracking},
+    run_tracking::{RetryWait, RunTracking},
 };
 
 /// Which jobs an answer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Jobs {
+pub(super) enum IncludedJobs {
     None,
     /// The newest so many submissions of each; `None` is all.
     Newest(Option<i64>),
 }
 
 /// `jobs` is ordered by run, replica, job and submission.
-pub(super) fn runs(rows: Vec<Named>, jobs: Vec<Job>, wanted: Jobs) -> Result<Vec<wire::Run>> {
+pub(super) fn runs(rows: Vec<Named>, jobs: Vec<Job>, wanted: IncludedJobs) -> Result<Vec<wire::Run>> {
     let mut of_run = HashMap::<RunId, Vec<Job>>::new();
     for job in jobs {
         of_run.entry(job.run_id).or_default().push(job);
     }
-    let keep_none = matches!(wanted, Jobs::Newest(Some(0)));
+    let keep_none = matches!(wanted, IncludedJobs::Newest(Some(0)));
     rows.into_iter()
         .map(|row| {
             let jobs = of_run.remove(&row.run.id).unwrap_or_default();
@@ -58,14 +58,14 @@ fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
     let (deployment, scaling, waits) = read_tracking(&run);
     let message = match (&run.status_message, retry, &waits) {
         (Some(said), _, _) => said.clone(),
-        (None, _, Some(RetryWait { at: Some(at), .. })) => format!("retrying at {}", second(*at)),
+        (None, _, Some(RetryWait { at: Some(at), .. })) => format!("retrying at {}", truncate_to_second(*at)),
         (None, true, _) => "retrying".to_owned(),
         (None, false, _) => match next_start(&run) {
             Some(next) => next,
             None => run::status_message(run.status, &glances, None).to_owned(),
         },
     };
-    let waits_because = why_it_waits(&run, &rows, &scaling, waits);
+    let waits_because = waiting_reason(&run, &rows, &scaling, waits);
     let jobs = grouped(rows)?;
     let latest = jobs
         .iter()
@@ -97,21 +97,21 @@ fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
     })
 }
 
-const ASLEEP: &str = "asleep: nobody asks it anything; the first request wakes it and waits for it";
+const ASLEEP_MESSAGE: &str = "asleep: nobody asks it anything; the first request wakes it and waits for it";
 
 /// To the second.
-fn second(at: Timestamp) -> Timestamp {
+fn truncate_to_second(at: Timestamp) -> Timestamp {
     Timestamp::from_secs(at.0.div_euclid(1_000_000))
 }
 
 /// Of a run that waits for its schedule.
 fn next_start(run: &Run) -> Option<String> {
     let next = run.next_triggered_at.filter(|_| run.status == run::Status::Pending)?;
-    Some(format!("next start at {}", second(next)))
+    Some(format!("next start at {}", truncate_to_second(next)))
 }
 
 /// Why a run that has not begun, or does not go on, waits. `None` where it does not.
-fn why_it_waits(
+fn waiting_reason(
     run: &Run,
     jobs: &[Job],
     scaling: &[wire::GroupScaling],
@@ -120,11 +120,12 @@ fn why_it_waits(
     match run.status {
         run::Status::Pending => {
             if let Some(RetryWait { failures, cause, at }) = retry {
-                let next = at.map(|at| format!("; attempt {} begins at {}", failures + 1, second(at)));
+                let next =
+                    at.map(|at| format!("; attempt {} begins at {}", failures + 1, truncate_to_second(at)));
                 return Some(format!("attempt {failures} failed: {cause}{}", next.unwrap_or_default()));
             }
             let is_asleep = !scaling.is_empty() && scaling.iter().all(|group| group.desired == 0);
-            let asleep = is_asleep.then(|| ASLEEP.to_owned());
+            let asleep = is_asleep.then(|| ASLEEP_MESSAGE.to_owned());
             next_start(run).or(asleep)
         }
         run::Status::Submitted => {
@@ -142,7 +143,7 @@ fn why_it_waits(
 fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling>, Option<RetryWait>) {
     // What cannot be read is not worth a failed answer: it is for people who ask why.
     let is_telling = run.service.is_some() || run.status == run::Status::Pending;
-    let tracking = if is_telling { Tracking::of(run).unwrap_or_default() } else { Tracking::default() };
+    let tracking = if is_telling { RunTracking::of(run).unwrap_or_default() } else { RunTracking::default() };
     let deployment = tracking.rollout.map(|one| wire::Deployment {
         num: one.num,
         state: one.state.as_str().to_owned(),
@@ -150,7 +151,7 @@ fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling
         wanted: one.wanted,
         old: one.old,
         message: one.said,
-        rolled_back: one.undid.map(|undid| wire::RolledBack { num: undid.num, message: undid.why }),
+        rolled_back: one.undid.map(|undid| wire::RolledBackDeployment { num: undid.num, message: undid.why }),
     });
     let group = |(name, one): (String, windlass_model::decide::replicas::Memory)| wire::GroupScaling {
         group: name,
@@ -162,12 +163,12 @@ fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling
 }
 
 /// Each job once: its latest status, and why its latest ended submission ended.
-fn glances(rows: &[Job]) -> Vec<Glance> {
+fn glances(rows: &[Job]) -> Vec<JobSummary> {
     rows.chunk_by(|a, b| (a.replica_num, a.job_num) == (b.replica_num, b.job_num))
         .filter_map(|submissions| {
             let latest = submissions.last()?;
             let ended = submissions.iter().rev().find(|job| job.finished);
-            Some(Glance {
+            Some(JobSummary {
                 status: latest.status,
                 last_ended: ended.and_then(|job| job.termination_reason.as_deref()?.parse().ok()),
             })
@@ -176,7 +177,7 @@ fn glances(rows: &[Job]) -> Vec<Glance> {
 }
 
 /// The retry policy is inside the job's spec, which is worth reading only when a job lacked capacity.
-fn retries_no_capacity(status: run::Status, glances: &[Glance], rows: &[Job]) -> bool {
+fn retries_no_capacity(status: run::Status, glances: &[JobSummary], rows: &[Job]) -> bool {
     #[derive(Deserialize)]
     struct Spec {
         retry: Option<Retry>,
@@ -186,7 +187,7 @@ fn retries_no_capacity(status: run::Status, glances: &[Glance], rows: &[Job]) ->
         on_events: Vec<String>,
     }
     let lacked =
-        |glance: &Glance| glance.last_ended == Some(job::TerminationReason::FailedToStartDueToNoCapacity);
+        |glance: &JobSummary| glance.last_ended == Some(job::TerminationReason::FailedToStartDueToNoCapacity);
     matches!(status, run::Status::Pending | run::Status::Submitted)
         && glances.iter().any(lacked)
         && rows.iter().any(|job| {
@@ -265,11 +266,12 @@ fn not_ready(row: &Job) -> Option<String> {
 /// What the instance cost while the submission had it. Of the submissions that the answer holds.
 fn cost(job: &Job, now: Timestamp) -> f64 {
     #[derive(Deserialize)]
-    struct Priced {
+    struct PricedInstance {
         #[serde(default)]
         price: f64,
     }
-    let Some(priced) = job.provisioning.as_deref().and_then(|text| serde_json::from_str::<Priced>(text).ok())
+    let Some(priced) =
+        job.provisioning.as_deref().and_then(|text| serde_json::from_str::<PricedInstance>(text).ok())
     else {
         return 0.0;
     };

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use windlass_api::{Document, error::Code};
+use windlass_api::{Document, error::ApiErrorCode};
 use windlass_model::{
     config::{
         Configuration,
@@ -12,7 +12,7 @@ use windlass_model::{
         error::Diagnosis,
         job_spec::JobSpec,
         resolve,
-        unsupported::{self, Review},
+        unsupported::{self, SupportReview},
     },
     id::{ProjectId, UserId},
 };
@@ -23,12 +23,12 @@ use crate::{
     db::repos,
     error::{Error, Result},
     registry_passwords,
-    run_shape::{RunShape, ShapeError},
+    run_shape::{ParsedRunSpec, RunSpecError},
     services::{publishing::Published, secrets, volumes},
 };
 
 /// What a job is called in a plan for a run that has no name yet.
-const UNNAMED: &str = "dry-run";
+const UNNAMED_JOB: &str = "dry-run";
 const ARCHIVES_MAX: usize = 100;
 /// Where a run specification has the server's default images.
 const DEFAULT_IMAGES: &str = "default_images";
@@ -38,7 +38,7 @@ const DEFAULT_IMAGES: &str = "default_images";
 pub(crate) struct Spec {
     /// The effective spec, as it is stored and shown.
     pub(crate) value: Value,
-    pub(crate) shape: RunShape,
+    pub(crate) shape: ParsedRunSpec,
 }
 
 impl Spec {
@@ -62,8 +62,8 @@ impl Spec {
             spec.insert(DEFAULT_IMAGES.into(), json!(images));
         }
         check_archives(spec.get("file_archives"))?;
-        let name = spec.get("run_name").and_then(Value::as_str).unwrap_or(UNNAMED).to_owned();
-        let shape = RunShape::read(&name, &value).map_err(no_shape)?;
+        let name = spec.get("run_name").and_then(Value::as_str).unwrap_or(UNNAMED_JOB).to_owned();
+        let shape = ParsedRunSpec::read(&name, &value).map_err(no_shape)?;
         Ok(Self { value, shape })
     }
 
@@ -71,8 +71,8 @@ impl Spec {
     pub(crate) async fn seal(&mut self, app: &App, scope: &Scope) -> Result<()> {
         let (project, user) = (scope.project.id, scope.caller.user.id);
         if registry_passwords::seal(app, project, user, &mut self.value["configuration"]).await? {
-            let name = self.name().unwrap_or(UNNAMED).to_owned();
-            self.shape = RunShape::read(&name, &self.value).map_err(no_shape)?;
+            let name = self.name().unwrap_or(UNNAMED_JOB).to_owned();
+            self.shape = ParsedRunSpec::read(&name, &self.value).map_err(no_shape)?;
         }
         Ok(())
     }
@@ -118,7 +118,7 @@ impl Spec {
     }
 
     /// What of it windlass does not do, its profile included.
-    fn review(&self, project: &str) -> Review {
+    fn review(&self, project: &str) -> SupportReview {
         let properties = Some(self.shape.properties());
         let context = unsupported::Context { project: Some(project), properties, node: None };
         unsupported::review(self.shape.configuration(), context)
@@ -136,7 +136,7 @@ impl Spec {
         if kind != "virtual" {
             let id = self.repo_id().unwrap_or_default();
             if repos::find(app.db(), scope.project.id, id).await?.is_none() {
-                let code = Code::RepoDoesNotExist;
+                let code = ApiErrorCode::RepoDoesNotExist;
                 return Err(Error::Refused { code, msg: format!("Repo {id} does not exist") });
             }
         }
@@ -189,19 +189,19 @@ fn check_archives(sent: Option<&Value>) -> Result<()> {
     Ok(())
 }
 
-fn no_shape(error: ShapeError) -> Error {
+fn no_shape(error: RunSpecError) -> Error {
     match error {
-        ShapeError::Specification(problems) => refused(&problems),
-        ShapeError::Document(_)
-        | ShapeError::NotARun { .. }
-        | ShapeError::Derive(_)
-        | ShapeError::Cron(_)
-        | ShapeError::NoSuchJob { .. } => Error::refused(error.to_string()),
+        RunSpecError::Specification(problems) => refused(&problems),
+        RunSpecError::Document(_)
+        | RunSpecError::NotARun { .. }
+        | RunSpecError::Derive(_)
+        | RunSpecError::Cron(_)
+        | RunSpecError::NoSuchJob { .. } => Error::refused(error.to_string()),
     }
 }
 
 /// What cannot be had is refused, with the way out; what has no effect is left to clients to say.
-pub(crate) fn check_supported(review: &Review) -> Result<()> {
+pub(crate) fn check_supported(review: &SupportReview) -> Result<()> {
     let told: Vec<String> = review
         .refusals
         .iter()

@@ -4,7 +4,7 @@
 
 use windlass_model::{
     config::job_spec::JobSpec,
-    event::{Actor, Because, Entity, Event},
+    event::{Actor, Entity, Event, EventCause},
     id::{ManagedJobId, ProjectId, RunId, SubmissionId, UserId},
     job, run,
     time::Timestamp,
@@ -86,7 +86,7 @@ pub(crate) fn unit(
         managed_job_id: asked.managed_job,
         places: asked.places,
     };
-    let because = |message: &str| Because { actor, reason: "submitted".into(), message: message.into() };
+    let because = |message: &str| EventCause { actor, reason: "submitted".into(), message: message.into() };
     let told = |event: &Event, entity, id, name: &str| {
         let by = match actor {
             Actor::User(user) => Some(user),
@@ -101,9 +101,9 @@ pub(crate) fn unit(
     created.epoch = None;
     let mut unit = Unit::new().and([runs::insert(row)]).and(told(&created, Entity::Run, id.0, name)?);
     if let Some(at) = &asked.published {
-        unit = unit.and(gateways::take_domain(&at.domain, id));
+        unit = unit.and(gateways::claim_domain(&at.domain, id));
     }
-    unit = unit.and(used(project, spec));
+    unit = unit.and(mark_uploads_used(project, spec));
     for (job, sealed) in submissions(db, keys, project, spec, id, &specs)? {
         let mut created =
             Event::created::<job::Job>(job.id.0, job::Status::Submitted, because("Job submitted"));
@@ -115,11 +115,11 @@ pub(crate) fn unit(
 }
 
 /// What it brought along is kept with it.
-fn used(project: ProjectId, spec: &Spec) -> Vec<Change> {
+fn mark_uploads_used(project: ProjectId, spec: &Spec) -> Vec<Change> {
     let archives: Vec<uuid::Uuid> = spec.shape.file_archives().iter().map(|archive| archive.id).collect();
     let code = spec.value["repo_code_hash"].as_str().zip(spec.repo_id());
-    let code = code.map(|(hash, repo)| repos::use_code(project, repo, hash));
-    let archives = (!archives.is_empty()).then(|| repos::use_archives(&archives));
+    let code = code.map(|(hash, repo)| repos::mark_code_used(project, repo, hash));
+    let archives = (!archives.is_empty()).then(|| repos::mark_archives_used(&archives));
     code.into_iter().chain(archives).collect()
 }
 
@@ -138,7 +138,7 @@ fn submissions(
         let key = if replica.len() > 1 { Some(NodeKey::draw()?) } else { None };
         for job in replica {
             let id = SubmissionId(db.new_id()?);
-            let sealed = key.as_ref().map(|key| key.sealed_for(keys, id)).transpose()?;
+            let sealed = key.as_ref().map(|key| key.seal_for(keys, id)).transpose()?;
             let row = NewJob {
                 id,
                 run_id: run,

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 use windlass_model::{
-    event::{Actor, Because, Event},
+    event::{Actor, Event, EventCause},
     fleet,
     id::{FleetId, VolumeId},
     instance, volume,
@@ -14,10 +14,10 @@ use windlass_server::{
         events::{self, Target},
         fleets, instances, volumes,
     },
-    secrets::Belongs,
+    secrets::AssociatedData,
 };
 
-use super::{Cast, SshHost};
+use super::{SshHost, Workload};
 use crate::{cloud, net::SharedWorld, rng::Rng, runs::ssh_key};
 
 const VOLUMES_MAX: usize = 5;
@@ -41,7 +41,7 @@ impl CloudFleet {
     }
 }
 
-impl Cast {
+impl Workload {
     fn new_fleet_row(&self, id: FleetId, name: &str, spec: &Value) -> fleets::NewFleet {
         fleets::NewFleet {
             id,
@@ -56,14 +56,14 @@ impl Cast {
     }
 
     /// An SSH fleet: its hosts stand there, and agents are still to be brought to them.
-    pub(super) async fn bring_hosts(&self, db: &Db, world: &SharedWorld) -> Result<()> {
+    pub(super) async fn add_ssh_hosts(&self, db: &Db, world: &SharedWorld) -> Result<()> {
         let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
             "ssh_config": {"user": "sim", "hosts": []}}, "profile": {"name": "default"}});
         let mut unit = Unit::new().and([fleets::insert(self.new_fleet_row(self.ssh_fleet, "hosts", &spec))]);
         for (num, host) in self.hosts.iter().enumerate() {
-            world.lock().stand(host.id, cloud::GPUS);
+            world.lock().add_host(host.id, cloud::GPUS);
             unit = unit.and([instances::insert(self.host_row(num, host)?)]);
-            let because = Because {
+            let because = EventCause {
                 actor: Actor::User(self.user),
                 reason: "applied".into(),
                 message: "Instance created".into(),
@@ -71,7 +71,7 @@ impl Cast {
             let created = Event::created::<instance::Instance>(host.id, instance::Status::Pending, because);
             let name = format!("hosts-{num}");
             let targets = [Target { entity: created.entity, id: host.id.0, name: &name }];
-            unit = unit.and(events::append(db, &created, &self.place(&targets))?);
+            unit = unit.and(events::append(db, &created, &self.event_context(&targets))?);
         }
         db.write(unit).await?.done()?;
         Ok(())
@@ -82,7 +82,7 @@ impl Cast {
         let own = json!({"hostname": hostname});
         let settings =
             json!({"user": "sim", "hosts": [own], "ssh_key": {"public": "", "private": ssh_key()?}});
-        let belongs = Belongs::row("instances", "ssh_sealed", host.id.0);
+        let belongs = AssociatedData::row("instances", "ssh_sealed", host.id.0);
         Ok(instances::NewInstance {
             id: host.id,
             project_id: self.project,
@@ -107,7 +107,7 @@ impl Cast {
         })
     }
 
-    pub(super) async fn new_fleet(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
+    pub(super) async fn create_fleet(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
         let (min, more) = (rng.between(0, 2), rng.between(0, 2));
         let max = (min + more).max(1);
         let fleet = CloudFleet {
@@ -150,7 +150,7 @@ impl Cast {
         Ok(())
     }
 
-    pub(super) async fn new_volume(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
+    pub(super) async fn create_volume(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
         if self.volumes.len() >= VOLUMES_MAX {
             return Ok(());
         }

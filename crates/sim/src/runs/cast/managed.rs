@@ -20,13 +20,13 @@ use windlass_server::{
     services::managed_jobs::Made,
 };
 
-use super::Cast;
+use super::Workload;
 use crate::{cloud, rng::Rng};
 
 /// Managed jobs of one seed.
-pub(super) const MOST: u64 = 5;
+pub(super) const MANAGED_JOBS_MAX: u64 = 5;
 
-impl Cast {
+impl Workload {
     /// One thing that a user does with managed jobs, and the pipelines that hear of it.
     pub(super) async fn act_on_managed(&mut self, rng: &mut Rng, db: &Db) -> Result<&'static [&'static str]> {
         let heard: &[&'static str] = match rng.between(1, 10) {
@@ -43,7 +43,7 @@ impl Cast {
                 &["managed_jobs"]
             }
             8 => {
-                self.stop_an_attempt(rng, db).await?;
+                self.stop_attempt_run(rng, db).await?;
                 &["runs"]
             }
             _ => &[],
@@ -82,12 +82,12 @@ impl Cast {
         let query = Query { project: Some(self.project), numbers: Some(vec![number]), ..Query::default() };
         let graceful =
             rng.chance(30).then(|| Span::secs(i64::try_from(rng.between(0, 60)).unwrap_or_default()));
-        db.write(Unit::new().and([rows::ask_cancel(&query, self.user, graceful)])).await?;
+        db.write(Unit::new().and([rows::request_cancel(&query, self.user, graceful)])).await?;
         Ok(())
     }
 
     /// Somebody stops the run of an attempt by hand, which is a cancel of its task.
-    async fn stop_an_attempt(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
+    async fn stop_attempt_run(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
         let rows = db.query(checks::ATTEMPTS, Vec::new()).await?;
         let runs = rows.iter().map(|row| Ok(RunId(row.uuid(0)?))).collect::<Result<Vec<_>>>()?;
         if !runs.is_empty() {
@@ -104,7 +104,7 @@ impl Cast {
             anyhow!("{}\n{text}", problems.join("; "))
         };
         let parsed = sky::parse(&text, &Given::default()).map_err(told)?;
-        Ok(parsed.launchable().map_err(told)?.plan)
+        Ok(parsed.into_launchable().map_err(told)?.plan)
     }
 
     /// A file as a person writes it.

@@ -31,7 +31,7 @@ pub(super) struct SshHost {
     blocks: i64,
 }
 
-pub(super) struct Cast {
+pub(super) struct Workload {
     keys: Arc<Keyring>,
     user: UserId,
     project: ProjectId,
@@ -49,10 +49,10 @@ pub(super) struct Cast {
     stopped: BTreeMap<Uuid, i64>,
 }
 
-impl Cast {
+impl Workload {
     /// `managed_share`: users have managed jobs too.
-    pub(super) fn draw(rng: &mut Rng, db: &Db, keys: Arc<Keyring>, managed_share: bool) -> Result<Self> {
-        let managed_max = if managed_share { rng.between(2, managed::MOST) } else { 0 };
+    pub(super) fn random(rng: &mut Rng, db: &Db, keys: Arc<Keyring>, managed_share: bool) -> Result<Self> {
+        let managed_max = if managed_share { rng.between(2, managed::MANAGED_JOBS_MAX) } else { 0 };
         let mut hosts = Vec::new();
         for _ in 0..rng.between(1, 3) {
             let blocks = *rng.pick(&[1, 2, 4]);
@@ -98,12 +98,12 @@ impl Cast {
             backends::grant(db.new_id()?, self.project, "mock"),
         ]);
         db.write(unit).await?.done()?;
-        self.bring_hosts(db, world).await?;
+        self.add_ssh_hosts(db, world).await?;
         for _ in 0..rng.between(1, 2) {
-            self.new_fleet(rng, db).await?;
+            self.create_fleet(rng, db).await?;
         }
         for _ in 0..rng.between(1, 3) {
-            self.new_volume(rng, db).await?;
+            self.create_volume(rng, db).await?;
         }
         Ok(())
     }
@@ -114,7 +114,7 @@ impl Cast {
             // In seeds with managed jobs a third of what users do is about them.
             _ if self.managed_max > 0 && rng.chance(35) => self.act_on_managed(rng, db).await?,
             1..=10 => {
-                self.change_something(rng, db).await?;
+                self.change_resources(rng, db).await?;
                 &["fleets", "instances", "volumes"]
             }
             11..=70 if self.runs.len() < RUNS_MAX => {
@@ -138,12 +138,12 @@ impl Cast {
         Ok(())
     }
 
-    async fn change_something(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
+    async fn change_resources(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
         match rng.between(1, 10) {
             1..=4 => self.update_fleet(rng, db).await,
-            5 if self.fleets.len() < FLEETS_MAX => self.new_fleet(rng, db).await,
+            5 if self.fleets.len() < FLEETS_MAX => self.create_fleet(rng, db).await,
             5 | 6 => self.delete_fleet(rng, db).await,
-            7 | 8 => self.new_volume(rng, db).await,
+            7 | 8 => self.create_volume(rng, db).await,
             _ => self.delete_volume(rng, db).await,
         }
     }
@@ -168,7 +168,7 @@ impl Cast {
         Ok(())
     }
 
-    fn place<'a>(&self, targets: &'a [Target<'a>]) -> Place<'a> {
+    fn event_context<'a>(&self, targets: &'a [Target<'a>]) -> Place<'a> {
         Place { project: Some(self.project), user: Some(self.user), lock_token: None, targets }
     }
 }

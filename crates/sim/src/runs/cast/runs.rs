@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 use windlass_model::{
-    event::{Actor, Because, Event},
+    event::{Actor, Event, EventCause},
     id::{RunId, SubmissionId},
     job, run,
     time::Timestamp,
@@ -14,13 +14,13 @@ use windlass_server::{
         events::{self, Target},
         jobs, runs,
     },
-    run_shape::RunShape,
+    run_shape::ParsedRunSpec,
 };
 
-use super::Cast;
+use super::Workload;
 use crate::rng::Rng;
 
-impl Cast {
+impl Workload {
     pub(super) async fn submit(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
         let name = format!("run-{}", self.runs.len());
         let spec = self.specification(rng, &name);
@@ -30,7 +30,7 @@ impl Cast {
 
     pub(in crate::runs) async fn submit_as(&mut self, db: &Db, name: &str, spec: &Value) -> Result<RunId> {
         let id = RunId(db.new_id()?);
-        let shape = RunShape::parse(name, &spec.to_string())?;
+        let shape = ParsedRunSpec::parse(name, &spec.to_string())?;
         let unit = self.submission_unit(db, id, name, &spec.to_string(), &shape).await?;
         db.write(unit).await?.done()?;
         self.runs.push(id);
@@ -85,9 +85,9 @@ impl Cast {
         id: RunId,
         name: &str,
         spec: &str,
-        shape: &RunShape,
+        shape: &ParsedRunSpec,
     ) -> Result<Unit> {
-        let because = |what: &str| Because {
+        let because = |what: &str| EventCause {
             actor: Actor::User(self.user),
             reason: "submitted".into(),
             message: format!("{what} submitted"),
@@ -124,7 +124,7 @@ impl Cast {
                 let event =
                     Event::created::<job::Job>(submission, job::Status::Submitted, because(&job_name));
                 let targets = [Target { entity: event.entity, id: submission.0, name: &job_name }];
-                unit = unit.and(events::append(db, &event, &self.place(&targets))?);
+                unit = unit.and(events::append(db, &event, &self.event_context(&targets))?);
                 unit = unit.and([jobs::insert(jobs::NewJob {
                     id: submission,
                     run_id: id,
@@ -144,11 +144,11 @@ impl Cast {
         }
         let event = Event::created::<run::Run>(id, status, because(name));
         let targets = [Target { entity: event.entity, id: id.0, name }];
-        Ok(unit.and(events::append(db, &event, &self.place(&targets))?))
+        Ok(unit.and(events::append(db, &event, &self.event_context(&targets))?))
     }
 
     pub(super) async fn stop(&mut self, db: &Db, id: RunId, abort: bool) -> Result<()> {
-        let written = db.write(Unit::new().and([runs::ask_stop(id, abort, self.user)])).await?;
+        let written = db.write(Unit::new().and([runs::request_stop(id, abort, self.user)])).await?;
         // A run that is over cannot be stopped, and nobody is told that it was.
         if let Written::Done { now, .. } = written {
             self.stopped.entry(id.0).or_insert(now);

@@ -18,22 +18,22 @@ use tokio::{
 };
 use windlass_testenv::{
     queue::{Ground, processes_with},
-    stage::{IMAGE, busybox, engine},
+    stage::{IMAGE, engine, load_busybox_image},
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(30);
+const TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(30);
 
 async fn until(what: &str, mut is: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is() {
-        assert!(since.elapsed() < PATIENCE, "{what}");
-        tokio::time::sleep(LOOK).await;
+        assert!(since.elapsed() < TIMEOUT, "{what}");
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Of the first attempt of a container.
-fn executor(ground: &Ground, uuid: &str) -> String {
+fn executor_pid(ground: &Ground, uuid: &str) -> String {
     let kept = ground.dir.join("attempts").join(format!("{uuid}.1")).join("executor.json");
     let kept: Value = serde_json::from_slice(&std::fs::read(kept).unwrap()).unwrap();
     kept["pid"].to_string()
@@ -68,7 +68,7 @@ async fn an_executor_that_is_killed_leaves_nothing_of_its_program_behind() {
     until("its processes do not start", || sleepers().len() >= 7).await;
     let root = ground.dir.join("attempts").join(format!("{uuid}.1")).join("root");
     assert!(root.join("etc/key").exists());
-    kill(&executor(&ground, &uuid));
+    kill(&executor_pid(&ground, &uuid));
     until("processes of a dead executor go on", || sleepers().is_empty()).await;
     until("its control group is left", || groups_of(&uuid).is_empty()).await;
     until("its secrets are left", || !root.exists()).await;
@@ -80,15 +80,15 @@ async fn an_executor_that_is_killed_leaves_nothing_of_its_program_behind() {
 }
 
 /// A way to the server that can be closed: what is on it is cut, and nobody gets on.
-struct Gate {
+struct SwitchableProxy {
     address: String,
     is_open: Arc<AtomicBool>,
     // Goes with the gate.
     _serving: JoinSet<()>,
 }
 
-impl Gate {
-    async fn before(server: &str) -> Self {
+impl SwitchableProxy {
+    async fn in_front_of(server: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let is_open = Arc::new(AtomicBool::new(true));
@@ -128,7 +128,7 @@ impl Gate {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_while_the_server_is_away_comes_whole_when_it_is_back() {
     let mut ground = Ground::start("away").await;
-    let gate = Gate::before(ground.address()).await;
+    let gate = SwitchableProxy::in_front_of(ground.address()).await;
     ground.via = Some(gate.address.clone());
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
@@ -159,7 +159,7 @@ async fn what_is_written_while_the_server_is_away_comes_whole_when_it_is_back() 
 async fn gpus_belong_to_one_container_at_a_time() {
     let mut ground = Ground::start("gpus").await;
     let token = ground.token("token").await;
-    ground.dispatch_local(&token, "attempts", &["--gpus", "2"]);
+    ground.start_local_dispatcher_with(&token, "attempts", &["--gpus", "2"]);
     let gate = ground.dir.join("gate");
     let script = format!("echo $CUDA_VISIBLE_DEVICES; until [ -e {} ]; do sleep 0.05; done", gate.display());
     let wants = |count: u64| json!({ "runtime_constraints": { "vcpus": 1, "ram": 1 << 20, "gpu": { "device_count": count } } });
@@ -196,7 +196,7 @@ fn contained(uuid: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor() {
-    busybox(&engine());
+    load_busybox_image(&engine());
     let mut ground = Ground::start("docker").await;
     ground.env.push(("DOCKER_HOST", format!("unix://{}", engine().display())));
     let token = ground.token("token").await;
@@ -239,7 +239,7 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
     strict.env.push(("DOCKER_HOST", format!("unix://{}", engine().display())));
     strict.env.push(("WINDLASS_AGENT_POLICY", policy.display().to_string()));
     let second = strict.token("token").await;
-    strict.dispatch_local(&second, "attempts", &["--network", "host"]);
+    strict.start_local_dispatcher_with(&second, "attempts", &["--network", "host"]);
     let refused = strict.ask(&["true"], more).await;
     let record = strict.ended(&refused).await;
     assert_eq!(record["runtime_status"]["reason"], "refused", "{record}");
@@ -255,7 +255,7 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
     let held = ground.ask(&["sleep", "600"], json!({ "container_image": IMAGE })).await;
     ground.until(&held, "it does not run", |record| record["state"] == "Running").await;
     until("it is not in the engine", || !contained(&held).is_empty()).await;
-    kill(&executor(&ground, &held));
+    kill(&executor_pid(&ground, &held));
     until("the container of a dead executor goes on", || contained(&held).is_empty()).await;
     assert_eq!(ground.ended(&held).await["runtime_status"]["reason"], "crashed");
 }

@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 use windlass_testenv::{queue::Ground, server::Client};
 use windlass_testkit::slurm::{Cluster, Size};
 
-const PATIENCE: Duration = Duration::from_secs(90);
-const LOOK: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_secs(90);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const SIZE: Size = Size { cpus: 2, memory_mib: 2000, gpus: 0 };
 
-struct Field {
+struct SlurmFleetEnv {
     cluster: Cluster,
     ground: Ground,
     api: Client,
 }
 
-impl Drop for Field {
+impl Drop for SlurmFleetEnv {
     fn drop(&mut self) {
         self.ground.kill_dispatchers();
     }
@@ -35,14 +35,14 @@ fn spec(configuration: &Value) -> Value {
     json!({"run_name": configuration["name"], "configuration": configuration, "profile": {"name": "default"}})
 }
 
-impl Field {
+impl SlurmFleetEnv {
     async fn start() -> Self {
         let cluster = Cluster::start(&[SIZE; 2]);
         let mut ground = Ground::start("fleet").await;
         // A certificate has many lines, and Slurm brings them to the nodes.
         ground.encrypted = true;
         let token = ground.token("token").await;
-        ground.dispatch_slurm(&token, &cluster.config(), &["--name", "hpc", "--runtime", "process"]);
+        ground.start_slurm_dispatcher(&token, &cluster.config(), &["--name", "hpc", "--runtime", "process"]);
         let api = ground.api().await;
         let mut field = Self { cluster, ground, api };
         let fleet = json!({"type": "fleet", "name": "cluster", "backend": "slurm", "dispatcher": "hpc",
@@ -64,8 +64,8 @@ impl Field {
             if !offers.is_empty() {
                 return offers;
             }
-            assert!(since.elapsed() < PATIENCE, "no offer comes: {plan:#}\n{}", self.ground.dispatcher_log());
-            tokio::time::sleep(LOOK).await;
+            assert!(since.elapsed() < TIMEOUT, "no offer comes: {plan:#}\n{}", self.ground.dispatcher_log());
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -78,7 +78,7 @@ impl Field {
         self.post("runs/apply", &body).await
     }
 
-    async fn until(&mut self, run: &str, is: impl Fn(&Value) -> bool) -> Value {
+    async fn wait_until(&mut self, run: &str, is: impl Fn(&Value) -> bool) -> Value {
         let since = Instant::now();
         loop {
             let seen = self.post("runs/get", &json!({"run_name": run})).await;
@@ -87,16 +87,17 @@ impl Field {
             }
             let log = self.ground.dispatcher_log();
             assert!(
-                since.elapsed() < PATIENCE,
+                since.elapsed() < TIMEOUT,
                 "{run} stays {seen:#}\n{log}\n{}",
                 self.cluster.say("squeue", &[])
             );
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn ended(&mut self, run: &str) -> Value {
-        self.until(run, |run| matches!(run["status"].as_str(), Some("done" | "failed" | "terminated"))).await
+    async fn wait_until_final(&mut self, run: &str) -> Value {
+        self.wait_until(run, |run| matches!(run["status"].as_str(), Some("done" | "failed" | "terminated")))
+            .await
     }
 
     async fn output(&mut self, run: &Value) -> String {
@@ -110,13 +111,13 @@ impl Field {
     }
 }
 
-fn last(run: &Value) -> &Value {
+fn first_submission(run: &Value) -> &Value {
     &run["jobs"][0]["job_submissions"][0]
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
-    let mut field = Field::start().await;
+    let mut field = SlurmFleetEnv::start().await;
 
     let offers = field.offers().await;
     assert_eq!(
@@ -127,12 +128,16 @@ async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
 
     // Variables, output of both kinds in order, the end.
     field.apply(&task("hello", "echo \"$GREETING on $DSTACK_RUN_NAME\"; echo aside >&2", json!({}))).await;
-    let run = field.ended("hello").await;
+    let run = field.wait_until_final("hello").await;
     assert_eq!(run["status"], "done", "{run:#}");
     assert_eq!(field.output(&run).await, "it's me on hello\naside\n");
     field.apply(&task("broken", "exit 7", json!({}))).await;
-    let run = field.ended("broken").await;
-    assert_eq!((&run["status"], &last(&run)["exit_status"]), (&json!("failed"), &json!(7)), "{run:#}");
+    let run = field.wait_until_final("broken").await;
+    assert_eq!(
+        (&run["status"], &first_submission(&run)["exit_status"]),
+        (&json!("failed"), &json!(7)),
+        "{run:#}"
+    );
 
     // Four fill both nodes; the fifth waits in the cluster's own queue and says so.
     for number in 0..5 {
@@ -140,8 +145,8 @@ async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
     }
     let names: Vec<String> = (0..5).map(|number| format!("long-{number}")).collect();
     let waits = |run: &Value| {
-        last(run)["status"] == "pulling"
-            && last(run)["status_message"]
+        first_submission(run)["status"] == "pulling"
+            && first_submission(run)["status_message"]
                 .as_str()
                 .is_some_and(|said| said.contains("waits in the scheduler: "))
     };
@@ -149,44 +154,44 @@ async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
     loop {
         let mut seen = [0, 0];
         for name in &names {
-            let run = field.until(name, |_| true).await;
+            let run = field.wait_until(name, |_| true).await;
             seen[0] += usize::from(run["status"] == "running");
             seen[1] += usize::from(waits(&run));
         }
         if seen == [4, 1] {
             break;
         }
-        assert!(since.elapsed() < PATIENCE, "{seen:?} run and wait\n{}", field.cluster.say("squeue", &[]));
-        tokio::time::sleep(LOOK).await;
+        assert!(since.elapsed() < TIMEOUT, "{seen:?} run and wait\n{}", field.cluster.say("squeue", &[]));
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 
     // What is stopped leaves nothing in the cluster, wherever it was.
     field.post("runs/stop", &json!({"runs_names": names, "abort": false})).await;
     for name in &names {
-        assert_eq!(field.ended(name).await["status"], "terminated");
+        assert_eq!(field.wait_until_final(name).await["status"], "terminated");
     }
     let since = Instant::now();
     while !field.cluster.say("squeue", &["-h"]).is_empty() {
-        assert!(since.elapsed() < PATIENCE, "{}", field.cluster.say("squeue", &[]));
-        tokio::time::sleep(LOOK).await;
+        assert!(since.elapsed() < TIMEOUT, "{}", field.cluster.say("squeue", &[]));
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_cluster_loses_its_job_is_tried_again_if_it_says_so() {
-    let mut field = Field::start().await;
+    let mut field = SlurmFleetEnv::start().await;
     let gate = field.ground.dir.join("gate");
     let script = format!("echo once; until [ -e {} ]; do sleep 0.1; done", gate.display());
     let retry = json!({"retry": {"on_events": ["interruption"], "duration": 3600}});
     field.apply(&task("again", &script, retry)).await;
-    field.until("again", |run| run["status"] == "running").await;
+    field.wait_until("again", |run| run["status"] == "running").await;
     // As when somebody who looks after the cluster ends it.
     let job = field.cluster.say("squeue", &["-h", "-o", "%i"]);
     assert_eq!(field.cluster.say("scancel", &[job.trim()]), "");
     // The signal may reach the node after the answer: opened now, the first try could still do it.
     let tries = |run: &Value| run["jobs"][0]["job_submissions"].as_array().map_or(0, Vec::len);
-    field.until("again", |run| tries(run) == 2).await;
+    field.wait_until("again", |run| tries(run) == 2).await;
     std::fs::write(&gate, "").unwrap();
-    let run = field.until("again", |run| run["status"] == "done").await;
+    let run = field.wait_until("again", |run| run["status"] == "done").await;
     assert_eq!(tries(&run), 2, "{run:#}");
 }

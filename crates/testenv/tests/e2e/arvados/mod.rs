@@ -18,7 +18,7 @@ use windlass_testenv::{
 };
 use windlass_testkit::wait::eventually;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_python_client_of_arvados_makes_every_call_and_hears_every_event() {
@@ -77,7 +77,7 @@ async fn what_a_container_leaves_in_its_output_path_is_kept_with_what_it_used() 
     let mut ground = Ground::start("outputs").await;
     let token = ground.token("token").await;
     let outputs = ground.dir.join("outputs");
-    ground.dispatch_local(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
+    ground.start_local_dispatcher_with(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
     let uuid = ground.ask(&["sh", "-c", "mkdir out/below; echo result > out/below/file"], json!({})).await;
     let record = ground.ended(&uuid).await;
     assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
@@ -168,7 +168,7 @@ async fn c4_what_runs_outlives_its_dispatcher_and_is_adopted_by_the_next() {
     );
     let since = Instant::now();
     while !ground.said(&crashes).await.contains(&"cleaned_up_crashed".to_owned()) {
-        assert!(since.elapsed() < PATIENCE, "nobody says that it crashed");
+        assert!(since.elapsed() < TIMEOUT, "nobody says that it crashed");
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
     assert_eq!(ground.until(&uuid, "it was not left alone", |_| true).await["state"], "Running");
@@ -187,17 +187,17 @@ async fn c4_what_runs_outlives_its_dispatcher_and_is_adopted_by_the_next() {
 async fn a_second_process_with_the_same_token_waits_until_the_first_is_gone() {
     let mut ground = Ground::start("lease").await;
     let token = ground.token("token").await;
-    let first = ground.dispatch_local(&token, "first", &["--lease", "600"]);
+    let first = ground.start_local_dispatcher_with(&token, "first", &["--lease", "600"]);
     let go = ground.dir.join("go");
     let script = format!("until [ -e {} ]; do sleep 0.05; done", go.display());
     let uuid = ground.ask(&["sh", "-c", &script], json!({})).await;
     ground.until(&uuid, "it does not run", |record| record["state"] == "Running").await;
     // It knows nothing of the first one's attempts, and would take them for lost at once.
-    ground.dispatch_local(&token, "second", &["--lease", "600", "--lost-after", "0"]);
+    ground.start_local_dispatcher_with(&token, "second", &["--lease", "600", "--lost-after", "0"]);
     let told = format!("another dispatcher works with this token (process {first} on ");
     let since = Instant::now();
     while !ground.dispatcher_log().contains(&told) {
-        assert!(since.elapsed() < PATIENCE, "{}", ground.dispatcher_log());
+        assert!(since.elapsed() < TIMEOUT, "{}", ground.dispatcher_log());
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
     std::fs::write(&go, "").unwrap();

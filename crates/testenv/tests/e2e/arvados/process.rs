@@ -35,7 +35,7 @@ async fn a_plain_process_is_refused_with_the_reason_unless_the_operator_allows_i
 }
 
 /// What a script can do, one line each: a word, and what came of it.
-fn attempts(paths: &[(&str, &Path)]) -> String {
+fn attempts_script(paths: &[(&str, &Path)]) -> String {
     let tries = paths.iter().map(|(word, path)| {
         let path = path.display();
         format!(
@@ -57,7 +57,7 @@ async fn a_plain_process_has_a_user_of_its_own_and_reads_nothing_of_others() {
     let outputs = ground.dir.join("outputs");
     std::fs::create_dir(&outputs).unwrap();
     std::fs::write(outputs.join("earlier"), "of somebody else").unwrap();
-    ground.dispatch_local(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
+    ground.start_local_dispatcher_with(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
     let bobs = json!({
         "environment": { "BOB_ENV": "BOBS_QUEUE_SECRET" },
         "secret_mounts": { "/secret.txt": { "kind": "text", "content": "SECRET_MOUNT_OF_BOB" } },
@@ -75,7 +75,7 @@ async fn a_plain_process_has_a_user_of_its_own_and_reads_nothing_of_others() {
     let environ = String::from_utf8_lossy(&environ);
     assert!(environ.contains("WINDLASS_QUEUE_URL=") && !environ.contains("v2/wlass"), "{environ}");
 
-    let script = attempts(&[
+    let script = attempts_script(&[
         ("token", &token),
         ("secret", &attempt.join("root/secret.txt")),
         ("attempt", &attempt),
@@ -133,7 +133,7 @@ async fn what_a_program_links_to_is_not_taken_for_its_output() {
     let mut ground = Ground::start("links").await;
     let token = ground.token("token").await;
     let outputs = ground.dir.join("outputs");
-    ground.dispatch_local(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
+    ground.start_local_dispatcher_with(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
     let prey = ground.dir.join("prey");
     std::fs::create_dir(&prey).unwrap();
     std::fs::create_dir(prey.join("out")).unwrap();

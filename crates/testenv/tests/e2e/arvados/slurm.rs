@@ -9,15 +9,15 @@ use std::{
 
 use serde_json::json;
 use windlass_dispatch::hook::Hook;
-use windlass_sim::invariants::containers::wrongs;
+use windlass_sim::invariants::containers::find_violations;
 use windlass_testenv::{
     queue::{Asked, Ground, processes_with},
     server::binary,
 };
 use windlass_testkit::slurm::{Cluster, Size};
 
-const PATIENCE: Duration = Duration::from_secs(120);
-const LOOK: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_secs(120);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
 const NODES: usize = 6;
 const TAG: &str = "windlass:fortune";
@@ -25,49 +25,49 @@ const TAG: &str = "windlass:fortune";
 const NICE_STEP: u64 = 1_000;
 /// Two ways to be on one node.
 #[derive(Clone, Copy)]
-enum Place {
+enum NodeConstraint {
     Anywhere,
     Partition(&'static str),
     Feature(&'static str),
 }
 
 /// What a container is to be.
-struct Wants<'a> {
+struct ContainerSpec<'a> {
     priority: u64,
     cpus: u32,
     memory_mib: u64,
-    place: Place,
+    place: NodeConstraint,
     /// It goes on until somebody opens this gate.
     gate: Option<&'a str>,
     exit: i64,
 }
 
-struct Member {
+struct SubmittedContainer {
     asked: Asked,
     exit: i64,
 }
 
 /// A job of ours as `squeue` shows it.
-struct Shown {
+struct SqueueJob {
     state: String,
     nice: u64,
 }
 
-struct Field {
+struct SlurmQueueEnv {
     cluster: Cluster,
     ground: Ground,
     token: PathBuf,
-    all: Vec<Member>,
+    all: Vec<SubmittedContainer>,
 }
 
-impl Drop for Field {
+impl Drop for SlurmQueueEnv {
     /// Whoever would hand over more goes first, then the cluster with what it runs, then the server.
     fn drop(&mut self) {
         self.ground.kill_dispatchers();
     }
 }
 
-impl Field {
+impl SlurmQueueEnv {
     async fn start() -> Self {
         let cluster = Cluster::start(&[SIZE; NODES]);
         let ground = Ground::start("slurm").await;
@@ -81,7 +81,7 @@ impl Field {
     fn start_dispatcher(&mut self) {
         let config = self.cluster.config();
         // Long enough for every command here to have come through, and no minute.
-        self.ground.dispatch_slurm(&self.token, &config, &["--tag", TAG, "--lost-after", "15"]);
+        self.ground.start_slurm_dispatcher(&self.token, &config, &["--tag", TAG, "--lost-after", "15"]);
     }
 
     /// Killed wherever it is, and another one in its place.
@@ -99,7 +99,7 @@ impl Field {
     }
 
     /// The number of a container in `all`. Its program writes that number and its process down when it starts.
-    async fn ask(&mut self, wants: Wants<'_>) -> usize {
+    async fn submit(&mut self, wants: ContainerSpec<'_>) -> usize {
         let number = self.all.len();
         let starts = self.file("starts");
         // Bounded: what a failed test leaves behind ends by itself.
@@ -112,32 +112,32 @@ impl Field {
         });
         let script = format!("echo {number} $$ >> {}; {waits}exit {}", starts.display(), wants.exit);
         let scheduling = match wants.place {
-            Place::Anywhere => json!({}),
-            Place::Partition(node) => json!({ "partitions": [format!("only-{node}")] }),
-            Place::Feature(node) => json!({ "features": [format!("on-{node}")] }),
+            NodeConstraint::Anywhere => json!({}),
+            NodeConstraint::Partition(node) => json!({ "partitions": [format!("only-{node}")] }),
+            NodeConstraint::Feature(node) => json!({ "features": [format!("on-{node}")] }),
         };
         let more = json!({
             "priority": wants.priority, "scheduling_parameters": scheduling,
             "runtime_constraints": { "vcpus": wants.cpus, "ram": wants.memory_mib << 20 },
         });
         let asked = self.ground.request(&["sh", "-c", &script], more).await;
-        self.all.push(Member { asked, exit: wants.exit });
+        self.all.push(SubmittedContainer { asked, exit: wants.exit });
         number
     }
 
     /// Small and large ones of all priorities that end at once, each with a code of its own.
-    async fn ask_crowd(&mut self, count: u64) -> Vec<usize> {
+    async fn submit_many(&mut self, count: u64) -> Vec<usize> {
         let mut crowd = Vec::new();
         for at in 0..count {
-            let wants = Wants {
+            let wants = ContainerSpec {
                 priority: 1 + at * 13 % 900,
                 cpus: 1 + u32::try_from(at % 4).unwrap(),
                 memory_mib: 50 + at * 97 % 1500,
-                place: Place::Anywhere,
+                place: NodeConstraint::Anywhere,
                 gate: None,
                 exit: i64::try_from(at % 5).unwrap(),
             };
-            crowd.push(self.ask(wants).await);
+            crowd.push(self.submit(wants).await);
         }
         crowd
     }
@@ -153,7 +153,7 @@ impl Field {
         numbers.iter().map(state).collect()
     }
 
-    async fn until(&self, what: &str, numbers: &[usize], is: impl Fn(&[String]) -> bool) {
+    async fn wait_until(&self, what: &str, numbers: &[usize], is: impl Fn(&[String]) -> bool) {
         let since = Instant::now();
         loop {
             let states = self.states(numbers).await;
@@ -163,40 +163,40 @@ impl Field {
             let jobs = || self.cluster.say("squeue", &["-t", "all"]);
             let nodes = || self.cluster.say("sinfo", &["-N"]);
             assert!(
-                since.elapsed() < PATIENCE,
+                since.elapsed() < TIMEOUT,
                 "{what}: {states:?}\n{}\n{}\n{}",
                 jobs(),
                 nodes(),
                 self.ground.dispatcher_log()
             );
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn until_all(&self, numbers: &[usize], state: &str) {
-        self.until(&format!("not all are {state}"), numbers, |seen| seen.iter().all(|one| one == state))
+    async fn wait_until_all(&self, numbers: &[usize], state: &str) {
+        self.wait_until(&format!("not all are {state}"), numbers, |seen| seen.iter().all(|one| one == state))
             .await;
     }
 
     /// Our jobs that are not over, by the container.
-    fn jobs(&self) -> BTreeMap<String, Shown> {
+    fn jobs(&self) -> BTreeMap<String, SqueueJob> {
         let listed = self.cluster.say("squeue", &["-h", "-o", "%j;%T;%y;%k"]);
         let ours = listed.lines().filter_map(|line| {
             let mut parts = line.splitn(4, ';');
             let (name, state, nice) = (parts.next()?, parts.next()?, parts.next()?.parse().ok()?);
             (parts.next() == Some(TAG)).then_some(())?;
             let (uuid, _) = name.rsplit_once('.')?;
-            Some((uuid.to_owned(), Shown { state: state.to_owned(), nice }))
+            Some((uuid.to_owned(), SqueueJob { state: state.to_owned(), nice }))
         });
         ours.collect()
     }
 
-    async fn until_jobs(&self, what: &str, is: impl Fn(&BTreeMap<String, Shown>) -> bool) {
+    async fn wait_until_jobs(&self, what: &str, is: impl Fn(&BTreeMap<String, SqueueJob>) -> bool) {
         let since = Instant::now();
         while !is(&self.jobs()) {
             let seen = || self.cluster.say("squeue", &[]);
-            assert!(since.elapsed() < PATIENCE, "{what}\n{}\n{}", seen(), self.ground.dispatcher_log());
-            tokio::time::sleep(LOOK).await;
+            assert!(since.elapsed() < TIMEOUT, "{what}\n{}\n{}", seen(), self.ground.dispatcher_log());
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -210,7 +210,7 @@ impl Field {
         text.lines().filter_map(line).collect()
     }
 
-    async fn until_dead(&self, numbers: &[usize]) {
+    async fn wait_until_dead(&self, numbers: &[usize]) {
         let since = Instant::now();
         let theirs: Vec<i32> = self
             .started()
@@ -220,8 +220,8 @@ impl Field {
             .collect();
         assert_eq!(theirs.len(), numbers.len());
         while theirs.iter().any(|pid| is_alive(*pid)) {
-            assert!(since.elapsed() < PATIENCE, "programs of a lost attempt go on: {theirs:?}");
-            tokio::time::sleep(LOOK).await;
+            assert!(since.elapsed() < TIMEOUT, "programs of a lost attempt go on: {theirs:?}");
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -243,36 +243,40 @@ fn is_alive(pid: i32) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_them() {
-    let mut field = Field::start().await;
-    let waits = |place| Wants { priority: 1_000, cpus: 1, memory_mib: 50, place, gate: Some("end"), exit: 0 };
+    let mut field = SlurmQueueEnv::start().await;
+    let waits =
+        |place| ContainerSpec { priority: 1_000, cpus: 1, memory_mib: 50, place, gate: Some("end"), exit: 0 };
     // One behind the other on the first node: the order in which these start says whether priorities count.
-    let first = field.ask(Wants { cpus: 4, gate: Some("line"), ..waits(Place::Partition("n1")) }).await;
+    let first = field
+        .submit(ContainerSpec { cpus: 4, gate: Some("line"), ..waits(NodeConstraint::Partition("n1")) })
+        .await;
     let mut priorities: BTreeMap<usize, u64> = BTreeMap::new();
     for at in 0..30 {
         let priority = 100 + at * 7 % 30 * 20;
-        let number =
-            field.ask(Wants { priority, cpus: 4, gate: None, ..waits(Place::Partition("n1")) }).await;
+        let number = field
+            .submit(ContainerSpec { priority, cpus: 4, gate: None, ..waits(NodeConstraint::Partition("n1")) })
+            .await;
         priorities.insert(number, priority);
     }
     let line: Vec<usize> = priorities.keys().copied().collect();
     // Those that stay: to the end, until they are cancelled, until their executor or their node dies.
     let mut stay = Vec::new();
     for node in ["n2", "n2", "n2", "n2", "n3", "n3", "n3", "n4", "n4"] {
-        stay.push(field.ask(waits(Place::Feature(node))).await);
+        stay.push(field.submit(waits(NodeConstraint::Feature(node))).await);
     }
     let (to_the_end, cancelled) = (vec![stay[0], stay[1], stay[4]], vec![stay[2], stay[3], stay[5]]);
     let (crashed, lost) = (stay[6], vec![stay[7], stay[8]]);
-    let early = field.ask_crowd(100).await;
+    let early = field.submit_many(100).await;
 
     // The dispatcher dies while it hands over.
     let everybody: Vec<usize> = (0..field.all.len()).collect();
     let is_under_way = |seen: &[String]| seen.iter().filter(|state| *state != "Queued").count() >= 40;
-    field.until("nothing is taken", &everybody, is_under_way).await;
+    field.wait_until("nothing is taken", &everybody, is_under_way).await;
     field.replace_dispatcher();
-    field.until_all(&[&stay[..], &[first]].concat(), "Running").await;
-    field.until_all(&line, "Locked").await;
+    field.wait_until_all(&[&stay[..], &[first]].concat(), "Running").await;
+    field.wait_until_all(&line, "Locked").await;
     field
-        .until_jobs("not all wait in Slurm", |jobs| {
+        .wait_until_jobs("not all wait in Slurm", |jobs| {
             line.iter().all(|one| jobs.contains_key(field.uuid(*one)))
         })
         .await;
@@ -287,16 +291,17 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
         }
     }
     field.replace_dispatcher();
-    field.until_all(&unwanted, "Queued").await;
-    let shows =
-        |jobs: &BTreeMap<String, Shown>, number: usize, priority: u64| match jobs.get(field.uuid(number)) {
-            Some(job) => job.state == "PENDING" && job.nice == (1_000 - priority) * NICE_STEP,
-            None => priority == 0,
-        };
-    let all_follow = |jobs: &BTreeMap<String, Shown>| {
+    field.wait_until_all(&unwanted, "Queued").await;
+    let shows = |jobs: &BTreeMap<String, SqueueJob>, number: usize, priority: u64| match jobs
+        .get(field.uuid(number))
+    {
+        Some(job) => job.state == "PENDING" && job.nice == (1_000 - priority) * NICE_STEP,
+        None => priority == 0,
+    };
+    let all_follow = |jobs: &BTreeMap<String, SqueueJob>| {
         priorities.iter().all(|(number, priority)| shows(jobs, *number, *priority))
     };
-    field.until_jobs("a priority is not passed on", all_follow).await;
+    field.wait_until_jobs("a priority is not passed on", all_follow).await;
 
     // The controller is restarted while the line moves.
     field.open("line");
@@ -305,24 +310,24 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
     field.cluster.start_controller();
 
     // A node dies under its containers, and their programs end although nobody there could tell them.
-    field.until_all(&lost, "Running").await;
+    field.wait_until_all(&lost, "Running").await;
     field.cluster.kill_node(3);
     field.replace_dispatcher();
-    field.until_all(&lost, "Cancelled").await;
-    field.until_dead(&lost).await;
+    field.wait_until_all(&lost, "Cancelled").await;
+    field.wait_until_dead(&lost).await;
     field.cluster.start_node(3);
     let moved: Vec<usize> = line.iter().copied().filter(|one| !unwanted.contains(one)).collect();
-    field.until_all(&[&moved[..], &early[..], &[first]].concat(), "Complete").await;
+    field.wait_until_all(&[&moved[..], &early[..], &[first]].concat(), "Complete").await;
 
     // The controller dies and forgets what it did not write down.
-    let late = field.ask_crowd(60).await;
+    let late = field.submit_many(60).await;
     let some_run = |seen: &[String]| seen.iter().filter(|state| *state == "Complete").count() >= 5;
-    field.until("the late ones do not run", &late, some_run).await;
+    field.wait_until("the late ones do not run", &late, some_run).await;
     field.cluster.kill_controller();
     field.replace_dispatcher();
     field.cluster.start_controller();
     field
-        .until("the late ones do not end", &late, |seen| {
+        .wait_until("the late ones do not end", &late, |seen| {
             seen.iter().all(|state| state == "Complete" || state == "Cancelled")
         })
         .await;
@@ -332,22 +337,22 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
         field.ground.weigh(&field.all[*number].asked, 0).await;
     }
     field.replace_dispatcher();
-    field.until_all(&cancelled, "Cancelled").await;
+    field.wait_until_all(&cancelled, "Cancelled").await;
     for pid in field.executors(crashed) {
         Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap();
     }
     field.replace_dispatcher();
-    field.until_all(&[crashed], "Cancelled").await;
-    field.until_dead(&[&cancelled[..], &[crashed]].concat()).await;
+    field.wait_until_all(&[crashed], "Cancelled").await;
+    field.wait_until_dead(&[&cancelled[..], &[crashed]].concat()).await;
 
     // What is left comes to its end.
     field.open("end");
     for number in unwanted {
-        field.ground.take_back(&field.all[number].asked).await;
+        field.ground.delete_request(&field.all[number].asked).await;
     }
-    field.until_all(&to_the_end, "Complete").await;
-    field.until_all(&unwanted, "Cancelled").await;
-    field.until_jobs("something is left in Slurm", BTreeMap::is_empty).await;
+    field.wait_until_all(&to_the_end, "Complete").await;
+    field.wait_until_all(&unwanted, "Cancelled").await;
+    field.wait_until_jobs("something is left in Slurm", BTreeMap::is_empty).await;
 
     // The story is over: what does the record say?
     assert_eq!(field.all.len(), 200);
@@ -376,12 +381,12 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
     assert_eq!(field.reason(crashed).await, "crashed");
     let survived = field.states(&late).await.iter().filter(|state| *state == "Complete").count();
     assert!(survived >= 30, "only {survived} of 60 survived a controller that forgets the last seconds");
-    assert_eq!(wrongs(&field.ground.history().await, &records), [""; 0]);
-    nothing_is_left(&field).await;
+    assert_eq!(find_violations(&field.ground.history().await, &records), [""; 0]);
+    wait_until_clean(&field).await;
 }
 
 /// Of executors, their directories and their control groups.
-async fn nothing_is_left(field: &Field) {
+async fn wait_until_clean(field: &SlurmQueueEnv) {
     let since = Instant::now();
     loop {
         let mut left: Vec<String> = Vec::new();
@@ -392,18 +397,18 @@ async fn nothing_is_left(field: &Field) {
             );
         }
         for above in [std::env::temp_dir(), PathBuf::from("/sys/fs/cgroup")] {
-            left.extend(named_after(&above, field, 4));
+            left.extend(directories_named_after(&above, field, 4));
         }
         if left.is_empty() {
             return;
         }
-        assert!(since.elapsed() < PATIENCE, "left behind: {left:#?}");
-        tokio::time::sleep(LOOK).await;
+        assert!(since.elapsed() < TIMEOUT, "left behind: {left:#?}");
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 /// Directories with the name of one of these containers.
-fn named_after(above: &Path, field: &Field, depth: usize) -> Vec<String> {
+fn directories_named_after(above: &Path, field: &SlurmQueueEnv, depth: usize) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(above).into_iter().flatten().flatten() {
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -414,7 +419,7 @@ fn named_after(above: &Path, field: &Field, depth: usize) -> Vec<String> {
         if field.all.iter().any(|member| name.contains(&member.asked.container)) {
             found.push(entry.path().display().to_string());
         } else if depth > 1 && (name == "windlass" || name == "exec" || above.starts_with("/sys")) {
-            found.extend(named_after(&entry.path(), field, depth - 1));
+            found.extend(directories_named_after(&entry.path(), field, depth - 1));
         }
     }
     found
@@ -429,7 +434,7 @@ async fn the_end_of_any_job_is_knocked_at_the_dispatchers_door() {
     cluster.at_the_end(&format!("exec {} dispatch knock {}", windlass.display(), door.display()));
     let said = cluster.say("sbatch", &["--parsable", "--mem=10", "--output=/dev/null", "--wrap=true"]);
     assert!(said.trim().parse::<u32>().is_ok(), "{said}");
-    tokio::time::timeout(PATIENCE, hook.next()).await.expect("nobody knocked");
+    tokio::time::timeout(TIMEOUT, hook.next()).await.expect("nobody knocked");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -437,7 +442,7 @@ async fn slurm_says_why_a_container_waits_and_its_variables_reach_the_program() 
     let cluster = Cluster::start(&[SIZE]);
     let mut ground = Ground::start("reasons").await;
     let token = ground.token("token").await;
-    ground.dispatch_slurm(&token, &cluster.config(), &["--tag", TAG]);
+    ground.start_slurm_dispatcher(&token, &cluster.config(), &["--tag", TAG]);
     let go = ground.dir.join("go");
     let whole = json!({ "runtime_constraints": { "vcpus": 4, "ram": 64 << 20 } });
     let script = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
@@ -466,7 +471,7 @@ async fn what_sbatch_refuses_is_kept_in_its_words_and_not_tried_again_at_once() 
     let closed = cluster.say("scontrol", &["update", "PartitionName=main", "State=INACTIVE"]);
     let mut ground = Ground::start("refused").await;
     let token = ground.token("token").await;
-    ground.dispatch_slurm(&token, &cluster.config(), &["--tag", TAG]);
+    ground.start_slurm_dispatcher(&token, &cluster.config(), &["--tag", TAG]);
     let uuid = ground.ask(&["true"], json!({})).await;
     let told = |record: &serde_json::Value| {
         let why = record["scheduling_status"].as_str().unwrap_or_default();

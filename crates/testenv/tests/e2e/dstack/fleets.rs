@@ -4,14 +4,14 @@ use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use windlass_testkit::{
     lab::{Lab, WORKER},
-    story::{Ground as _, Story},
+    story::{CliSnapshot, Ground as _},
 };
 
-use super::person::{Person, SMALL};
+use super::person::{DstackUser, SMALL};
 use crate::stage::{Machines, Stage};
 
 /// The configuration of a fleet, with the key beside it.
-fn describe(person: &Person, lab: &Lab) {
+fn describe(person: &DstackUser, lab: &Lab) {
     let key = person.home().join("lab.key");
     fs::copy(lab.key_file(), &key).unwrap();
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
@@ -29,14 +29,14 @@ fn describe(person: &Person, lab: &Lab) {
 async fn dstack_brings_hosts_works_on_them_and_lets_them_go() {
     let lab = Lab::start(2).unwrap();
     let mut stage = Stage::new(Machines::None).await;
-    let person = Person::of_project(&stage);
-    let mut story = Story::new("dstack-fleet", &person);
+    let person = DstackUser::with_project(&stage);
+    let mut story = CliSnapshot::new("dstack-fleet", &person);
     for (host, mask) in lab.hosts().iter().zip(["[HOST 1]", "[HOST 2]"]) {
         story.mask(&host.addr().to_string(), mask);
     }
     describe(&person, &lab);
     story.run(&["apply", "-f", "lab.yml", "-y"]);
-    stage.hosts_ready("lab", 2).await;
+    stage.wait_for_hosts("lab", 2).await;
     story.run(&["fleet"]);
 
     let text = format!(

@@ -3,13 +3,13 @@
 use std::process::Command;
 
 use windlass_testenv::server::TOKEN;
-use windlass_testkit::story::{Ground as _, Story, ran};
+use windlass_testkit::story::{CliSnapshot, Ground as _, ran};
 
-use super::person::{Person, SMALL};
+use super::person::{DstackUser, SMALL};
 use crate::stage::{Machines, Stage};
 
 /// Git with nobody's settings.
-fn git(person: &Person, args: &[&str]) {
+fn git(person: &DstackUser, args: &[&str]) {
     let mut command: Command = person.program("git");
     command.args([
         "-c",
@@ -24,7 +24,7 @@ fn git(person: &Person, args: &[&str]) {
 }
 
 /// The remote has a name of the Internet and is a directory of this test.
-fn repository(person: &Person) {
+fn repository(person: &DstackUser) {
     git(person, &["init", "--quiet", "--bare", "origin.git"]);
     git(person, &["init", "--quiet", "work"]);
     git(person, &["-C", "work", "commit", "--quiet", "--allow-empty", "-m", "first"]);
@@ -39,8 +39,8 @@ fn repository(person: &Person) {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_is_told_of_its_project_and_its_repository() {
     let stage = Stage::new(Machines::None).await;
-    let person = Person::new(&stage);
-    let mut story = Story::new("dstack-project", &person);
+    let person = DstackUser::new(&stage);
+    let mut story = CliSnapshot::new("dstack-project", &person);
     story.run(&["--version"]);
     story.run(&["ps"]);
     let url = person.url().to_owned();
@@ -61,8 +61,8 @@ async fn dstack_is_told_of_its_project_and_its_repository() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_keeps_secrets() {
     let stage = Stage::new(Machines::None).await;
-    let person = Person::of_project(&stage);
-    let mut story = Story::new("dstack-secret", &person);
+    let person = DstackUser::with_project(&stage);
+    let mut story = CliSnapshot::new("dstack-secret", &person);
     story.run(&["secret"]);
     story.run(&["secret", "set", "token", "hunter2"]);
     story.run(&["secret"]);
@@ -73,16 +73,16 @@ async fn dstack_keeps_secrets() {
 }
 
 /// Waits until this machine is a host.
-fn ready(person: &Person) {
+fn wait_until_host_ready(person: &DstackUser) {
     person.until(&["fleet"], |ran| ran.stdout.contains("instance=0") && ran.stdout.contains(" busy"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_lists_what_there_is() {
     let stage = Stage::new(Machines::Processes).await;
-    let person = Person::of_project(&stage);
-    ready(&person);
-    let mut story = Story::new("dstack-lists", &person);
+    let person = DstackUser::with_project(&stage);
+    wait_until_host_ready(&person);
+    let mut story = CliSnapshot::new("dstack-lists", &person);
     story.run(&["ps"]);
     story.run(&["fleet"]);
     story.run(&["fleet", "get", "nowhere", "--json"]);
@@ -95,9 +95,9 @@ async fn dstack_lists_what_there_is() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_plans_what_could_be() {
     let stage = Stage::new(Machines::Processes).await;
-    let person = Person::of_project(&stage);
-    ready(&person);
-    let mut story = Story::new("dstack-plans", &person);
+    let person = DstackUser::with_project(&stage);
+    wait_until_host_ready(&person);
+    let mut story = CliSnapshot::new("dstack-plans", &person);
     story.run(&["offer"]);
     story.run(&["offer", "--gpu", "H100:8"]);
     let kinds = [
@@ -110,7 +110,7 @@ async fn dstack_plans_what_could_be() {
         person.file(&file, &format!("type: {kind}\nname: planned\nimage: none\n{more}{SMALL}"));
         let args = ["apply", "-f", &file];
         // Asked whether to go on, they say no.
-        let done = person.answering("n\n", &args);
+        let done = person.run_with_input("n\n", &args);
         story.add(&args, &done);
     }
     story.end();

@@ -12,18 +12,18 @@ use std::{
 
 use parking_lot::Mutex;
 use windlass_testenv::server::TOKEN;
-use windlass_testkit::story::{Ground, Pattern, Ran};
+use windlass_testkit::story::{CommandOutput, Ground, Pattern};
 
 use crate::stage::Stage;
 
 const VARIABLE: &str = "WINDLASS_TEST_DSTACK";
 /// Loading Python alone takes seconds on a machine that is busy with other tests.
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots");
 /// What the tests ask of any machine: little.
 pub(crate) const SMALL: &str = "user: root\nresources: {cpu: 1.., memory: 0.., disk: null}\n";
 
-pub(crate) struct Person {
+pub(crate) struct DstackUser {
     /// Theirs, and where they type.
     home: PathBuf,
     venv: PathBuf,
@@ -32,7 +32,7 @@ pub(crate) struct Person {
     stage: PathBuf,
 }
 
-impl Person {
+impl DstackUser {
     /// Has the client and nothing else.
     pub(crate) fn new(stage: &Stage) -> Self {
         let venv = std::env::var_os(VARIABLE).map(PathBuf::from);
@@ -48,7 +48,7 @@ impl Person {
     }
 
     /// Has told the client of the server, with what `project add` writes.
-    pub(crate) fn of_project(stage: &Stage) -> Self {
+    pub(crate) fn with_project(stage: &Stage) -> Self {
         let person = Self::new(stage);
         let known =
             format!("projects:\n- {{name: main, url: '{}', token: {TOKEN}, default: true}}\n", person.url);
@@ -80,12 +80,12 @@ impl Person {
         command
     }
 
-    pub(crate) fn run(&self, args: &[&str]) -> Ran {
-        self.answering("", args)
+    pub(crate) fn run(&self, args: &[&str]) -> CommandOutput {
+        self.run_with_input("", args)
     }
 
     /// With what they type when they are asked.
-    pub(crate) fn answering(&self, typed: &str, args: &[&str]) -> Ran {
+    pub(crate) fn run_with_input(&self, typed: &str, args: &[&str]) -> CommandOutput {
         let mut child = self.command(args);
         child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = child.spawn().unwrap();
@@ -94,32 +94,32 @@ impl Person {
     }
 
     /// Starts a command that goes on.
-    pub(crate) fn start(&self, args: &[&str]) -> Going {
-        Going::new(&mut self.command(args))
+    pub(crate) fn start(&self, args: &[&str]) -> RunningCommand {
+        RunningCommand::new(&mut self.command(args))
     }
 
     /// A command in a job they are attached to, by the name that the client gave it.
-    pub(crate) fn shell(&self, name: &str, line: &str) -> Ran {
+    pub(crate) fn shell(&self, name: &str, line: &str) -> CommandOutput {
         let mut ssh = self.program("ssh");
         ssh.arg("-F").arg(self.home.join(".ssh/config")).args(["-o", "BatchMode=yes", name, line]);
         windlass_testkit::story::ran(&mut ssh)
     }
 
     /// Repeats a command that only looks, until what it shows is as wanted.
-    pub(crate) fn until(&self, args: &[&str], wanted: impl Fn(&Ran) -> bool) -> Ran {
+    pub(crate) fn until(&self, args: &[&str], wanted: impl Fn(&CommandOutput) -> bool) -> CommandOutput {
         let asked = Instant::now();
         loop {
             let ran = self.run(args);
             if wanted(&ran) {
                 return ran;
             }
-            assert!(asked.elapsed() < PATIENCE, "dstack {args:?}: {ran:#?}");
+            assert!(asked.elapsed() < TIMEOUT, "dstack {args:?}: {ran:#?}");
             std::thread::sleep(Duration::from_millis(200));
         }
     }
 }
 
-impl Ground for Person {
+impl Ground for DstackUser {
     const PROGRAM: &'static str = "dstack";
     const PATTERNS: &'static [Pattern] = &[
         (r"\b\d+ (?:sec|min|hour)s? ago", "[AGE]"),
@@ -155,13 +155,13 @@ impl Ground for Person {
 }
 
 /// A command that has not ended; it ends with its guard.
-pub(crate) struct Going {
+pub(crate) struct RunningCommand {
     child: Child,
     heard: [Option<JoinHandle<()>>; 2],
     said: [Arc<Mutex<Vec<u8>>>; 2],
 }
 
-impl Going {
+impl RunningCommand {
     pub(crate) fn new(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let said: [Arc<Mutex<Vec<u8>>>; 2] = Default::default();
@@ -188,7 +188,7 @@ impl Going {
             if out.contains(words) {
                 return;
             }
-            assert!(!ended && asked.elapsed() < PATIENCE, "it does not say {words:?}:\n{out}\n{err}");
+            assert!(!ended && asked.elapsed() < TIMEOUT, "it does not say {words:?}:\n{out}\n{err}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -200,26 +200,26 @@ impl Going {
     }
 
     /// Waits for its end.
-    pub(crate) fn end(mut self) -> Ran {
+    pub(crate) fn end(mut self) -> CommandOutput {
         let asked = Instant::now();
         let code = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status.code();
             }
-            assert!(asked.elapsed() < PATIENCE, "it does not end:\n{}\n{}", self.text(0), self.text(1));
+            assert!(asked.elapsed() < TIMEOUT, "it does not end:\n{}\n{}", self.text(0), self.text(1));
             std::thread::sleep(Duration::from_millis(20));
         };
         for heard in self.heard.iter_mut().filter_map(Option::take) {
             heard.join().unwrap();
         }
-        Ran { code, stdout: without_chance(&self.text(0)), stderr: self.text(1) }
+        CommandOutput { code, stdout: strip_tunnel_warnings(&self.text(0)), stderr: self.text(1) }
     }
 }
 
 /// A job's SSH server ends with the job, and the client's tunnel with it. The client looks whether its tunnel is still
 /// there and then asks it to close; one that went in between is an error that it reports and ignores. Whether that line
 /// comes is chance.
-fn without_chance(said: &str) -> String {
+fn strip_tunnel_warnings(said: &str) -> String {
     let mut inside = false;
     let keep = |line: &&str| {
         inside = line.contains("Failed to close SSH tunnel") || inside && line.starts_with("          ");
@@ -228,7 +228,7 @@ fn without_chance(said: &str) -> String {
     said.split_inclusive('\n').filter(keep).collect()
 }
 
-impl Drop for Going {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

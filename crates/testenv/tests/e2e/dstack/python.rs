@@ -2,7 +2,7 @@
 
 use windlass_testkit::story::ran;
 
-use super::person::Person;
+use super::person::DstackUser;
 use crate::stage::{Machines, Stage};
 
 const SCRIPT: &str = r#"
@@ -71,7 +71,7 @@ all: [('aborted', 'terminated'), ('programmed', 'done'), ('stopped', 'terminated
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_in_a_program_submits_attaches_reads_and_stops() {
     let stage = Stage::new(Machines::Processes).await;
-    let person = Person::of_project(&stage);
+    let person = DstackUser::with_project(&stage);
     person.until(&["fleet"], |ran| ran.stdout.contains(" busy"));
     person.file("program.py", SCRIPT);
     let done = ran(person.program("python").arg("program.py"));

@@ -11,18 +11,18 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
-use windlass_testenv::server::{Options, Server, TOKEN, binary};
+use windlass_testenv::server::{Server, ServerOptions, TOKEN, binary};
 use windlass_testkit::temp_dir;
 
 /// Where the environment with dstack's server in it is.
 const VARIABLE: &str = "WINDLASS_BENCH_DSTACK";
 /// It looks for catalogues on the network while it starts.
-const READY_WITHIN: Duration = Duration::from_secs(300);
+const READY_TIMEOUT: Duration = Duration::from_secs(300);
 const PROJECT: &str = "/api/project/main";
 const NOBODY: &str = "00000000-0000-4000-8000-000000000000";
 
 /// A request that both are sent.
-struct Case {
+struct RequestCase {
     name: &'static str,
     path: String,
     body: Value,
@@ -30,10 +30,10 @@ struct Case {
 }
 
 /// What a client sees of an answer: its status and, of a refusal, the code.
-type Seen = (u16, Option<String>);
+type ObservedAnswer = (u16, Option<String>);
 
 /// Where ours differs, what it answers there, and why.
-const DIFFERENT: [(&str, u16, Option<&str>, &str); 11] = [
+const KNOWN_DIFFERENCES: [(&str, u16, Option<&str>, &str); 11] = [
     ("delete a user that is not", 400, Some("resource_not_exists"), "the code says more"),
     ("delete a project that is not", 403, None, "whether it exists is for its members to know"),
     ("add a member who is not", 400, Some("resource_not_exists"), "the code says more"),
@@ -47,11 +47,11 @@ const DIFFERENT: [(&str, u16, Option<&str>, &str); 11] = [
     ("read logs of nothing", 400, Some("resource_not_exists"), "a log that is empty is another thing"),
 ];
 
-fn case(name: &'static str, path: impl Into<String>, body: Value) -> Case {
-    Case { name, path: path.into(), body, token: Some(TOKEN) }
+fn case(name: &'static str, path: impl Into<String>, body: Value) -> RequestCase {
+    RequestCase { name, path: path.into(), body, token: Some(TOKEN) }
 }
 
-fn in_project(name: &'static str, path: &str, body: Value) -> Case {
+fn in_project(name: &'static str, path: &str, body: Value) -> RequestCase {
     case(name, format!("{PROJECT}/{path}"), body)
 }
 
@@ -60,11 +60,11 @@ fn spec(configuration: Value, name: Option<&str>) -> Value {
         "repo_id": "none", "repo_data": {"repo_type": "virtual"}, "configuration_path": "a.yml"}})
 }
 
-fn people() -> Vec<Case> {
+fn user_cases() -> Vec<RequestCase> {
     let member = |name: &str| json!({"members": [{"username": name, "project_role": "user"}]});
     vec![
-        Case { token: None, ..case("no token", "/api/users/get_my_user", json!({})) },
-        Case { token: Some("wrong"), ..case("a wrong token", "/api/users/get_my_user", json!({})) },
+        RequestCase { token: None, ..case("no token", "/api/users/get_my_user", json!({})) },
+        RequestCase { token: Some("wrong"), ..case("a wrong token", "/api/users/get_my_user", json!({})) },
         case("create a user", "/api/users/create", json!({"username": "mira", "global_role": "user"})),
         case(
             "create them in capitals",
@@ -94,7 +94,7 @@ fn people() -> Vec<Case> {
     ]
 }
 
-fn runs() -> Vec<Case> {
+fn run_cases() -> Vec<RequestCase> {
     let task =
         json!({"type": "task", "commands": ["true"], "ports": [8000, "80:8080"], "max_duration": "2h"});
     let with = |key: &str, value: Value| {
@@ -145,7 +145,7 @@ fn runs() -> Vec<Case> {
     ]
 }
 
-fn resources() -> Vec<Case> {
+fn resource_cases() -> Vec<RequestCase> {
     let fleet =
         |configuration: Value| json!({"configuration": configuration, "profile": {"name": "default"}});
     let key = json!({"public": "p", "private": "no key"});
@@ -188,7 +188,7 @@ fn resources() -> Vec<Case> {
     ]
 }
 
-async fn ask(address: &str, case: &Case) -> (Seen, Value) {
+async fn send_case(address: &str, case: &RequestCase) -> (ObservedAnswer, Value) {
     let body = case.body.to_string();
     let token = case.token.map_or(String::new(), |token| format!("authorization: Bearer {token}\r\n"));
     let request = format!(
@@ -210,12 +210,12 @@ async fn ask(address: &str, case: &Case) -> (Seen, Value) {
 }
 
 /// dstack's server in a home of its own; it ends with its guard.
-struct Dstack {
+struct DstackServer {
     child: Child,
     address: String,
 }
 
-impl Dstack {
+impl DstackServer {
     async fn start(home: &Path) -> Self {
         let venv = std::env::var_os(VARIABLE).map(PathBuf::from);
         let venv = venv.unwrap_or_else(|| {
@@ -239,14 +239,14 @@ impl Dstack {
         while TcpStream::connect(&server.address).await.is_err() {
             let said = || std::fs::read_to_string(home.join("log")).unwrap_or_default();
             assert_eq!(server.child.try_wait().unwrap(), None, "dstack's server ended early: {}", said());
-            assert!(started.elapsed() < READY_WITHIN, "dstack's server does not get ready: {}", said());
+            assert!(started.elapsed() < READY_TIMEOUT, "dstack's server does not get ready: {}", said());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         server
     }
 }
 
-impl Drop for Dstack {
+impl Drop for DstackServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -256,9 +256,9 @@ impl Drop for Dstack {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_and_ours_answer_the_same_requests_alike() {
     let scratch = temp_dir("replay").unwrap();
-    let theirs = Dstack::start(&scratch.path().join("dstack")).await;
+    let theirs = DstackServer::start(&scratch.path().join("dstack")).await;
     let (data, windlass) = (scratch.path().join("windlass"), binary("windlass").unwrap());
-    let options = Options {
+    let options = ServerOptions {
         binary: &windlass,
         data: &data,
         database: None,
@@ -271,10 +271,10 @@ async fn dstack_and_ours_answer_the_same_requests_alike() {
     let ours = Server::start(&options).await.unwrap();
     let mut wrong = Vec::new();
     let mut answers = Vec::new();
-    for case in people().into_iter().chain(runs()).chain(resources()) {
-        let (there, there_body) = ask(&theirs.address, &case).await;
-        let (here, here_body) = ask(ours.address(), &case).await;
-        let different = DIFFERENT.iter().find(|(name, ..)| *name == case.name);
+    for case in user_cases().into_iter().chain(run_cases()).chain(resource_cases()) {
+        let (there, there_body) = send_case(&theirs.address, &case).await;
+        let (here, here_body) = send_case(ours.address(), &case).await;
+        let different = KNOWN_DIFFERENCES.iter().find(|(name, ..)| *name == case.name);
         let expected =
             different.map_or(there.clone(), |(_, status, code, _)| (*status, code.map(str::to_owned)));
         if here != expected || different.is_some() && here == there {

@@ -2,16 +2,16 @@
 
 use std::fs;
 
-use windlass_testkit::story::{Ground as _, Story};
+use windlass_testkit::story::{CliSnapshot, Ground as _};
 
-use super::person::{Going, Person, SMALL};
+use super::person::{DstackUser, RunningCommand, SMALL};
 use crate::{
     containers::{IMAGE, image},
     stage::{Machines, Stage},
 };
 
 /// A task that says `up`, waits to be let go, and ends with a status.
-fn waits(person: &Person, name: &str, more: &str, code: u8) {
+fn write_waiting_task(person: &DstackUser, name: &str, more: &str, code: u8) {
     let go = person.home().join(format!("{name}.go"));
     let wait = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
     let text = format!(
@@ -20,29 +20,29 @@ fn waits(person: &Person, name: &str, more: &str, code: u8) {
     person.file(&format!("{name}.yml"), &text);
 }
 
-fn let_go(person: &Person, name: &str) {
+fn release_task(person: &DstackUser, name: &str) {
     fs::write(person.home().join(format!("{name}.go")), "").unwrap();
 }
 
 /// Attached from the submit to the job's last word.
-fn attached(story: &mut Story<'_, Person>, person: &Person, name: &str) {
+fn record_attached_apply(story: &mut CliSnapshot<'_, DstackUser>, person: &DstackUser, name: &str) {
     let file = format!("{name}.yml");
     let args = ["apply", "-f", &file, "-y"];
     let going = person.start(&args);
     going.says("up\n");
-    let_go(person, name);
+    release_task(person, name);
     story.add(&args, &going.end());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_follows_a_task_to_its_end() {
     let stage = Stage::new(Machines::Processes).await;
-    let person = Person::of_project(&stage);
-    let mut story = Story::new("dstack-attached", &person);
-    waits(&person, "good", "image: none\n", 0);
-    attached(&mut story, &person, "good");
-    waits(&person, "bad", "image: none\n", 3);
-    attached(&mut story, &person, "bad");
+    let person = DstackUser::with_project(&stage);
+    let mut story = CliSnapshot::new("dstack-attached", &person);
+    write_waiting_task(&person, "good", "image: none\n", 0);
+    record_attached_apply(&mut story, &person, "good");
+    write_waiting_task(&person, "bad", "image: none\n", 3);
+    record_attached_apply(&mut story, &person, "bad");
     story.run(&["ps", "-a", "-v"]);
     story.run(&["logs", "good"]);
     story.run(&["logs", "ugly"]);
@@ -53,7 +53,7 @@ async fn dstack_follows_a_task_to_its_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_prints_the_output_of_a_task_that_is_done_before_it_attaches() {
     let stage = Stage::new(Machines::Processes).await;
-    let person = Person::of_project(&stage);
+    let person = DstackUser::with_project(&stage);
     let text = format!("type: task\nname: short\nimage: none\ncommands:\n  - echo over at once\n{SMALL}");
     person.file("short.yml", &text);
     let ran = person.run(&["apply", "-f", "short.yml", "-y"]);
@@ -64,9 +64,9 @@ async fn dstack_prints_the_output_of_a_task_that_is_done_before_it_attaches() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_watches_and_replaces_what_runs() {
     let mut stage = Stage::new(Machines::Processes).await;
-    let person = Person::of_project(&stage);
-    let mut story = Story::new("dstack-detached", &person);
-    waits(&person, "job", "image: none\n", 0);
+    let person = DstackUser::with_project(&stage);
+    let mut story = CliSnapshot::new("dstack-detached", &person);
+    write_waiting_task(&person, "job", "image: none\n", 0);
     story.run(&["apply", "-f", "job.yml", "-y", "-d"]);
     stage.says("job", "up").await;
     story.run(&["ps"]);
@@ -79,14 +79,14 @@ async fn dstack_watches_and_replaces_what_runs() {
 
     // Nothing has changed; then something that the run would have to end for.
     story.run(&["apply", "-f", "job.yml", "-y", "-d"]);
-    waits(&person, "job", "image: none\nenv: [LEVEL=2]\n", 0);
+    write_waiting_task(&person, "job", "image: none\nenv: [LEVEL=2]\n", 0);
     story.run(&["apply", "-f", "job.yml", "-y", "-d"]);
     stage.says("job", "up").await;
 
     let args = ["attach", "job", "--logs"];
     let going = person.start(&args);
     going.says("up\n");
-    let_go(&person, "job");
+    release_task(&person, "job");
     story.add(&args, &going.end());
     story.end();
 }
@@ -94,9 +94,9 @@ async fn dstack_watches_and_replaces_what_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_stops_and_aborts_what_runs() {
     let mut stage = Stage::new(Machines::Processes).await;
-    let person = Person::of_project(&stage);
-    let mut story = Story::new("dstack-stop", &person);
-    waits(&person, "job", "image: none\n", 0);
+    let person = DstackUser::with_project(&stage);
+    let mut story = CliSnapshot::new("dstack-stop", &person);
+    write_waiting_task(&person, "job", "image: none\n", 0);
     story.run(&["apply", "-f", "job.yml", "-y", "-d"]);
     stage.says("job", "up").await;
     story.run(&["stop", "job", "-y"]);
@@ -113,13 +113,13 @@ async fn dstack_stops_and_aborts_what_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_opens_a_dev_environment_and_tells_its_story() {
     let mut stage = Stage::new(Machines::Processes).await;
-    let person = Person::of_project(&stage);
-    let mut story = Story::new("dstack-dev", &person);
+    let person = DstackUser::with_project(&stage);
+    let mut story = CliSnapshot::new("dstack-dev", &person);
     person.file("dev.yml", &format!("type: dev-environment\nname: dev\nimage: none\nide: vscode\n{SMALL}"));
     let args = ["apply", "-f", "dev.yml", "-y"];
     // dstack's server has the job print the link to it. This one tells it to the client, which shows it if it is set to.
     let mut apply = person.command(&args);
-    let going = Going::new(apply.env("DSTACK_FF_CLI_PRINT_JOB_CONNECTION_INFO", "1"));
+    let going = RunningCommand::new(apply.env("DSTACK_FF_CLI_PRINT_JOB_CONNECTION_INFO", "1"));
     going.says("The dev environment is ready.\n");
     going.interrupt();
     story.add(&args, &going.end());
@@ -142,8 +142,8 @@ async fn dstack_opens_a_dev_environment_and_tells_its_story() {
 async fn dstack_follows_a_docker_task_to_its_end() {
     image();
     let stage = Stage::new(Machines::Containers).await;
-    let person = Person::of_project(&stage);
-    let mut story = Story::new("dstack-docker", &person);
+    let person = DstackUser::with_project(&stage);
+    let mut story = CliSnapshot::new("dstack-docker", &person);
     // Let go by whoever is attached: nothing of this machine is seen in there.
     let text = format!(
         "type: task\nname: boxed\nimage: {IMAGE}\nports: [7007]\ncommands:\n  - echo up\n  \

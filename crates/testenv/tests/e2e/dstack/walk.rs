@@ -15,7 +15,7 @@ use windlass_api::operations;
 use windlass_testenv::server::TOKEN;
 use windlass_testkit::story::ran;
 
-use super::person::Person;
+use super::person::DstackUser;
 use crate::stage::{Machines, Stage};
 
 const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/dstack");
@@ -83,7 +83,7 @@ fn differences(called: &BTreeSet<String>) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_finds_every_answer_by_its_schema_and_what_is_missing_in_a_list() {
     let stage = Stage::new(Machines::Processes).await;
-    let person = Person::new(&stage);
+    let person = DstackUser::new(&stage);
     let mut walk = person.program("python");
     walk.arg(Path::new(HERE).join("walk.py")).args([person.url(), TOKEN]);
     let done = ran(walk.arg(Path::new(HERE).join("openapi.json"))).ok();

@@ -18,14 +18,14 @@ use super::{job, launch, nodes::with_lab, statuses, with_hosts};
 use crate::stage::Stage;
 
 /// Nothing lasts longer, even beside everything else that is tested.
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 /// Files that last longer by themselves have their sleeps cut down, but for those that are cancelled.
 const LONG_SECS: i64 = 60;
 /// For those, a second is so long.
 const SHORTER: u32 = 100;
 
 /// In the form of the corpus' index, with the file itself as `text`.
-fn our_own() -> Vec<Value> {
+fn own_entries() -> Vec<Value> {
     let pipeline = "name: p\n---\nname: a\nrun: echo a\n---\nname: b\nsetup: exit 1\nrun: echo b\n---\nname: c\nrun: echo c\n";
     let group = "name: g\nexecution: parallel\nprimary_tasks: [a]\n---\nname: a\nrun: echo a\n---\nname: b\nrun: sleep 600\n";
     let retry = "resources:\n  job_recovery: {max_restarts_on_errors: 1}\nrun: exit 1\n";
@@ -44,7 +44,7 @@ fn our_own() -> Vec<Value> {
 
 /// The files that can run on this machine, with their texts; nothing where there are none.
 #[expect(clippy::print_stdout, reason = "what is not run is said")]
-fn of_others() -> Vec<Value> {
+fn foreign_entries() -> Vec<Value> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/corpus/skypilot");
     let Ok(index) = fs::read(corpus.join("index.json")) else {
         println!("the corpus is absent ({}): only files of our own are run", corpus.display());
@@ -79,14 +79,14 @@ fn short_sleep(home: &Path) -> PathBuf {
 }
 
 /// One file on its way.
-struct Running {
+struct RunningEntry {
     entry: Value,
     id: i64,
     /// What the test must do to it is still to be done.
     drive: bool,
 }
 
-async fn begin(stage: &mut Stage, entry: Value, short: &Path) -> Running {
+async fn launch_entry(stage: &mut Stage, entry: Value, short: &Path) -> RunningEntry {
     let drive = entry["drive"].is_string();
     let mut envs = serde_json::Map::new();
     for name in words(&entry["env_required"]) {
@@ -97,11 +97,11 @@ async fn begin(stage: &mut Stage, entry: Value, short: &Path) -> Running {
         envs.insert("PATH".to_owned(), format!("{}:{path}", short.display()).into());
     }
     let id = launch(stage, entry["text"].as_str().unwrap(), json!({"envs": envs})).await;
-    Running { entry, id, drive }
+    RunningEntry { entry, id, drive }
 }
 
 /// What is not as the index says; nothing when all is.
-fn differs(entry: &Value, seen: &Value) -> Option<String> {
+fn find_difference(entry: &Value, seen: &Value) -> Option<String> {
     let mut wrong = Vec::new();
     if seen["status"] != entry["expected_job"] {
         wrong.push(format!("the job is {}, should be {}", seen["status"], entry["expected_job"]));
@@ -124,14 +124,14 @@ fn differs(entry: &Value, seen: &Value) -> Option<String> {
 }
 
 /// Waits for the ends of all of these, and says which are not as they should be.
-async fn end(stage: &mut Stage, mut open: Vec<Running>) -> Vec<String> {
+async fn wait_for_ends(stage: &mut Stage, mut open: Vec<RunningEntry>) -> Vec<String> {
     let (began, mut wrong) = (Instant::now(), Vec::new());
     while !open.is_empty() {
         let mut left = Vec::new();
         for mut one in open {
             let seen = job(stage, one.id).await;
             if seen["schedule_state"] == "DONE" {
-                wrong.extend(differs(&one.entry, &seen));
+                wrong.extend(find_difference(&one.entry, &seen));
                 continue;
             }
             if one.drive && seen["status"] == "RUNNING" {
@@ -141,7 +141,7 @@ async fn end(stage: &mut Stage, mut open: Vec<Running>) -> Vec<String> {
             left.push(one);
         }
         open = left;
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > TIMEOUT {
             let mut left = String::new();
             for one in &open {
                 left += &format!("{}: {:#}\n", one.entry["file"], job(stage, one.id).await);
@@ -157,20 +157,20 @@ async fn end(stage: &mut Stage, mut open: Vec<Running>) -> Vec<String> {
 async fn files_of_others_run_as_they_are_and_end_as_they_should() {
     let (mut stage, _hosts) = with_hosts(8, 8).await;
     let (files, left_out): (Vec<Value>, Vec<Value>) =
-        of_others().into_iter().partition(|entry| !wants_machines(entry));
+        foreign_entries().into_iter().partition(|entry| !wants_machines(entry));
     let short = short_sleep(stage.home());
     let mut open = Vec::new();
-    for entry in files.into_iter().chain(our_own()) {
-        open.push(begin(&mut stage, entry, &short).await);
+    for entry in files.into_iter().chain(own_entries()) {
+        open.push(launch_entry(&mut stage, entry, &short).await);
     }
     let count = open.len();
-    let wrong = end(&mut stage, open).await;
+    let wrong = wait_for_ends(&mut stage, open).await;
     println!("{count} files ran, {} were left out, {} ended otherwise", left_out.len(), wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// In the form of the corpus' index: one node fails while the others work, in `run` and in `setup`.
-fn our_own_of_several_nodes() -> Vec<Value> {
+fn own_multi_node_entries() -> Vec<Value> {
     let text = |phase: &str, variable: &str| {
         format!("num_nodes: 3\n{phase}: |\n  [ ${variable} != 1 ] || exit 3\n  sleep 600\n")
     };
@@ -197,15 +197,16 @@ fn nodes_at_once(text: &str) -> usize {
 #[tokio::test]
 async fn files_of_others_with_several_nodes_run_on_as_many_hosts() {
     let fits = |entry: &Value| wants_machines(entry) && entry["drive"] != "lose-one-node-then-cancel";
-    let files: Vec<Value> = of_others().into_iter().filter(fits).chain(our_own_of_several_nodes()).collect();
+    let files: Vec<Value> =
+        foreign_entries().into_iter().filter(fits).chain(own_multi_node_entries()).collect();
     let hosts = files.iter().map(|entry| nodes_at_once(entry["text"].as_str().unwrap())).max().unwrap();
     let (mut stage, _lab) = with_lab(hosts).await;
     let short = short_sleep(stage.home());
     let (count, mut wrong) = (files.len(), Vec::new());
     // One after the other: each finds all hosts free.
     for entry in files {
-        let one = begin(&mut stage, entry, &short).await;
-        wrong.extend(end(&mut stage, vec![one]).await);
+        let one = launch_entry(&mut stage, entry, &short).await;
+        wrong.extend(wait_for_ends(&mut stage, vec![one]).await);
     }
     println!("{count} files ran on {hosts} hosts, {} ended otherwise", wrong.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

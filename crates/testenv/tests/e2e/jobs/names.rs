@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{
-    ends, launch,
+    launch,
     nodes::{lines, with_lab},
-    until,
+    wait_until, wait_until_done,
 };
 
 /// A task that says who it is to whoever asks, and asks the other all the time.
@@ -30,7 +30,7 @@ async fn tasks_of_a_group_find_each_other_by_name_also_after_one_moved() {
     let place =
         |job: &Value, task: usize| job["tasks"][task]["placement"].as_str().unwrap_or_default().to_owned();
     let both = |job: &Value| job["tasks"].as_array().unwrap().iter().all(|task| task["status"] == "RUNNING");
-    let first = until(&mut stage, id, "both run", both).await;
+    let first = wait_until(&mut stage, id, "both run", both).await;
     // Hosts of a fleet are counted from 0, those of a lab from 1.
     let host = |place: &str| place.rsplit('-').next().unwrap().parse::<usize>().unwrap() + 1;
     let (left, right) = (host(&place(&first, 0)), host(&place(&first, 1)));
@@ -39,7 +39,7 @@ async fn tasks_of_a_group_find_each_other_by_name_also_after_one_moved() {
     // The names are the job's own.
     assert!(!std::fs::read_to_string(lab.host(left).path("/etc/hosts")).unwrap().contains("pair"));
     lab.host(right).power_off().unwrap();
-    let moved = until(&mut stage, id, "it runs elsewhere", |job| {
+    let moved = wait_until(&mut stage, id, "it runs elsewhere", |job| {
         job["tasks"][1]["recovery_count"] == 1 && job["tasks"][1]["status"] == "RUNNING"
     })
     .await;
@@ -52,6 +52,6 @@ async fn tasks_of_a_group_find_each_other_by_name_also_after_one_moved() {
     });
     assert_eq!(moved["tasks"][0]["recovery_count"], 0, "{moved:#}");
     stage.project("jobs/cancel", &json!({"job_ids": [id]})).await;
-    let seen = ends(&mut stage, id).await;
+    let seen = wait_until_done(&mut stage, id).await;
     assert_eq!(seen["status"], "CANCELLED", "{seen:#}");
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use windlass_testkit::lab::{Host, Lab};
 
-use super::{ends, launch, runs, until};
+use super::{launch, runs, wait_until, wait_until_done};
 use crate::stage::{Machines, Stage, host_of};
 
 /// A stage whose fleet is so many hosts with networks of their own.
@@ -15,7 +15,7 @@ pub(super) async fn with_lab(hosts: usize) -> (Stage, Lab) {
     stage.stop_server();
     stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
     stage.start().await;
-    stage.lab_fleet(&lab, lab.hosts(), 1).await;
+    stage.create_lab_fleet(&lab, lab.hosts(), 1).await;
     (stage, lab)
 }
 
@@ -39,13 +39,14 @@ async fn no_node_begins_before_all_are_prepared() {
     let id = launch(&mut stage, text, json!({})).await;
     stage.eventually("the first is prepared", || lines(&lab, "/home/prepared") == ["0"]);
     // The server knows that, and that it waits.
-    let seen = until(&mut stage, id, "it is handed to its nodes", |job| job["status"] == "RUNNING").await;
+    let seen =
+        wait_until(&mut stage, id, "it is handed to its nodes", |job| job["status"] == "RUNNING").await;
     let run = seen["tasks"][0]["runs"][0].as_str().unwrap().to_owned();
     let says = |run: &Value| run.to_string().contains("the other nodes to be prepared");
     stage.eventually_run(&run, std::time::Duration::from_secs(60), says).await;
     assert_eq!(lines(&lab, "/home/begun"), Vec::<String>::new());
     touch(&lab, "/home/may");
-    let seen = ends(&mut stage, id).await;
+    let seen = wait_until_done(&mut stage, id).await;
     assert_eq!(seen["status"], "SUCCEEDED", "{seen:#}");
     let mut begun = lines(&lab, "/home/begun");
     begun.sort();
@@ -64,7 +65,7 @@ async fn m6_several_nodes_know_their_ranks_and_are_recovered_whole_when_one_is_l
     let placement = first["tasks"][0]["placement"].as_str().unwrap().to_owned();
     let number: usize = placement.rsplit('-').next().unwrap().parse().unwrap();
     lab.host(number + 1).power_off().unwrap();
-    let seen = until(&mut stage, id, "it runs again", |job| {
+    let seen = wait_until(&mut stage, id, "it runs again", |job| {
         job["recovery_count"] == 1 && job["status"] == "RUNNING"
     })
     .await;
@@ -81,7 +82,7 @@ async fn m6_several_nodes_know_their_ranks_and_are_recovered_whole_when_one_is_l
         assert!(line.starts_with(&format!("{rank} of 2 at 2 as sky-managed-")), "{written:?}");
     }
     touch(&lab, "/home/go");
-    let seen = ends(&mut stage, id).await;
+    let seen = wait_until_done(&mut stage, id).await;
     assert_eq!((&seen["status"], lines(&lab, "/home/lines").len()), (&json!("SUCCEEDED"), 4), "{seen:#}");
 }
 
@@ -100,11 +101,11 @@ async fn a_lost_node_of_two_is_replaced_beside_the_other() {
     stage.eventually("both nodes are at work", || lines(&lab, "/home/lines").len() == 2);
     let [kept, lost] = hosts(&mut stage, &first).await;
     lab.host(lost).power_off().unwrap();
-    let again = until(&mut stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
+    let again = wait_until(&mut stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
     assert_eq!(again["tasks"][0]["attempt"], 2, "{again:#}");
     let after = hosts(&mut stage, &again).await;
     assert!(after.contains(&kept) && !after.contains(&lost), "{kept} and {lost}, then {after:?}");
     stage.eventually("both nodes are at work again", || lines(&lab, "/home/lines").len() == 4);
     stage.project("jobs/cancel", &json!({"job_ids": [id]})).await;
-    ends(&mut stage, id).await;
+    wait_until_done(&mut stage, id).await;
 }

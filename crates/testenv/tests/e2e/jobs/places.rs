@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{launch, runs, until};
+use super::{launch, runs, wait_until};
 use crate::stage::{self, Machines, Stage};
 
 /// The first is the cheaper one.
@@ -29,7 +29,7 @@ async fn cloud() -> Stage {
 }
 
 /// The machine of a run is taken back.
-async fn take_back(stage: &mut Stage, job: &Value) {
+async fn preempt_machine_of(stage: &mut Stage, job: &Value) {
     let runs = job["tasks"][0]["runs"].as_array().unwrap();
     let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
     let submission = run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap().clone();
@@ -43,7 +43,7 @@ async fn take_back(stage: &mut Stage, job: &Value) {
     stage::preempt(&books, id).unwrap();
 }
 
-async fn place_after_a_loss(stage: &mut Stage, started: &Path, strategy: &str) -> (String, String) {
+async fn region_after_loss(stage: &mut Stage, started: &Path, strategy: &str) -> (String, String) {
     let _ = std::fs::remove_file(started);
     let text = format!(
         "resources: {{use_spot: true, job_recovery: {strategy}}}\nrun: |\n  touch {}\n  sleep 600\n",
@@ -52,13 +52,13 @@ async fn place_after_a_loss(stage: &mut Stage, started: &Path, strategy: &str) -
     let id = launch(stage, &text, json!({})).await;
     let first = runs(stage, id).await;
     stage.eventually("its program runs", || started.exists());
-    take_back(stage, &first).await;
-    let again = until(stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
+    preempt_machine_of(stage, &first).await;
+    let again = wait_until(stage, id, "it runs again", |job| job["recovery_count"] == 1).await;
     assert_eq!(again["tasks"][0]["attempt"], 2, "{again:#}");
     let place = |job: &Value| job["tasks"][0]["placement"].as_str().unwrap().to_owned();
     let places = (place(&first), place(&again));
     stage.project("jobs/cancel", &json!({"job_ids": [id]})).await;
-    super::ends(stage, id).await;
+    super::wait_until_done(stage, id).await;
     places
 }
 
@@ -66,9 +66,9 @@ async fn place_after_a_loss(stage: &mut Stage, started: &Path, strategy: &str) -
 async fn a_lost_region_is_left_by_eager_next_region_and_kept_by_failover() {
     let mut stage = cloud().await;
     let started = stage.home().join("started");
-    let (first, again) = place_after_a_loss(&mut stage, &started, "EAGER_NEXT_REGION").await;
+    let (first, again) = region_after_loss(&mut stage, &started, "EAGER_NEXT_REGION").await;
     assert_eq!((first.as_str(), again.as_str()), ("mock/east", "mock/west"));
     // The machine in the west is still there and free: what ties the next job to the east is its strategy.
-    let (first, again) = place_after_a_loss(&mut stage, &started, "FAILOVER").await;
+    let (first, again) = region_after_loss(&mut stage, &started, "FAILOVER").await;
     assert_eq!(first, again);
 }

@@ -2,14 +2,14 @@
 
 use serde_json::json;
 
-use super::{ends, launch, log, until, with_hosts};
+use super::{launch, log, wait_until, wait_until_done, with_hosts};
 use crate::stage::{Machines, Stage};
 
 #[tokio::test]
 async fn a_job_that_no_host_could_ever_take_fails_its_prechecks_with_the_reason() {
     let (mut stage, _hosts) = with_hosts(1, 1).await;
     let id = launch(&mut stage, "name: huge\nresources: {cpus: 100000+}\nrun: echo\n", json!({})).await;
-    let seen = ends(&mut stage, id).await;
+    let seen = wait_until_done(&mut stage, id).await;
     let reason = seen["reason"].as_str().unwrap();
     assert_eq!(seen["status"], "FAILED_PRECHECKS", "{seen:#}");
     assert!(reason.starts_with("nothing could ever take it: "), "{reason}");
@@ -22,9 +22,9 @@ async fn a_job_that_no_host_could_ever_take_fails_its_prechecks_with_the_reason(
 async fn a_job_that_waits_for_a_busy_host_says_so_everywhere() {
     let (mut stage, _hosts) = with_hosts(1, 1).await;
     let first = launch(&mut stage, "name: first\nrun: sleep 600\n", json!({})).await;
-    until(&mut stage, first, "it runs", |job| job["status"] == "RUNNING").await;
+    wait_until(&mut stage, first, "it runs", |job| job["status"] == "RUNNING").await;
     let second = launch(&mut stage, "name: second\nrun: echo\n", json!({})).await;
-    let seen = until(&mut stage, second, "it says why it waits", |job| {
+    let seen = wait_until(&mut stage, second, "it says why it waits", |job| {
         job["reason"].as_str().is_some_and(|reason| reason.contains("is busy"))
     })
     .await;
@@ -39,7 +39,7 @@ async fn a_job_that_waits_for_a_busy_host_says_so_everywhere() {
     assert!(queue.contains("attempt 1 waits for nodes"), "{queue}");
     for id in [second, first] {
         stage.project("jobs/cancel", &json!({"job_ids": [id]})).await;
-        ends(&mut stage, id).await;
+        wait_until_done(&mut stage, id).await;
     }
 }
 
@@ -48,7 +48,7 @@ async fn what_the_shell_says_itself_is_not_in_the_log() {
     let mut stage = Stage::new(Machines::Processes).await;
     let text = "setup: |\n  echo ready\n  sleep 0.1 &\n  wait\nrun: |\n  echo out\n  echo err >&2\n  sleep 0.1 &\n  wait\n  exit 3\n";
     let id = launch(&mut stage, text, json!({})).await;
-    let seen = ends(&mut stage, id).await;
+    let seen = wait_until_done(&mut stage, id).await;
     assert_eq!(seen["status"], "FAILED", "{seen:#}");
     assert_eq!(log(&mut stage, &seen, 0).await, "ready\nout\nerr\n");
 }

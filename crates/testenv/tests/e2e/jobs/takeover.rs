@@ -8,25 +8,25 @@ use windlass_testenv::{
     replicas::{Plan, Replicas},
 };
 
-use super::{FINAL, starts};
+use super::{FINAL_STATUSES, count_starts};
 
 /// How long a dead server keeps its locks.
 const LOCK_TIMEOUT: &str = "10s";
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 async fn launch(replicas: &Replicas, server: usize, text: &str) -> i64 {
     let launched = replicas.post(server, "/api/project/main/jobs/launch", &json!({"text": text})).await;
     launched.unwrap()["jobs"][0]["job_id"].as_i64().unwrap()
 }
 
-async fn until(replicas: &Replicas, id: i64, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+async fn wait_until(replicas: &Replicas, id: i64, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
     let began = Instant::now();
     loop {
         let seen = replicas.post(1, "/api/project/main/jobs/get", &json!({"job_id": id})).await.unwrap();
         if holds(&seen) {
             return seen;
         }
-        assert!(began.elapsed() < PATIENCE, "not so: {what}\n{seen:#}\n{}", replicas.said(1));
+        assert!(began.elapsed() < TIMEOUT, "not so: {what}\n{seen:#}\n{}", replicas.said(1));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -40,7 +40,7 @@ fn is_untouched(seen: &Value) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m4_another_postgres_replica_takes_over_a_starting_and_a_running_job_and_starts_nothing_twice() {
     let plan = Plan { name: "jobs", servers: 2, hosts: 2, blocks: 4, runtime: Runtime::Process };
-    let mut replicas = Replicas::start_with_locks_of(plan, LOCK_TIMEOUT).await.unwrap();
+    let mut replicas = Replicas::start_with_lock_timeout(plan, LOCK_TIMEOUT).await.unwrap();
     let path = |name: &str| replicas.home().join(name);
     let (running, starting, go) = (path("running"), path("starting"), path("go"));
     let text = |count: &std::path::Path| {
@@ -51,12 +51,13 @@ async fn m4_another_postgres_replica_takes_over_a_starting_and_a_running_job_and
         )
     };
     let first = launch(&replicas, 0, &text(&running)).await;
-    until(&replicas, first, "it runs", |job| job["status"] == "RUNNING" && starts(&running) == 1).await;
+    wait_until(&replicas, first, "it runs", |job| job["status"] == "RUNNING" && count_starts(&running) == 1)
+        .await;
     // No host answers from here on: whatever is launched now stays on its way.
     replicas.freeze_hosts().unwrap();
     let second = launch(&replicas, 0, &text(&starting)).await;
     let on_its_way = |job: &Value| job["status"] == "STARTING" && job["tasks"][0]["attempt"] == 1;
-    let seen = until(&replicas, second, "it starts", on_its_way).await;
+    let seen = wait_until(&replicas, second, "it starts", on_its_way).await;
     let run = seen["tasks"][0]["runs"][0].as_str().unwrap().to_owned();
     // The number of an attempt is written before its run is made.
     let asked = json!({"run_name": run});
@@ -66,13 +67,13 @@ async fn m4_another_postgres_replica_takes_over_a_starting_and_a_running_job_and
     replicas.reaches(1, &run, &["provisioning"]).await.unwrap();
     replicas.kill(0);
     replicas.thaw_hosts().unwrap();
-    let seen = until(&replicas, second, "it runs", |job| job["status"] == "RUNNING").await;
+    let seen = wait_until(&replicas, second, "it runs", |job| job["status"] == "RUNNING").await;
     assert_eq!(seen["tasks"][0]["attempt"], 1, "{seen:#}");
-    let seen = until(&replicas, first, "it runs on", |job| job["status"].is_string()).await;
-    assert!(!FINAL.contains(&seen["status"].as_str().unwrap()), "{seen:#}");
+    let seen = wait_until(&replicas, first, "it runs on", |job| job["status"].is_string()).await;
+    assert!(!FINAL_STATUSES.contains(&seen["status"].as_str().unwrap()), "{seen:#}");
     std::fs::write(&go, "").unwrap();
     for (id, count) in [(first, &running), (second, &starting)] {
-        is_untouched(&until(&replicas, id, "it ends", |job| job["schedule_state"] == "DONE").await);
-        assert_eq!(starts(count), 1);
+        is_untouched(&wait_until(&replicas, id, "it ends", |job| job["schedule_state"] == "DONE").await);
+        assert_eq!(count_starts(count), 1);
     }
 }

@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 use windlass_testenv::services::{Caller, Traffic, free_port, probe, read, service, update};
 use windlass_testkit::lab::Lab;
 
-use super::answers;
+use super::wait_for_answer;
 use crate::{
     hosts::fleet,
     stage::{Machines, Stage},
 };
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn replicas(name: &str, count: usize) -> String {
     format!("windlass_service_replicas{{project=\"main\",run=\"{name}\"}} {count}\n")
@@ -34,7 +34,7 @@ async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits
     ill["env"]["SICK"] = json!("1");
     stage.apply(&ill).await;
     let run = stage
-        .eventually_run("ill", PATIENCE, |run| said(run, 0).contains("it answers 500 Internal Server Error"))
+        .eventually_run("ill", TIMEOUT, |run| said(run, 0).contains("it answers 500 Internal Server Error"))
         .await;
     assert_eq!(run["status"], "running");
     assert!(said(&run, 0).starts_with("not ready: probe GET /health: 0 of 2 in a row"), "{run:#}");
@@ -55,9 +55,9 @@ async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits
     );
 
     assert_eq!(caller.get("/proxy/services/main/ill/sick").unwrap().status, 200);
-    answers(&mut stage, &caller, "/metrics", 200, &replicas("ill", 0)).await;
+    wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("ill", 0)).await;
     assert_eq!(itself.get("/well").unwrap().status, 200);
-    answers(&mut stage, &caller, "/metrics", 200, &replicas("ill", 1)).await;
+    wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("ill", 1)).await;
     let events = stage.post("/api/events/list", &json!({"limit": 100})).await.to_string();
     assert!(events.contains("it takes no requests any more: probe GET /health"), "{events}");
 }
@@ -79,14 +79,14 @@ async fn a_service_follows_its_traffic_from_none_to_many_and_back_and_the_first_
     assert_eq!(caller.with_token(None).get(path).unwrap().status, 401);
 
     let traffic = Traffic::start(&caller, path);
-    answers(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 1)).await;
-    answers(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 2)).await;
+    wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 1)).await;
+    wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 2)).await;
     let (answered, failed) = traffic.end();
     assert!(answered > 15 && failed.is_empty(), "{answered} {failed:#?}\n{}", stage.server_log());
 
-    let run = stage.eventually_run("elastic", PATIENCE, |run| run["status"] == "pending").await;
+    let run = stage.eventually_run("elastic", TIMEOUT, |run| run["status"] == "pending").await;
     assert_eq!(run["termination_reason"], Value::Null, "{run:#}");
-    answers(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 0)).await;
+    wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 0)).await;
     // Its former replicas may still be ending, and the hosts are full until they are gone: it waits for that.
     assert_eq!(caller.get(path).unwrap().status, 200, "{}", stage.server_log());
     let events = stage.post("/api/events/list", &json!({"limit": 100})).await.to_string();
@@ -105,13 +105,13 @@ async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_ol
     stage.apply(&first).await;
     let caller = Caller::new(stage.address());
     let path = "/proxy/services/main/rolling/";
-    answers(&mut stage, &caller, path, 200, "version=1").await;
+    wait_for_answer(&mut stage, &caller, path, 200, "version=1").await;
 
     let traffic = Traffic::start(&caller, path);
     let mut second = first.clone();
     second["env"]["VERSION"] = json!("2");
     update(&mut stage, &second).await;
-    answers(&mut stage, &caller, path, 200, "version=2").await;
+    wait_for_answer(&mut stage, &caller, path, 200, "version=2").await;
     let over = |run: &Value| {
         let alive = run["jobs"].as_array().unwrap().iter().filter(|job| {
             let last = job["job_submissions"].as_array().unwrap().last().unwrap().clone();
@@ -119,7 +119,7 @@ async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_ol
         });
         alive.count() == 1
     };
-    stage.eventually_run("rolling", PATIENCE, over).await;
+    stage.eventually_run("rolling", TIMEOUT, over).await;
 
     // The third never gets well.
     let mut third = second.clone();
@@ -130,7 +130,7 @@ async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_ol
         let jobs = run["jobs"].as_array().unwrap().len();
         (0..jobs).any(|job| said(run, job).contains("it answers 500"))
     };
-    let run = stage.eventually_run("rolling", PATIENCE, is_ill).await;
+    let run = stage.eventually_run("rolling", TIMEOUT, is_ill).await;
     assert_eq!(run["status"], "running");
     for _ in 0..20 {
         assert!(caller.get(path).unwrap().body.contains("version=2"));
@@ -138,7 +138,7 @@ async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_ol
     // Back to what still runs: nothing of it is started again.
     let before = caller.get(path).unwrap().body;
     update(&mut stage, &second).await;
-    stage.eventually_run("rolling", PATIENCE, over).await;
+    stage.eventually_run("rolling", TIMEOUT, over).await;
     assert_eq!(caller.get(path).unwrap().body, before);
     let (answered, failed) = traffic.end();
     assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", stage.server_log());

@@ -5,13 +5,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use windlass_testenv::services::{Caller, Traffic, update};
 
-use super::answers;
+use super::wait_for_answer;
 use crate::{
     containers::{IMAGE, image},
     stage::{Machines, Stage},
 };
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Pages of busybox's own server.
 fn page(version: &str) -> Value {
@@ -33,15 +33,15 @@ async fn a_docker_service_rolls_without_a_failed_request_at_one_port() {
     stage.apply(&page("1")).await;
     let caller = Caller::new(stage.address());
     let path = "/proxy/services/main/boxed/";
-    answers(&mut stage, &caller, path, 200, "version=1").await;
+    wait_for_answer(&mut stage, &caller, path, 200, "version=1").await;
     let is_complete = |run: &Value| run["deployment"]["state"] == "complete";
-    stage.eventually_run("boxed", PATIENCE, is_complete).await;
+    stage.eventually_run("boxed", TIMEOUT, is_complete).await;
 
     let traffic = Traffic::start(&caller, path);
     update(&mut stage, &page("2")).await;
-    answers(&mut stage, &caller, path, 200, "version=2").await;
+    wait_for_answer(&mut stage, &caller, path, 200, "version=2").await;
     let run = stage
-        .eventually_run("boxed", PATIENCE, |run| {
+        .eventually_run("boxed", TIMEOUT, |run| {
             run["deployment"]["num"] == 1 && is_complete(run) && run["deployment"]["old"] == 0
         })
         .await;

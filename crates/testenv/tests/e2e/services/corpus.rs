@@ -10,7 +10,7 @@ use serde_json::json;
 use windlass_gateway::corpus::{LAST, corpus};
 use windlass_testenv::services::{Caller, free_port, probe, service};
 
-use super::answers;
+use super::wait_for_answer;
 use crate::stage::{Machines, Stage};
 
 const BASE: &str = "/proxy/services/main/page";
@@ -36,7 +36,7 @@ async fn a_request_that_means_two_things_reaches_no_service_through_the_server()
     page["probes"] = probe();
     stage.apply(&page).await;
     let caller = Caller::new(stage.address()).with_token(None);
-    answers(&mut stage, &caller, &format!("{BASE}/"), 200, "version=1").await;
+    wait_for_answer(&mut stage, &caller, &format!("{BASE}/"), 200, "version=1").await;
     let mut wrong = Vec::new();
     let mut passed = 0;
     for case in corpus() {

@@ -11,20 +11,20 @@ use serde_json::{Value, json};
 use windlass_testenv::services::{Caller, PAGE, Traffic, free_port, moved, probe, service, update};
 use windlass_testkit::lab::Lab;
 
-use super::{PATIENCE, answers};
+use super::{PATIENCE, wait_for_answer};
 use crate::{
     hosts::fleet,
     stage::{Machines, Stage},
 };
 
 /// `windlass apply`, followed, by somebody who looks on.
-struct Onlooker {
+struct ApplyFollower {
     child: Child,
     said: std::path::PathBuf,
 }
 
-impl Onlooker {
-    fn applies(stage: &Stage, configuration: &Value) -> Self {
+impl ApplyFollower {
+    fn start(stage: &Stage, configuration: &Value) -> Self {
         let file = stage.home().join("service.yml");
         // JSON is YAML.
         std::fs::write(&file, configuration.to_string()).unwrap();
@@ -39,7 +39,7 @@ impl Onlooker {
         Self { child, said }
     }
 
-    fn sees(&self, words: &str) {
+    fn wait_for_text(&self, words: &str) {
         let asked = Instant::now();
         loop {
             let said = std::fs::read_to_string(&self.said).unwrap();
@@ -52,7 +52,7 @@ impl Onlooker {
     }
 }
 
-impl Drop for Onlooker {
+impl Drop for ApplyFollower {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -68,7 +68,7 @@ async fn events(stage: &mut Stage) -> String {
     stage.post("/api/events/list", &json!({"limit": 100})).await.to_string()
 }
 
-fn rolled_back(num: u32) -> impl Fn(&Value) -> bool {
+fn is_rolled_back(num: u32) -> impl Fn(&Value) -> bool {
     move |run| run["deployment"]["rolled_back"]["num"] == num && run["deployment"]["state"] == "complete"
 }
 
@@ -81,17 +81,18 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
     stage.apply(&first).await;
     let caller = Caller::new(stage.address());
     let path = "/proxy/services/main/page/";
-    let before = answers(&mut stage, &caller, path, 200, "version=1").await.body;
+    let before = wait_for_answer(&mut stage, &caller, path, 200, "version=1").await.body;
     stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
     let traffic = Traffic::start(&caller, path);
 
     // The second never gets well. It listens at a port of its own: both are on this machine.
     let mut second = moved(&first, free_port());
     second["env"] = json!({"PAGE": PAGE, "VERSION": "2", "SICK": "1"});
-    let onlooker = Onlooker::applies(&stage, &second);
-    onlooker.sees("deployment 1: 0 of 1 new replicas take requests, 1 old left");
-    onlooker.sees("deployment 1 was rolled back: replica 1 is not ready after 3 s: probe GET /health");
-    let run = stage.eventually_run("page", PATIENCE, rolled_back(1)).await;
+    let onlooker = ApplyFollower::start(&stage, &second);
+    onlooker.wait_for_text("deployment 1: 0 of 1 new replicas take requests, 1 old left");
+    onlooker
+        .wait_for_text("deployment 1 was rolled back: replica 1 is not ready after 3 s: probe GET /health");
+    let run = stage.eventually_run("page", PATIENCE, is_rolled_back(1)).await;
     assert_eq!(run["run_spec"]["configuration"]["env"]["VERSION"], "1", "{run:#}");
     let said = why(&stage, "page");
     assert!(said.contains("deployment 1 was rolled back: replica 1 is not ready"), "{said}");
@@ -102,7 +103,7 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
     third["commands"] = json!(["exit 3"]);
     third["deployment"] = json!({"ready_within": 60});
     update(&mut stage, &third).await;
-    let run = stage.eventually_run("page", PATIENCE, rolled_back(3)).await;
+    let run = stage.eventually_run("page", PATIENCE, is_rolled_back(3)).await;
     assert_eq!(run["status"], "running", "{run:#}");
     assert_eq!(run["run_spec"]["configuration"]["deployment"]["ready_within"], 60, "{run:#}");
     let why = run["deployment"]["rolled_back"]["message"].as_str().unwrap();
@@ -143,7 +144,7 @@ async fn a_deployment_that_is_not_to_be_rolled_back_is_marked_failed_and_a_bette
     stage.apply(&first).await;
     let caller = Caller::new(stage.address());
     let path = "/proxy/services/main/page/";
-    answers(&mut stage, &caller, path, 200, "version=1").await;
+    wait_for_answer(&mut stage, &caller, path, 200, "version=1").await;
     stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
 
     let mut second = first.clone();
@@ -158,7 +159,7 @@ async fn a_deployment_that_is_not_to_be_rolled_back_is_marked_failed_and_a_bette
     let mut third = moved(&first, free_port());
     third["env"]["VERSION"] = json!("3");
     update(&mut stage, &third).await;
-    answers(&mut stage, &caller, path, 200, "version=3").await;
+    wait_for_answer(&mut stage, &caller, path, 200, "version=3").await;
     stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
     let told = events(&mut stage).await;
     assert!(told.contains("former replicas stay, and it is not rolled back"), "{told}");
@@ -188,7 +189,7 @@ async fn requests_that_wait_for_a_busy_replica_bring_another_one_and_a_sleeping_
     let path = "/proxy/services/main/busy/nap";
     let traffic: Vec<Traffic> = (0..6).map(|_| Traffic::start(&caller, path)).collect();
     let two = "windlass_service_replicas{project=\"main\",run=\"busy\"} 2\n";
-    answers(&mut stage, &caller, "/metrics", 200, two).await;
+    wait_for_answer(&mut stage, &caller, "/metrics", 200, two).await;
     for one in traffic {
         let (_, failed) = one.end();
         assert!(failed.is_empty(), "{failed:#?}\n{}", stage.server_log());

@@ -12,7 +12,7 @@ use windlass_testenv::{
     server::submission,
     services::{
         Caller, Node, Traffic, free_port,
-        node::{gateway, gateway_with, is_running},
+        node::{create_gateway_with, gateway, is_running},
         probe, read, service, update,
     },
 };
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Waits until the gateway answers so.
-fn answers(node: &Node, caller: &Caller, path: &str, status: u16, words: &str) {
+fn wait_for_answer(node: &Node, caller: &Caller, path: &str, status: u16, words: &str) {
     let asked = Instant::now();
     loop {
         let got = caller.get(path);
@@ -41,7 +41,7 @@ fn answers(node: &Node, caller: &Caller, path: &str, status: u16, words: &str) {
 }
 
 /// Why a submission is refused.
-fn refused(stage: &Stage, configuration: &Value) -> String {
+fn submit_refused(stage: &Stage, configuration: &Value) -> String {
     let body = submission(configuration).to_string();
     let got = Caller::new(stage.address()).ask("POST", "/api/project/main/runs/apply", body.as_bytes());
     let got = got.unwrap();
@@ -56,7 +56,7 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     let mut page = service("page", free_port());
     page["probes"] = probe();
     // Nobody would answer there.
-    let said = refused(&stage, &page);
+    let said = submit_refused(&stage, &page);
     assert!(said.contains("gateway_error") && said.contains("gateway `entry` cannot be reached"), "{said}");
 
     let (port, url) = (free_port(), stage.url());
@@ -65,7 +65,7 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     let run = stage.apply(&page).await;
     assert_eq!(run["service"]["url"], "http://page.services.test/", "{run:#}");
     let caller = first.caller("page.services.test");
-    answers(&first, &caller, "/a?b=c", 200, " path=/a?b=c token=none");
+    wait_for_answer(&first, &caller, "/a?b=c", 200, " path=/a?b=c token=none");
     for (token, status) in [(None, 401), (Some("wrong"), 403)] {
         assert_eq!(caller.with_token(token).get("/").unwrap().status, status);
     }
@@ -74,7 +74,7 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     open["auth"] = json!(false);
     stage.apply(&open).await;
     let nobody = first.caller("open.services.test").with_token(None);
-    answers(&first, &nobody, "/", 200, "replica=");
+    wait_for_answer(&first, &nobody, "/", 200, "replica=");
 
     // The server dies. Who was let in is let in, who was not is not, and nobody need be for the open one.
     let traffic = Traffic::start(&nobody, "/");
@@ -96,7 +96,7 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     let third = Node::start(&stage, &stage.url(), &token, "one", port);
     second.ends();
     stage.stop("page", false).await;
-    answers(&third, &caller, "/", 404, "no service answers to this host");
+    wait_for_answer(&third, &caller, "/", 404, "no service answers to this host");
     stage.reaches("page", &["terminated"]).await;
     traffic.goes_on();
     let (_, failed) = traffic.end();
@@ -121,16 +121,16 @@ async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
     page["gateway"] = json!("entry");
     let run = update(&mut stage, &page).await;
     assert_eq!(run["service"]["url"], "http://page.services.test/", "{run:#}");
-    answers(&node, &far, "/a", 200, " path=/a ");
+    wait_for_answer(&node, &far, "/a", 200, " path=/a ");
     page["gateway"] = json!(false);
     let run = update(&mut stage, &page).await;
     assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
-    answers(&node, &far, "/", 404, "no service answers to this host");
+    wait_for_answer(&node, &far, "/", 404, "no service answers to this host");
     assert_eq!(near.get("/proxy/services/main/page/").unwrap().status, 200);
     // Whoever comes later may have the name, and it was the same replica all along.
     page["gateway"] = json!("entry");
     update(&mut stage, &page).await;
-    answers(&node, &far, "/", 200, "replica=");
+    wait_for_answer(&node, &far, "/", 200, "replica=");
     let run = stage.run("page").await;
     assert_eq!(run["jobs"].as_array().unwrap().len(), 1, "{run:#}");
     assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "{run:#}");
@@ -150,8 +150,8 @@ async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_f
     sleepy["replicas"] = json!("0..1");
     sleepy["scaling"] = json!({"metric": "rps", "target": 10, "window": 30, "scale_down_delay": 300});
     stage.apply(&sleepy).await;
-    answers(&one, &one.caller("sleepy.services.test"), "/", 200, "replica=");
-    answers(&two, &two.caller("sleepy.services.test"), "/", 200, "replica=");
+    wait_for_answer(&one, &one.caller("sleepy.services.test"), "/", 200, "replica=");
+    wait_for_answer(&two, &two.caller("sleepy.services.test"), "/", 200, "replica=");
 
     let nobody = two.caller("sleepy.services.test");
     let slow = nobody.send("GET", "/slow", "Connection: close\r\n", b"").unwrap();
@@ -161,7 +161,7 @@ async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_f
         assert!(asked.elapsed() < PATIENCE, "{}", two.said());
     }
     stage.stop("sleepy", false).await;
-    answers(&one, &one.caller("sleepy.services.test"), "/", 404, "");
+    wait_for_answer(&one, &one.caller("sleepy.services.test"), "/", 404, "");
     let itself = lab.host(1).run("busybox wget -qO- http://127.0.0.1:8000/open").unwrap();
     assert!(itself.status.success(), "{itself:?}");
     let got = read(slow).unwrap();
@@ -170,7 +170,7 @@ async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_f
 }
 
 /// Asks over HTTPS, and believes the certificate in this file alone.
-fn https(port: u16, host: &str, trust: &Path, request: &str) -> String {
+fn get_https(port: u16, host: &str, trust: &Path, request: &str) -> String {
     let address = format!("127.0.0.1:{port}");
     let mut child = Command::new("openssl")
         .args(["s_client", "-quiet", "-connect", &address, "-servername", host])
@@ -216,14 +216,14 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
         .unwrap();
     assert!(made.status.success(), "{made:?}");
     let files = json!({"type": "files", "chain": chain, "key": key});
-    let token = gateway_with(&mut stage, "entry", 1, &files).await;
+    let token = create_gateway_with(&mut stage, "entry", 1, &files).await;
     let (port, tls, metrics) = (free_port(), free_port(), free_port());
     let more =
         ["--tls-listen", &format!("127.0.0.1:{tls}"), "--metrics-listen", &format!("127.0.0.1:{metrics}")];
     let more = more.map(str::to_owned);
     let node = Node::start_with(&stage, &stage.url(), &token, "one", port, &more);
     is_running(&mut stage, 1).await;
-    let said = refused(&stage, &service("gateway", free_port()));
+    let said = submit_refused(&stage, &service("gateway", free_port()));
     assert!(said.contains("is the name of gateway `entry` itself"), "{said}");
 
     let mut chat = service("chat", free_port());
@@ -235,8 +235,8 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
     assert_eq!(run["service"]["model"]["base_url"], models, "{run:#}");
     // Plain callers are sent to HTTPS, for the service and for the gateway's own name.
     let plain = node.caller("chat.services.test");
-    answers(&node, &plain, "/", 308, "");
-    answers(&node, &plain.with_host("gateway.services.test"), "/proxy/models/main/models", 308, "");
+    wait_for_answer(&node, &plain, "/", 308, "");
+    wait_for_answer(&node, &plain.with_host("gateway.services.test"), "/proxy/models/main/models", 308, "");
     let request = |host: &str, path: &str| {
         let token = windlass_testenv::server::TOKEN;
         format!(
@@ -249,7 +249,7 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
         ("gateway.services.test", "/proxy/models/main/models", "\"id\":\"tiny\""),
     ] {
         loop {
-            let got = https(tls, host, &chain, &request(host, path));
+            let got = get_https(tls, host, &chain, &request(host, path));
             if got.starts_with("HTTP/1.1 200") && got.contains(words) {
                 break;
             }
@@ -259,7 +259,10 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
     }
     // Whoever trusts somebody else comes to nothing.
     let other = "/etc/ssl/certs/ca-certificates.crt";
-    assert_eq!(https(tls, "chat.services.test", Path::new(other), &request("chat.services.test", "/")), "");
+    assert_eq!(
+        get_https(tls, "chat.services.test", Path::new(other), &request("chat.services.test", "/")),
+        ""
+    );
     let counted = Caller::new(&format!("127.0.0.1:{metrics}")).get("/metrics").unwrap().body;
     assert!(counted.contains("windlass_gateway_server_reached 1"), "{counted}");
     assert!(counted.contains("windlass_service_replicas{project=\"main\",run=\"chat\"} 1"), "{counted}");
@@ -267,7 +270,7 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_is_put_on_hosts_over_ssh_updated_without_a_gap_and_taken_away() {
-    installed(&Lab::start(2).unwrap(), |_, _| {}).await;
+    check_installed_gateway(&Lab::start(2).unwrap(), |_, _| {}).await;
 }
 
 /// There it also comes back by itself.
@@ -275,14 +278,14 @@ async fn a_gateway_is_put_on_hosts_over_ssh_updated_without_a_gap_and_taken_away
 async fn a_gateway_is_a_unit_where_hosts_have_systemd() {
     let comes_back = |edge: &Host, caller: &Caller| {
         edge.run("kill -9 $(cat /var/lib/windlass/gateway-entry/pid)").unwrap();
-        until_answered(caller, || "nobody started it again".to_owned());
+        wait_until_answered(caller, || "nobody started it again".to_owned());
         edge.reboot().unwrap();
-        until_answered(caller, || "it was not started at boot".to_owned());
+        wait_until_answered(caller, || "it was not started at boot".to_owned());
     };
-    installed(&Lab::with_systemd(2).unwrap(), comes_back).await;
+    check_installed_gateway(&Lab::with_systemd(2).unwrap(), comes_back).await;
 }
 
-fn until_answered(caller: &Caller, said: impl Fn() -> String) {
+fn wait_until_answered(caller: &Caller, said: impl Fn() -> String) {
     let asked = Instant::now();
     while !caller.get("/").is_ok_and(|got| got.status == 200) {
         assert!(asked.elapsed() < PATIENCE, "{}", said());
@@ -291,7 +294,7 @@ fn until_answered(caller: &Caller, said: impl Fn() -> String) {
 }
 
 /// A gateway on the first host, for a service on the second: put there, updated, visited by `also`, taken away.
-async fn installed(lab: &Lab, also: impl FnOnce(&Host, &Caller)) {
+async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&Host, &Caller)) {
     let mut stage = Stage::new(Machines::None).await;
     fleet(&mut stage, lab, &lab.hosts()[1..], 1).await;
     gateway(&mut stage, "entry", 1).await;
@@ -315,7 +318,7 @@ async fn installed(lab: &Lab, also: impl FnOnce(&Host, &Caller)) {
     page["probes"] = probe();
     stage.apply(&page).await;
     let caller = Caller::new(&format!("{}:80", edge.addr())).with_host("page.services.test");
-    until_answered(&caller, || stage.server_log());
+    wait_until_answered(&caller, || stage.server_log());
     let serving = || {
         let all = edge.processes().unwrap();
         all.into_iter().filter(|one| one.command.contains("gateway serve entry")).count()

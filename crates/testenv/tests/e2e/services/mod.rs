@@ -12,12 +12,18 @@ mod shared;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use windlass_testenv::services::{Caller, Got, PATIENCE};
+use windlass_testenv::services::{Caller, HttpResponse, PATIENCE};
 
 use crate::stage::Stage;
 
 /// Waits until a service answers with this status and these words.
-async fn answers(stage: &mut Stage, caller: &Caller, path: &str, status: u16, words: &str) -> Got {
+async fn wait_for_answer(
+    stage: &mut Stage,
+    caller: &Caller,
+    path: &str,
+    status: u16,
+    words: &str,
+) -> HttpResponse {
     let asked = Instant::now();
     loop {
         let got = caller.get(path);

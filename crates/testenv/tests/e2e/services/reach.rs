@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use windlass_testenv::services::{Caller, free_port, probe, read, read_until, service};
 use windlass_testkit::lab::Lab;
 
-use super::answers;
+use super::wait_for_answer;
 use crate::{
     hosts::fleet,
     stage::{Machines, Stage},
@@ -18,7 +18,8 @@ async fn a_service_is_reached_through_the_server_by_members_alone_and_streams_bo
     let mut stage = Stage::new(Machines::Processes).await;
     stage.apply(&service("page", free_port())).await;
     let caller = Caller::new(stage.address());
-    let got = answers(&mut stage, &caller, "/proxy/services/main/page/a/b?c=d", 200, "version=1").await;
+    let got =
+        wait_for_answer(&mut stage, &caller, "/proxy/services/main/page/a/b?c=d", 200, "version=1").await;
     // The path is its own, and our token is not its business.
     assert!(got.body.contains(" path=/a/b?c=d token=none\n"), "{}", got.body);
     let run = stage.run("page").await;
@@ -87,7 +88,7 @@ async fn a_model_is_listed_and_its_chat_is_streamed_by_the_service_that_serves_i
     chat["model"] = json!("tiny");
     stage.apply(&chat).await;
     let caller = Caller::new(stage.address());
-    answers(
+    wait_for_answer(
         &mut stage,
         &caller,
         "/metrics",
@@ -117,7 +118,7 @@ async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets
     open["auth"] = json!(false);
     stage.apply(&open).await;
     let nobody = Caller::new(stage.address()).with_token(None);
-    let first = answers(&mut stage, &nobody, "/proxy/services/main/open/", 200, "replica=").await;
+    let first = wait_for_answer(&mut stage, &nobody, "/proxy/services/main/open/", 200, "replica=").await;
     for is_killed in [false, true] {
         if is_killed {
             stage.kill();
@@ -167,8 +168,8 @@ async fn requests_go_to_replicas_on_hosts_over_ssh_and_the_kill_of_one_fails_non
     let caller = Caller::new(stage.address());
     let path = "/proxy/services/main/pair/";
     let metrics = "windlass_service_replicas{project=\"main\",run=\"pair\"} 2";
-    answers(&mut stage, &caller, path, 200, "replica=").await;
-    answers(&mut stage, &caller, "/metrics", 200, metrics).await;
+    wait_for_answer(&mut stage, &caller, path, 200, "replica=").await;
+    wait_for_answer(&mut stage, &caller, "/metrics", 200, metrics).await;
     let mut replicas: Vec<String> = (0..4).map(|_| caller.get(path).unwrap().body).collect();
     replicas.sort_unstable();
     replicas.dedup();

@@ -12,7 +12,7 @@ use windlass_testenv::{
 const PATH: &str = "/proxy/services/main/page/";
 
 /// Waits until one of the servers answers so.
-async fn answers(replicas: &Replicas, number: usize, status: u16) {
+async fn wait_for_answer(replicas: &Replicas, number: usize, status: u16) {
     let caller = Caller::new(replicas.server(number).unwrap().address());
     let asked = Instant::now();
     loop {
@@ -32,20 +32,20 @@ async fn every_postgres_replica_of_the_server_reaches_a_service_and_the_loss_of_
     let mut page = service("page", free_port());
     page["probes"] = probe();
     replicas.apply(0, &page).await.unwrap();
-    answers(&replicas, 1, 200).await;
-    answers(&replicas, 0, 200).await;
+    wait_for_answer(&replicas, 1, 200).await;
+    wait_for_answer(&replicas, 0, 200).await;
 
     // What the lost one had on its way is nobody's any more.
     replicas.kill(0);
-    answers(&replicas, 1, 200).await;
+    wait_for_answer(&replicas, 1, 200).await;
     let stop = json!({"runs_names": ["page"], "abort": false});
     replicas.post(1, "/api/project/main/runs/stop", &stop).await.unwrap();
-    answers(&replicas, 1, 404).await;
+    wait_for_answer(&replicas, 1, 404).await;
     replicas.reaches(1, "page", &["terminated"]).await.unwrap();
 }
 
 /// Waits until so many replicas of the service take requests.
-async fn take_requests(replicas: &Replicas, count: usize) {
+async fn wait_until_ready(replicas: &Replicas, count: usize) {
     let caller = Caller::new(replicas.server(0).unwrap().address());
     let line = format!("windlass_service_replicas{{project=\"main\",run=\"page\"}} {count}\n");
     let asked = Instant::now();
@@ -67,10 +67,10 @@ async fn a_service_on_one_postgres_servers_plain_machine_grows_to_three_at_one_p
     page["scaling"] =
         json!({"metric": "rps", "target": 0.5, "window": 30, "scale_up_delay": 1, "scale_down_delay": 300});
     replicas.apply(0, &page).await.unwrap();
-    take_requests(&replicas, 1).await;
+    wait_until_ready(&replicas, 1).await;
 
     let traffic = Traffic::start(&Caller::new(replicas.server(0).unwrap().address()), PATH);
-    take_requests(&replicas, 3).await;
+    wait_until_ready(&replicas, 3).await;
     traffic.goes_on();
     let (answered, failed) = traffic.end();
     assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", replicas.said(0));

@@ -7,7 +7,7 @@ use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde_json::json;
 use windlass_api::agent::{
     SIGNED_PREFIX,
-    client::{Shim, SignedSpec},
+    client::{ShimClient, SignedSpec},
     shim::TaskStatus,
 };
 use windlass_backend::{
@@ -17,17 +17,17 @@ use windlass_backend::{
 use windlass_model::id::{InstanceId, SubmissionId};
 pub(crate) use windlass_testenv::stage::slim_agent as agent;
 use windlass_testkit::lab::Host;
-use windlass_tunnel::{Backoff, Connection, Hosts, Target};
+use windlass_tunnel::{Backoff, Connection, SshDestination, SshPool};
 
 const CREDENTIAL: &str = "credential-of-the-test";
 const DEADLINE: Duration = Duration::from_secs(60);
-pub(crate) const NO_WAIT: Backoff = Backoff { first: Duration::ZERO, last: Duration::ZERO };
+pub(crate) const NO_WAIT: Backoff = Backoff { initial: Duration::ZERO, max: Duration::ZERO };
 
 pub(crate) fn remote(agent: &Path) -> Remote {
-    Remote::new(Arc::new(Hosts::new(NO_WAIT)), Binaries::beside(agent))
+    Remote::new(Arc::new(SshPool::new(NO_WAIT)), Binaries::beside(agent))
 }
 
-pub(crate) fn random() -> uuid::Uuid {
+pub(crate) fn random_uuid() -> uuid::Uuid {
     let mut bytes = [0u8; 16];
     getrandom::fill(&mut bytes).unwrap();
     uuid::Builder::from_random_bytes(bytes).into_uuid()
@@ -38,8 +38,8 @@ fn key() -> Ed25519KeyPair {
 }
 
 /// An instance that wants this host.
-pub(crate) fn order(target: Target) -> Order {
-    let instance = InstanceId(random());
+pub(crate) fn order(target: SshDestination) -> Order {
+    let instance = InstanceId(random_uuid());
     let enrolment = Enrolment {
         instance,
         credential_sha256: sha256(CREDENTIAL),
@@ -49,7 +49,7 @@ pub(crate) fn order(target: Target) -> Order {
     Order { instance, name: "lab-0".into(), want, enrolment, tags: BTreeMap::new(), env: BTreeMap::new() }
 }
 
-pub(crate) fn site_of(order: &mut Order) -> &mut Site {
+pub(crate) fn ssh_site(order: &mut Order) -> &mut Site {
     match &mut order.want {
         Want::Host(site) => site,
         Want::Offer(_) => panic!("an offer"),
@@ -62,17 +62,17 @@ fn sha256(text: &str) -> String {
 }
 
 /// The agent of a host as the server reaches it.
-pub(crate) async fn shim(target: &Target) -> Shim {
+pub(crate) async fn shim(target: &SshDestination) -> ShimClient {
     let (connection, _) = Connection::open(target, 1 << 20).await.unwrap();
-    let stream = connection.unix(SOCKET).await.unwrap();
+    let stream = connection.open_unix(SOCKET).await.unwrap();
     // The connection lives as long as its streams are used; the test's end takes both.
     std::mem::forget(connection);
-    Shim::connect(stream, CREDENTIAL).await.unwrap()
+    ShimClient::connect(stream, CREDENTIAL).await.unwrap()
 }
 
 /// Submits a task and waits until its runner is there.
-pub(crate) async fn start_task(order: &Order, target: &Target) -> SubmissionId {
-    let id = SubmissionId(random());
+pub(crate) async fn start_task(order: &Order, target: &SshDestination) -> SubmissionId {
+    let id = SubmissionId(random_uuid());
     let claims = json!({"instance_id": order.instance, "epoch": 1, "expires_at": 4_000_000_000_i64});
     let spec = json!({"id": id, "name": "task", "image_name": "none", "claims": claims});
     let body = serde_json::to_vec(&spec).unwrap();
@@ -95,7 +95,7 @@ pub(crate) fn pids(host: &Host, word: &str) -> Vec<u32> {
     ours.map(|process| process.pid).collect()
 }
 
-pub(crate) async fn created(remote: &Remote, order: &Order) -> Machine {
+pub(crate) async fn create_instance(remote: &Remote, order: &Order) -> Machine {
     remote.create(order).await.unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -4,14 +4,14 @@ use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 
 use windlass_backend::{
     Backend, BackendError, Deleted, Found, Machine, Order,
-    remote::{AGENT, CRON, Memo, ROOT, Remote, SOCKET, UNIT},
+    remote::{AGENT, CRON, ROOT, Remote, RemoteState, SOCKET, UNIT},
 };
 use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{GUEST, Host, Lab, WORKER};
 use windlass_testkit::wait::eventually_ok_async;
-use windlass_tunnel::{Connection, Pin};
+use windlass_tunnel::{Connection, HostKeyPin};
 
-use super::ground::{agent, created, order, pids, remote, shim, site_of, start_task};
+use super::ground::{agent, create_instance, order, pids, remote, shim, ssh_site, start_task};
 
 const SHIM: &str = "agent shim";
 
@@ -23,7 +23,7 @@ fn running(found: Found) -> Machine {
 }
 
 /// An old connection is seen to be dead when its bytes are read; until then the host is silent.
-pub(crate) async fn until_found(remote: &Remote, order: &Order, machine: &Machine) -> Found {
+pub(crate) async fn wait_until_found(remote: &Remote, order: &Order, machine: &Machine) -> Found {
     eventually_ok_async("the host is found", async || match remote.find(order, machine).await {
         Err(error @ BackendError::Unavailable { .. }) => Err(error),
         found => Ok(found.unwrap()),
@@ -43,18 +43,18 @@ async fn a_bare_host_becomes_a_node_and_a_second_creation_changes_nothing() {
     let host = lab.host(1);
     let mut order = order(host.target());
     order.env.insert("HTTPS_PROXY".into(), "http://it's a proxy".into());
-    let site = site_of(&mut order);
-    (site.target.pin, site.network) = (Pin::FirstUse, Some(lab.network()));
+    let site = ssh_site(&mut order);
+    (site.target.pin, site.network) = (HostKeyPin::FirstUse, Some(lab.network()));
     let remote = remote(&agent());
-    let machine = created(&remote, &order).await;
+    let machine = create_instance(&remote, &order).await;
     assert_eq!(machine.internal_ip.as_deref(), Some(host.addr().to_string().as_str()));
     assert_eq!(machine.hostname, machine.internal_ip);
     assert_eq!(machine.agent_version.as_deref(), Some(env!("CARGO_PKG_VERSION")));
     let has = machine.has.clone().unwrap();
     assert!(has.cpus > 0 && has.memory_mib > 0 && has.disk_mib > 0, "{has:?}");
     assert_eq!((has.runtime.as_str(), has.gpus.len()), ("process", 0));
-    let keys = Memo::of(&machine).host_keys;
-    assert_eq!(keys[&host.addr().to_string()], host.host_key().unwrap().line());
+    let keys = RemoteState::of(&machine).host_keys;
+    assert_eq!(keys[&host.addr().to_string()], host.host_key().unwrap().to_openssh());
     assert_eq!(remote.progress(order.instance), None);
     shim(&host.target()).await.tasks().await.unwrap();
     let env = fs::read(format!("/proc/{}/environ", pids(host, SHIM)[0])).unwrap();
@@ -67,7 +67,7 @@ async fn a_bare_host_becomes_a_node_and_a_second_creation_changes_nothing() {
     };
     let before = look();
     assert_eq!(before.1.len(), 1);
-    assert_eq!(created(&remote, &order).await, machine);
+    assert_eq!(create_instance(&remote, &order).await, machine);
     assert_eq!(running(remote.find(&order, &machine).await.unwrap()), machine);
     assert_eq!(look(), before);
 }
@@ -86,7 +86,7 @@ async fn an_upload_that_was_cut_off_goes_on_where_it_stopped() {
     fs::write(incoming.join("agent.0123456789abcdef.0.part"), b"of another version").unwrap();
     let inode = fs::metadata(&part).unwrap().ino();
     let (remote, order) = (remote(&agent), order(host.target()));
-    created(&remote, &order).await;
+    create_instance(&remote, &order).await;
     assert_eq!(stamp(host, AGENT).0, inode, "the rest was added to what was there");
     assert!(!incoming.exists());
 }
@@ -96,13 +96,13 @@ async fn a_user_with_sudo_will_do_and_nobody_else_gets_at_the_door() {
     let lab = Lab::start(1).unwrap();
     let host = lab.host(1);
     let (remote, order) = (remote(&agent()), order(host.target_as(WORKER)));
-    let machine = created(&remote, &order).await;
+    let machine = create_instance(&remote, &order).await;
     running(remote.find(&order, &machine).await.unwrap());
     shim(&host.target_as(WORKER)).await.tasks().await.unwrap();
     assert_eq!(fs::metadata(host.path(AGENT)).unwrap().uid(), 0);
     let (guest, _) = Connection::open(&host.target_as(GUEST), 1 << 20).await.unwrap();
-    assert!(guest.unix(SOCKET).await.is_err());
-    assert!(guest.read("ls /var/lib/windlass/home", b"").await.is_err());
+    assert!(guest.open_unix(SOCKET).await.is_err());
+    assert!(guest.run_checked("ls /var/lib/windlass/home", b"").await.is_err());
     assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
     assert!(!host.path(ROOT).exists());
 }
@@ -112,12 +112,12 @@ async fn f15_a_reboot_and_a_killed_agent_are_healed_by_the_next_look() {
     let lab = Lab::start(1).unwrap();
     let host = lab.host(1);
     let (remote, order) = (remote(&agent()), order(host.target()));
-    let machine = created(&remote, &order).await;
-    assert!(Memo::of(&machine).keeper.contains("the server starts the agent again"));
+    let machine = create_instance(&remote, &order).await;
+    assert!(RemoteState::of(&machine).keeper.contains("the server starts the agent again"));
     let uploaded = stamp(host, AGENT);
     host.reboot().unwrap();
     assert!(pids(host, SHIM).is_empty());
-    let machine = running(until_found(&remote, &order, &machine).await);
+    let machine = running(wait_until_found(&remote, &order, &machine).await);
     shim(&host.target()).await.tasks().await.unwrap();
     host.run(&format!("kill -9 {}", "$(cat /var/lib/windlass/home/lock)")).unwrap();
     running(remote.find(&order, &machine).await.unwrap());
@@ -134,7 +134,7 @@ async fn f30_a_new_agent_takes_over_under_a_running_task() {
     let binary: PathBuf = dir.join("windlass-agent");
     fs::copy(agent(), &binary).unwrap();
     let (remote, order) = (remote(&binary), order(host.target()));
-    let machine = created(&remote, &order).await;
+    let machine = create_instance(&remote, &order).await;
     let task = start_task(&order, &host.target()).await;
     let (old, runners) = (pids(host, SHIM), pids(host, "runner"));
     assert!(!runners.is_empty());
@@ -145,7 +145,7 @@ async fn f30_a_new_agent_takes_over_under_a_running_task() {
     fs::write(dir.join("fresh"), &bytes).unwrap();
     fs::rename(dir.join("fresh"), &binary).unwrap();
     let after = running(remote.find(&order, &machine).await.unwrap());
-    assert_ne!(Memo::of(&after).agent_sha256, Memo::of(&machine).agent_sha256);
+    assert_ne!(RemoteState::of(&after).agent_sha256, RemoteState::of(&machine).agent_sha256);
     assert_eq!(fs::metadata(host.path(AGENT)).unwrap().len(), bytes.len() as u64);
     let new = pids(host, SHIM);
     assert!(new.len() == 1 && new != old, "{old:?} {new:?}");
@@ -163,13 +163,13 @@ async fn g6_leaving_a_host_leaves_nothing_there() {
     let host = lab.host(1);
     let (remote, order) = (remote(&agent()), order(host.target()));
     assert_eq!(remote.delete(&order, None).await.unwrap(), Deleted::Gone, "there was nothing");
-    let machine = created(&remote, &order).await;
+    let machine = create_instance(&remote, &order).await;
     start_task(&order, &host.target()).await;
     host.partition().unwrap();
     let silent = remote.delete(&order, Some(&machine)).await.unwrap_err();
     assert!(matches!(silent, BackendError::Unavailable { .. }), "{silent}");
     host.heal().unwrap();
-    until_found(&remote, &order, &machine).await;
+    wait_until_found(&remote, &order, &machine).await;
     assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
     for path in [ROOT, CRON, UNIT] {
         assert!(!host.path(path).exists(), "{path}");

@@ -3,19 +3,19 @@
 use windlass_backend::{Backend, BackendError, remote::ROOT};
 use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{GUEST, Lab};
-use windlass_tunnel::{Key, Target};
+use windlass_tunnel::{LoginKey, SshDestination};
 
-use super::ground::{agent, created, order, refused, remote, site_of};
+use super::ground::{agent, create_instance, order, refused, remote, ssh_site};
 
 /// A key that opens nothing.
-fn stranger(lab: &Lab) -> Key {
+fn unauthorized_key(lab: &Lab) -> LoginKey {
     let file = lab.key_file().with_file_name("stranger");
     let mut keygen = std::process::Command::new("ssh-keygen");
     assert!(keygen.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&file).status().unwrap().success());
-    Key::parse(&std::fs::read_to_string(file).unwrap()).unwrap()
+    LoginKey::parse(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
-async fn check(target: Target, is_final: bool, words: &[&str]) {
+async fn check(target: SshDestination, is_final: bool, words: &[&str]) {
     let error = refused(&remote(&agent()), &order(target)).await;
     assert_eq!(matches!(error, BackendError::Refused { .. }), is_final, "{error}");
     for word in words {
@@ -29,15 +29,16 @@ async fn f18_a_host_that_does_not_let_us_in_is_refused_with_a_hint() {
     let (host, gate) = (lab.host(1), lab.host(2));
     let good = host.target();
     check(
-        Target { keys: vec![stranger(&lab)], ..good.clone() },
+        SshDestination { keys: vec![unauthorized_key(&lab)], ..good.clone() },
         true,
         &["none of the 1 keys", "authorized_keys"],
     )
     .await;
     check(host.target_as("nobody-known"), true, &["for user `nobody-known`"]).await;
     check(host.target_as(GUEST), true, &["user `guest`", "NOPASSWD"]).await;
-    check(Target { port: 2222, ..good.clone() }, false, &["no SSH server listens"]).await;
-    check(Target { host: "no-such-host.invalid".into(), ..good.clone() }, false, &["spelled right?"]).await;
+    check(SshDestination { port: 2222, ..good.clone() }, false, &["no SSH server listens"]).await;
+    check(SshDestination { host: "no-such-host.invalid".into(), ..good.clone() }, false, &["spelled right?"])
+        .await;
     let mut through = host.target_via(gate);
     through.via.as_mut().unwrap().port = 2222;
     check(through, false, &["jump host root@", "no SSH server listens"]).await;
@@ -68,17 +69,17 @@ async fn a_network_the_host_is_not_in_and_a_host_of_somebody_else_are_refused() 
     for (network, words) in
         [("10.0.0.0/33", "is no network"), ("192.168.7.0/24", "the host has no address in")]
     {
-        site_of(&mut ours).network = Some(network.into());
+        ssh_site(&mut ours).network = Some(network.into());
         let error = refused(&remote, &ours).await;
         assert!(
             matches!(error, BackendError::Refused { .. }) && error.to_string().contains(words),
             "{error}"
         );
     }
-    site_of(&mut ours).network = None;
+    ssh_site(&mut ours).network = None;
     host.hide().unwrap();
-    site_of(&mut ours).target = host.target_via(gate);
-    created(&remote, &ours).await;
+    ssh_site(&mut ours).target = host.target_via(gate);
+    create_instance(&remote, &ours).await;
     let theirs = order(host.target_via(gate));
     let error = refused(&remote, &theirs).await;
     assert!(matches!(error, BackendError::Refused { .. }), "{error}");

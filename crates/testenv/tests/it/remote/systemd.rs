@@ -4,18 +4,18 @@ use std::{fs, time::Duration};
 
 use windlass_backend::{
     Backend, Deleted, Found,
-    remote::{Memo, ROOT, UNIT},
+    remote::{ROOT, RemoteState, UNIT},
 };
 use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{Host, Lab};
 use windlass_testkit::wait::eventually_async;
 
-use super::ground::{agent, created, order, pids, remote, shim, start_task};
+use super::ground::{agent, create_instance, order, pids, remote, shim, start_task};
 
 const SHIM: &str = "agent shim";
 
 /// Waits until an agent runs there that is not this one.
-async fn another(host: &Host, than: &[u32]) -> Vec<u32> {
+async fn wait_for_new_agent(host: &Host, than: &[u32]) -> Vec<u32> {
     let started = async {
         loop {
             let now = pids(host, SHIM);
@@ -37,29 +37,29 @@ async fn f15_systemd_keeps_the_agent_through_a_crash_a_reboot_and_an_upgrade() {
     let binary = dir.join("windlass-agent");
     fs::copy(agent(), &binary).unwrap();
     let (remote, order) = (remote(&binary), order(host.target()));
-    let machine = created(&remote, &order).await;
-    assert!(Memo::of(&machine).keeper.contains("systemd"));
+    let machine = create_instance(&remote, &order).await;
+    assert!(RemoteState::of(&machine).keeper.contains("systemd"));
     assert!(host.path(UNIT).exists());
     let first = pids(host, SHIM);
     assert_eq!(first.len(), 1);
     let is_active = || host.run("systemctl is-active windlass-agent").unwrap().stdout;
     assert_eq!(is_active(), b"active\n");
-    assert_eq!(created(&remote, &order).await, machine);
+    assert_eq!(create_instance(&remote, &order).await, machine);
     assert_eq!(pids(host, SHIM), first, "a second creation changes nothing");
 
     host.run("kill -9 $(cat /var/lib/windlass/home/lock)").unwrap();
-    let second = another(host, &first).await;
+    let second = wait_for_new_agent(host, &first).await;
     host.reboot().unwrap();
-    let third = another(host, &second).await;
+    let third = wait_for_new_agent(host, &second).await;
 
-    shim_answers(host).await;
+    wait_until_shim_answers(host).await;
     start_task(&order, &host.target()).await;
     let runners = pids(host, "runner");
     let mut bytes = fs::read(&binary).unwrap();
     bytes.extend(b"the next version");
     fs::write(dir.join("fresh"), &bytes).unwrap();
     fs::rename(dir.join("fresh"), &binary).unwrap();
-    let found = super::life::until_found(&remote, &order, &machine).await;
+    let found = super::life::wait_until_found(&remote, &order, &machine).await;
     assert!(matches!(found, Found::Running(_)), "{found:?}");
     assert_ne!(pids(host, SHIM), third);
     assert!(!runners.is_empty());
@@ -72,7 +72,7 @@ async fn f15_systemd_keeps_the_agent_through_a_crash_a_reboot_and_an_upgrade() {
 }
 
 /// Waits until the door is open: a starting agent runs before it answers.
-async fn shim_answers(host: &Host) {
+async fn wait_until_shim_answers(host: &Host) {
     let is_open = async || {
         let test = host.run("test -S /var/lib/windlass/door/shim.sock").unwrap();
         test.status.success().then_some(())

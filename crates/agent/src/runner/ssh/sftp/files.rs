@@ -17,7 +17,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::wire::{Attrs, PACKET_MAX, READ_MAX, Reader, Short, Status, Writer, kind};
+use super::wire::{Attrs, PACKET_MAX, PacketReader, PacketWriter, READ_MAX, Status, TruncatedPacket, kind};
 use crate::clock;
 
 const VERSION: u32 = 3;
@@ -40,9 +40,9 @@ const EXTENSIONS: &[(&str, &str)] = &[
 ];
 
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum SftpError {
     #[error("the request is cut short")]
-    Short,
+    Truncated,
     #[error("no such handle")]
     NoHandle,
     #[error("too many open files")]
@@ -50,30 +50,30 @@ enum Refusal {
     #[error("not known here")]
     Unsupported,
     #[error("no more")]
-    End,
+    EndOfList,
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-impl From<Short> for Refusal {
-    fn from(Short: Short) -> Self {
-        Self::Short
+impl From<TruncatedPacket> for SftpError {
+    fn from(TruncatedPacket: TruncatedPacket) -> Self {
+        Self::Truncated
     }
 }
 
-impl From<Errno> for Refusal {
+impl From<Errno> for SftpError {
     fn from(error: Errno) -> Self {
         Self::Io(error.into())
     }
 }
 
-impl Refusal {
+impl SftpError {
     fn status(&self) -> Status {
         match self {
-            Self::Short => Status::BadMessage,
+            Self::Truncated => Status::BadMessage,
             Self::NoHandle | Self::TooMany => Status::Failure,
             Self::Unsupported => Status::Unsupported,
-            Self::End => Status::Eof,
+            Self::EndOfList => Status::Eof,
             Self::Io(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
                 Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Status::NoSuchFile,
                 Some(Errno::ACCESS | Errno::PERM) => Status::PermissionDenied,
@@ -84,28 +84,28 @@ impl Refusal {
     }
 }
 
-enum Open {
+enum OpenHandle {
     File(File),
     Dir { path: PathBuf, entries: ReadDir, dots: bool },
 }
 
 /// A client's open files.
 #[derive(Default)]
-pub(super) struct Files {
-    open: HashMap<u32, Open>,
+pub(super) struct FileServer {
+    open: HashMap<u32, OpenHandle>,
     next: u32,
 }
 
-type Answer = Result<Vec<u8>, Refusal>;
+type ResponseResult = Result<Vec<u8>, SftpError>;
 
-impl Files {
+impl FileServer {
     /// The answer to one packet; every packet has one.
     pub(super) fn answer(&mut self, packet: &[u8]) -> Vec<u8> {
-        let mut reader = Reader(packet);
-        let (Ok(kind), Ok(id)) = (reader.u8(), reader.u32()) else { return status(0, &Refusal::Short) };
+        let mut reader = PacketReader(packet);
+        let (Ok(kind), Ok(id)) = (reader.u8(), reader.u32()) else { return status(0, &SftpError::Truncated) };
         if kind == kind::INIT {
             // Here the number is the client's version.
-            let hello = Writer::new(kind::VERSION, VERSION);
+            let hello = PacketWriter::new(kind::VERSION, VERSION);
             return EXTENSIONS
                 .iter()
                 .fold(hello, |hello, (name, version)| {
@@ -113,82 +113,86 @@ impl Files {
                 })
                 .done();
         }
-        self.request(kind, id, &mut reader).unwrap_or_else(|refusal| status(id, &refusal))
+        self.handle_request(kind, id, &mut reader).unwrap_or_else(|refusal| status(id, &refusal))
     }
 
-    fn request(&mut self, kind: u8, id: u32, reader: &mut Reader<'_>) -> Answer {
+    fn handle_request(&mut self, kind: u8, id: u32, reader: &mut PacketReader<'_>) -> ResponseResult {
         match kind {
             kind::OPEN => self.open(id, path(reader)?, reader.u32()?, reader.attrs()?),
             kind::CLOSE => {
-                self.open.remove(&number(reader)?).ok_or(Refusal::NoHandle)?;
+                self.open.remove(&read_handle(reader)?).ok_or(SftpError::NoHandle)?;
                 Ok(ok(id))
             }
-            kind::READ => self.read(id, number(reader)?, reader.u64()?, reader.u32()?),
+            kind::READ => self.read(id, read_handle(reader)?, reader.u64()?, reader.u32()?),
             kind::WRITE => {
-                let (handle, offset, data) = (number(reader)?, reader.u64()?, reader.string()?);
+                let (handle, offset, data) = (read_handle(reader)?, reader.u64()?, reader.string()?);
                 self.file(handle)?.write_all_at(data, offset)?;
                 Ok(ok(id))
             }
-            kind::LSTAT => Ok(attributes(id, &fs::symlink_metadata(path(reader)?)?)),
-            kind::STAT => Ok(attributes(id, &fs::metadata(path(reader)?)?)),
-            kind::FSTAT => Ok(attributes(id, &self.file(number(reader)?)?.metadata()?)),
+            kind::LSTAT => Ok(attrs_response(id, &fs::symlink_metadata(path(reader)?)?)),
+            kind::STAT => Ok(attrs_response(id, &fs::metadata(path(reader)?)?)),
+            kind::FSTAT => Ok(attrs_response(id, &self.file(read_handle(reader)?)?.metadata()?)),
             kind::SETSTAT => done(id, set(path(reader)?, reader.attrs()?, AtFlags::empty())),
             kind::FSETSTAT => {
-                let handle = number(reader)?;
-                done(id, set_open(self.file(handle)?, reader.attrs()?))
+                let handle = read_handle(reader)?;
+                done(id, set_handle_attrs(self.file(handle)?, reader.attrs()?))
             }
             kind::OPENDIR => {
                 let path = path(reader)?.to_owned();
                 let entries = fs::read_dir(&path)?;
-                self.keep(id, Open::Dir { path, entries, dots: false })
+                self.keep(id, OpenHandle::Dir { path, entries, dots: false })
             }
-            kind::READDIR => self.list(id, number(reader)?),
-            kind::REMOVE => done(id, fs::remove_file(path(reader)?).map_err(Refusal::Io)),
+            kind::READDIR => self.list_dir(id, read_handle(reader)?),
+            kind::REMOVE => done(id, fs::remove_file(path(reader)?).map_err(SftpError::Io)),
             kind::MKDIR => {
                 let (path, attrs) = (path(reader)?, reader.attrs()?);
                 let mode = attrs.mode.unwrap_or(0o777) & 0o777;
-                done(id, fs::DirBuilder::new().mode(mode).create(path).map_err(Refusal::Io))
+                done(id, fs::DirBuilder::new().mode(mode).create(path).map_err(SftpError::Io))
             }
-            kind::RMDIR => done(id, fs::remove_dir(path(reader)?).map_err(Refusal::Io)),
-            kind::REALPATH => Ok(one_name(id, &real_path(path(reader)?)?)),
-            kind::RENAME => done(id, rename_new(path(reader)?, path(reader)?)),
-            kind::READLINK => Ok(one_name(id, &fs::read_link(path(reader)?)?)),
+            kind::RMDIR => done(id, fs::remove_dir(path(reader)?).map_err(SftpError::Io)),
+            kind::REALPATH => Ok(name_response(id, &real_path(path(reader)?)?)),
+            kind::RENAME => done(id, rename_no_replace(path(reader)?, path(reader)?)),
+            kind::READLINK => Ok(name_response(id, &fs::read_link(path(reader)?)?)),
             kind::SYMLINK => {
                 // The target comes first: everybody follows OpenSSH here and not the draft.
                 let (target, link) = (path(reader)?, path(reader)?);
-                done(id, std::os::unix::fs::symlink(target, link).map_err(Refusal::Io))
+                done(id, std::os::unix::fs::symlink(target, link).map_err(SftpError::Io))
             }
-            kind::EXTENDED => self.extended(id, reader),
-            _ => Err(Refusal::Unsupported),
+            kind::EXTENDED => self.handle_extended(id, reader),
+            _ => Err(SftpError::Unsupported),
         }
     }
 
-    fn extended(&mut self, id: u32, reader: &mut Reader<'_>) -> Answer {
+    fn handle_extended(&mut self, id: u32, reader: &mut PacketReader<'_>) -> ResponseResult {
         match reader.string()? {
             b"posix-rename@openssh.com" => {
-                done(id, fs::rename(path(reader)?, path(reader)?).map_err(Refusal::Io))
+                done(id, fs::rename(path(reader)?, path(reader)?).map_err(SftpError::Io))
             }
             b"hardlink@openssh.com" => {
-                done(id, fs::hard_link(path(reader)?, path(reader)?).map_err(Refusal::Io))
+                done(id, fs::hard_link(path(reader)?, path(reader)?).map_err(SftpError::Io))
             }
-            b"fsync@openssh.com" => done(id, self.file(number(reader)?)?.sync_all().map_err(Refusal::Io)),
+            b"fsync@openssh.com" => {
+                done(id, self.file(read_handle(reader)?)?.sync_all().map_err(SftpError::Io))
+            }
             b"lsetstat@openssh.com" => {
                 done(id, set(path(reader)?, reader.attrs()?, AtFlags::SYMLINK_NOFOLLOW))
             }
             b"statvfs@openssh.com" => Ok(space(id, &rustix::fs::statvfs(path(reader)?)?)),
-            b"fstatvfs@openssh.com" => Ok(space(id, &rustix::fs::fstatvfs(self.file(number(reader)?)?)?)),
-            b"expand-path@openssh.com" => Ok(one_name(id, &expand(path(reader)?)?)),
-            b"limits@openssh.com" => Ok(Writer::new(kind::EXTENDED_REPLY, id)
+            b"fstatvfs@openssh.com" => {
+                Ok(space(id, &rustix::fs::fstatvfs(self.file(read_handle(reader)?)?)?))
+            }
+            b"expand-path@openssh.com" => Ok(name_response(id, &expand(path(reader)?)?)),
+            b"limits@openssh.com" => Ok(PacketWriter::new(kind::EXTENDED_REPLY, id)
                 .u64(PACKET_MAX as u64)
                 .u64(READ_MAX as u64)
                 .u64(READ_MAX as u64)
                 .u64(HANDLES_MAX as u64)
                 .done()),
-            _ => Err(Refusal::Unsupported),
+            _ => Err(SftpError::Unsupported),
         }
     }
 
-    fn open(&mut self, id: u32, path: &Path, flags: u32, attrs: Attrs) -> Answer {
+    fn open(&mut self, id: u32, path: &Path, flags: u32, attrs: Attrs) -> ResponseResult {
         let has = |flag: u32| flags & flag != 0;
         let (read, write, append, create, truncate, new) =
             (has(1), has(2), has(4), has(8), has(0x10), has(0x20));
@@ -198,12 +202,12 @@ impl Files {
             options.truncate(truncate && !append).create(create).create_new(create && new);
         }
         let file = options.open(path)?;
-        self.keep(id, Open::File(file))
+        self.keep(id, OpenHandle::File(file))
     }
 
-    fn keep(&mut self, id: u32, open: Open) -> Answer {
+    fn keep(&mut self, id: u32, open: OpenHandle) -> ResponseResult {
         if self.open.len() >= HANDLES_MAX {
-            return Err(Refusal::TooMany);
+            return Err(SftpError::TooMany);
         }
         while self.open.contains_key(&self.next) {
             self.next = self.next.wrapping_add(1);
@@ -211,29 +215,30 @@ impl Files {
         let handle = self.next;
         self.open.insert(handle, open);
         self.next = handle.wrapping_add(1);
-        Ok(Writer::new(kind::HANDLE, id).string(&handle.to_be_bytes()).done())
+        Ok(PacketWriter::new(kind::HANDLE, id).string(&handle.to_be_bytes()).done())
     }
 
-    fn file(&self, handle: u32) -> Result<&File, Refusal> {
+    fn file(&self, handle: u32) -> Result<&File, SftpError> {
         match self.open.get(&handle) {
-            Some(Open::File(file)) => Ok(file),
-            Some(Open::Dir { .. }) | None => Err(Refusal::NoHandle),
+            Some(OpenHandle::File(file)) => Ok(file),
+            Some(OpenHandle::Dir { .. }) | None => Err(SftpError::NoHandle),
         }
     }
 
-    fn read(&self, id: u32, handle: u32, offset: u64, count: u32) -> Answer {
+    fn read(&self, id: u32, handle: u32, offset: u64, count: u32) -> ResponseResult {
         let file = self.file(handle)?;
         let count = usize::try_from(count).unwrap_or(READ_MAX).min(READ_MAX);
-        let (answer, got) = Writer::new(kind::DATA, id).filled(count, |space| file.read_at(space, offset))?;
+        let (answer, got) =
+            PacketWriter::new(kind::DATA, id).filled(count, |space| file.read_at(space, offset))?;
         if got == 0 && count > 0 {
-            return Err(Refusal::End);
+            return Err(SftpError::EndOfList);
         }
         Ok(answer.done())
     }
 
-    fn list(&mut self, id: u32, handle: u32) -> Answer {
-        let Some(Open::Dir { path, entries, dots }) = self.open.get_mut(&handle) else {
-            return Err(Refusal::NoHandle);
+    fn list_dir(&mut self, id: u32, handle: u32) -> ResponseResult {
+        let Some(OpenHandle::Dir { path, entries, dots }) = self.open.get_mut(&handle) else {
+            return Err(SftpError::NoHandle);
         };
         let mut names = Vec::new();
         if !std::mem::replace(dots, true) {
@@ -244,54 +249,61 @@ impl Files {
             names.push((entry.file_name(), entry.metadata()));
         }
         if names.is_empty() {
-            return Err(Refusal::End);
+            return Err(SftpError::EndOfList);
         }
         // A file may be gone since it was listed; its name is told without attributes.
         let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
         let now = clock::now_ms() / 1000;
-        let answer = names.iter().fold(Writer::new(kind::NAME, id).u32(count), |answer, (name, meta)| {
-            let name = name.as_bytes();
-            match meta {
-                Ok(meta) => answer.string(name).string(&long_name(name, meta, now)).attrs(&attrs_of(meta)),
-                Err(_) => answer.string(name).string(name).attrs(&Attrs::default()),
-            }
-        });
+        let answer =
+            names.iter().fold(PacketWriter::new(kind::NAME, id).u32(count), |answer, (name, meta)| {
+                let name = name.as_bytes();
+                match meta {
+                    Ok(meta) => {
+                        answer.string(name).string(&long_name(name, meta, now)).attrs(&to_attrs(meta))
+                    }
+                    Err(_) => answer.string(name).string(name).attrs(&Attrs::default()),
+                }
+            });
         Ok(answer.done())
     }
 }
 
-fn path<'a>(reader: &mut Reader<'a>) -> Result<&'a Path, Refusal> {
+fn path<'a>(reader: &mut PacketReader<'a>) -> Result<&'a Path, SftpError> {
     let bytes = reader.string()?;
     // An empty path is where the session stands.
     Ok(Path::new(if bytes.is_empty() { OsStr::new(".") } else { OsStr::from_bytes(bytes) }))
 }
 
-fn number(reader: &mut Reader<'_>) -> Result<u32, Refusal> {
-    let bytes = reader.string()?.try_into().map_err(|_| Refusal::NoHandle)?;
+fn read_handle(reader: &mut PacketReader<'_>) -> Result<u32, SftpError> {
+    let bytes = reader.string()?.try_into().map_err(|_| SftpError::NoHandle)?;
     Ok(u32::from_be_bytes(bytes))
 }
 
 fn ok(id: u32) -> Vec<u8> {
-    Writer::new(kind::STATUS, id).u32(Status::Ok as u32).string(b"Success").string(b"").done()
+    PacketWriter::new(kind::STATUS, id).u32(Status::Ok as u32).string(b"Success").string(b"").done()
 }
 
-fn done(id: u32, result: Result<(), Refusal>) -> Answer {
+fn done(id: u32, result: Result<(), SftpError>) -> ResponseResult {
     result.map(|()| ok(id))
 }
 
-fn status(id: u32, refusal: &Refusal) -> Vec<u8> {
+fn status(id: u32, refusal: &SftpError) -> Vec<u8> {
     // Without the number that Rust adds to the system's errors: people read this.
     let said = refusal.to_string();
     let said = said.split(" (os error").next().unwrap_or_default();
-    Writer::new(kind::STATUS, id).u32(refusal.status() as u32).string(said.as_bytes()).string(b"").done()
+    PacketWriter::new(kind::STATUS, id)
+        .u32(refusal.status() as u32)
+        .string(said.as_bytes())
+        .string(b"")
+        .done()
 }
 
-fn one_name(id: u32, path: &Path) -> Vec<u8> {
+fn name_response(id: u32, path: &Path) -> Vec<u8> {
     let name = path.as_os_str().as_bytes();
-    Writer::new(kind::NAME, id).u32(1).string(name).string(name).attrs(&Attrs::default()).done()
+    PacketWriter::new(kind::NAME, id).u32(1).string(name).string(name).attrs(&Attrs::default()).done()
 }
 
-fn attrs_of(meta: &Metadata) -> Attrs {
+fn to_attrs(meta: &Metadata) -> Attrs {
     let short = |time: i64| u32::try_from(time.max(0)).unwrap_or(u32::MAX);
     Attrs {
         size: Some(meta.size()),
@@ -301,8 +313,8 @@ fn attrs_of(meta: &Metadata) -> Attrs {
     }
 }
 
-fn attributes(id: u32, meta: &Metadata) -> Vec<u8> {
-    Writer::new(kind::ATTRS, id).attrs(&attrs_of(meta)).done()
+fn attrs_response(id: u32, meta: &Metadata) -> Vec<u8> {
+    PacketWriter::new(kind::ATTRS, id).attrs(&to_attrs(meta)).done()
 }
 
 fn space(id: u32, vfs: &StatVfs) -> Vec<u8> {
@@ -321,7 +333,7 @@ fn space(id: u32, vfs: &StatVfs) -> Vec<u8> {
         vfs.f_namemax,
     ]
     .into_iter()
-    .fold(Writer::new(kind::EXTENDED_REPLY, id), Writer::u64)
+    .fold(PacketWriter::new(kind::EXTENDED_REPLY, id), PacketWriter::u64)
     .done()
 }
 
@@ -331,7 +343,7 @@ fn times(attrs: &Attrs) -> Option<Timestamps> {
 }
 
 /// In this order: a change of owner takes setuid bits away, and every change but the last moves the times.
-fn set(path: &Path, attrs: Attrs, flags: AtFlags) -> Result<(), Refusal> {
+fn set(path: &Path, attrs: Attrs, flags: AtFlags) -> Result<(), SftpError> {
     let follow = !flags.contains(AtFlags::SYMLINK_NOFOLLOW);
     if let (Some(size), true) = (attrs.size, follow) {
         fs::OpenOptions::new().write(true).open(path)?.set_len(size)?;
@@ -348,7 +360,7 @@ fn set(path: &Path, attrs: Attrs, flags: AtFlags) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn set_open(file: &File, attrs: Attrs) -> Result<(), Refusal> {
+fn set_handle_attrs(file: &File, attrs: Attrs) -> Result<(), SftpError> {
     if let Some(size) = attrs.size {
         file.set_len(size)?;
     }
@@ -365,7 +377,7 @@ fn set_open(file: &File, attrs: Attrs) -> Result<(), Refusal> {
 }
 
 /// Version 3 says a rename never replaces a file.
-fn rename_new(from: &Path, to: &Path) -> Result<(), Refusal> {
+fn rename_no_replace(from: &Path, to: &Path) -> Result<(), SftpError> {
     match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS) => {}
         other => return Ok(other?),

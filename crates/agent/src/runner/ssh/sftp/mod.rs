@@ -15,7 +15,7 @@ use std::{
     process::ExitCode,
 };
 
-use self::{files::Files, wire::PACKET_MAX};
+use self::{files::FileServer, wire::PACKET_MAX};
 
 /// Serves standard input and output to their end.
 pub(super) fn serve() -> ExitCode {
@@ -30,7 +30,7 @@ pub(super) fn serve() -> ExitCode {
 fn talk(input: impl Read, output: impl Write) -> io::Result<()> {
     let mut input = BufReader::with_capacity(PACKET_MAX, input);
     let mut output = BufWriter::with_capacity(PACKET_MAX, output);
-    let mut files = Files::default();
+    let mut files = FileServer::default();
     let mut packet = Vec::new();
     while read_packet(&mut input, &mut packet)? {
         output.write_all(&files.answer(&packet))?;

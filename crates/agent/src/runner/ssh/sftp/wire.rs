@@ -65,39 +65,39 @@ pub(super) struct Attrs {
 
 /// A packet that ends too early.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Short;
+pub(super) struct TruncatedPacket;
 
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+pub(super) struct PacketReader<'a>(pub(super) &'a [u8]);
 
-impl<'a> Reader<'a> {
-    fn bytes(&mut self, count: usize) -> Result<&'a [u8], Short> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or(Short)?;
+impl<'a> PacketReader<'a> {
+    fn bytes(&mut self, count: usize) -> Result<&'a [u8], TruncatedPacket> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(TruncatedPacket)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Short> {
-        self.bytes(N)?.try_into().map_err(|_| Short)
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], TruncatedPacket> {
+        self.bytes(N)?.try_into().map_err(|_| TruncatedPacket)
     }
 
-    pub(super) fn u8(&mut self) -> Result<u8, Short> {
+    pub(super) fn u8(&mut self) -> Result<u8, TruncatedPacket> {
         Ok(u8::from_be_bytes(self.array()?))
     }
 
-    pub(super) fn u32(&mut self) -> Result<u32, Short> {
+    pub(super) fn u32(&mut self) -> Result<u32, TruncatedPacket> {
         Ok(u32::from_be_bytes(self.array()?))
     }
 
-    pub(super) fn u64(&mut self) -> Result<u64, Short> {
+    pub(super) fn u64(&mut self) -> Result<u64, TruncatedPacket> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
-    pub(super) fn string(&mut self) -> Result<&'a [u8], Short> {
+    pub(super) fn string(&mut self) -> Result<&'a [u8], TruncatedPacket> {
         let count = self.u32()?;
-        self.bytes(usize::try_from(count).map_err(|_| Short)?)
+        self.bytes(usize::try_from(count).map_err(|_| TruncatedPacket)?)
     }
 
-    pub(super) fn attrs(&mut self) -> Result<Attrs, Short> {
+    pub(super) fn attrs(&mut self) -> Result<Attrs, TruncatedPacket> {
         let flags = self.u32()?;
         let mut attrs = Attrs::default();
         if flags & HAS_SIZE != 0 {
@@ -123,9 +123,9 @@ impl<'a> Reader<'a> {
 }
 
 /// One answer, its length in front.
-pub(super) struct Writer(Vec<u8>);
+pub(super) struct PacketWriter(Vec<u8>);
 
-impl Writer {
+impl PacketWriter {
     pub(super) fn new(kind: u8, id: u32) -> Self {
         Self(vec![0, 0, 0, 0, kind]).u32(id)
     }
@@ -201,16 +201,16 @@ mod tests {
             times: Some((1, 2)),
         };
         for attrs in [some, Attrs::default(), Attrs { owner: None, ..some }, Attrs { times: None, ..some }] {
-            let written = Writer::new(kind::ATTRS, 7).attrs(&attrs).done();
-            assert_eq!(Reader(&written[9..]).attrs(), Ok(attrs));
+            let written = PacketWriter::new(kind::ATTRS, 7).attrs(&attrs).done();
+            assert_eq!(PacketReader(&written[9..]).attrs(), Ok(attrs));
         }
     }
 
     #[test]
     fn a_packet_that_ends_too_early_is_noticed() {
-        assert_eq!(Reader(&[0, 0, 0, 9, 1, 2]).string(), Err(Short));
-        assert_eq!(Reader(&[0, 0, 0]).u32(), Err(Short));
-        assert_eq!(Reader(&[0xff, 0xff, 0xff, 0xff]).attrs(), Err(Short));
-        assert_eq!(Reader(&0x8000_0000u32.to_be_bytes()).attrs(), Err(Short));
+        assert_eq!(PacketReader(&[0, 0, 0, 9, 1, 2]).string(), Err(TruncatedPacket));
+        assert_eq!(PacketReader(&[0, 0, 0]).u32(), Err(TruncatedPacket));
+        assert_eq!(PacketReader(&[0xff, 0xff, 0xff, 0xff]).attrs(), Err(TruncatedPacket));
+        assert_eq!(PacketReader(&0x8000_0000u32.to_be_bytes()).attrs(), Err(TruncatedPacket));
     }
 }

@@ -19,9 +19,9 @@ use super::{
         PauseAt, ending, files,
         host::HostError,
         late_readers,
-        task::{Ask, End, State},
+        task::{End, StopRequest, TaskState},
     },
-    Life, waits,
+    TaskLifecycle, waits,
 };
 use crate::shim::{
     journal::Kind,
@@ -29,17 +29,17 @@ use crate::shim::{
 };
 
 /// Tries to give something back before the task is told to have ended without it; removal tries again.
-const RELEASE_TRIES_MAX: usize = 5;
+const RELEASE_ATTEMPTS_MAX: usize = 5;
 /// Tries to write the end down before it is told all the same: a full disk must not keep a task alive.
-const END_TRIES_MAX: usize = 5;
+const END_ATTEMPTS_MAX: usize = 5;
 /// After a stop the exit status is there at once, or the engine has trouble.
-const EXIT_STATUS_WITHIN: Duration = Duration::from_secs(5);
+const EXIT_STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Life {
+impl TaskLifecycle {
     /// Waits for the end of what runs, or ends it as asked.
     pub(super) async fn watch(&self, prepared: &Prepared) -> (Event, End) {
         let handle = self.task.state.lock().container.handle.clone();
-        let Some(handle) = handle else { return (Event::Ended, ending::vanished()) };
+        let Some(handle) = handle else { return (Event::Ended, ending::for_vanished()) };
         let mut ask = self.task.ask.subscribe();
         let exit = tokio::select! {
             biased;
@@ -50,34 +50,38 @@ impl Life {
             self.pause(PauseAt::Terminating).await;
             let exit = self.stop(prepared, &handle).await;
             let code = exit.as_ref().and_then(|exit| exit.code);
-            self.exited(code);
-            let Some(ask) = self.asked() else { return (Event::Stopped, ending::vanished()) };
+            self.record_exited(code);
+            let Some(ask) = self.stop_request() else { return (Event::Stopped, ending::for_vanished()) };
             return (Event::Stopped, ending::stopped(&ask, exit.as_ref()));
         };
         let exit = match exit {
-            Ok(exit) => Ok(self.with_engine(exit, &mut ask).await),
+            Ok(exit) => Ok(self.attribute_engine_stop(exit, &mut ask).await),
             Err(error) => Err(error),
         };
         // Its first process ended; nothing of it may run when its devices go to the next.
-        self.stop_now(&handle).await;
+        self.force_stop(&handle).await;
         match exit {
             Ok(exit) => {
-                self.exited(exit.code);
-                (Event::Ended, self.read_end(exit).await)
+                self.record_exited(exit.code);
+                (Event::Ended, self.describe_end(exit).await)
             }
             Err(error) => {
-                self.exited(None);
-                (Event::Ended, ending::unprepared(&error))
+                self.record_exited(None);
+                (Event::Ended, ending::for_prepare_error(&error))
             }
         }
     }
 
     /// What ended by a signal that neither we nor the job's runner account for may have been ended by an engine on its
     /// way down, which is seen a moment later. Nobody who asks for the end meanwhile is kept waiting.
-    async fn with_engine(&self, mut exit: Exit, ask: &mut watch::Receiver<Option<Ask>>) -> Exit {
+    async fn attribute_engine_stop(
+        &self,
+        mut exit: Exit,
+        ask: &mut watch::Receiver<Option<StopRequest>>,
+    ) -> Exit {
         let dir = self.task.dir.clone();
         let left = tokio::task::spawn_blocking(move || files::left(&dir)).await.unwrap_or_default();
-        if ending::is_from_outside(&exit, &left) {
+        if ending::is_external_kill(&exit, &left) {
             tokio::select! {
                 biased;
                 _ = ask.wait_for(Option::is_some) => {}
@@ -132,12 +136,12 @@ impl Life {
         }
         let exit = match exit {
             Some(exit) => Some(exit),
-            None => timeout(EXIT_STATUS_WITHIN, wait).await.ok(),
+            None => timeout(EXIT_STATUS_TIMEOUT, wait).await.ok(),
         };
         exit.and_then(Result::ok)
     }
 
-    async fn stop_now(&self, handle: &Handle) {
+    async fn force_stop(&self, handle: &Handle) {
         for pause in waits() {
             match self.tasks.runtime.stop(&self.task.dir, handle, Duration::ZERO).await {
                 Ok(()) => return,
@@ -148,7 +152,7 @@ impl Life {
     }
 
     /// Takes away whatever the runtime made, found by its mark.
-    pub(super) async fn discard(&self) {
+    pub(super) async fn remove_container(&self) {
         let handle = self.task.state.lock().container.handle.clone();
         for pause in waits() {
             match self.tasks.runtime.remove(&self.task.dir, handle.as_ref()).await {
@@ -160,7 +164,7 @@ impl Life {
     }
 
     /// What the end comes to, with what the task left on disk.
-    async fn read_end(&self, mut exit: Exit) -> End {
+    async fn describe_end(&self, mut exit: Exit) -> End {
         let dir = self.task.dir.clone();
         let left = tokio::task::spawn_blocking(move || files::left(&dir)).await.unwrap_or_default();
         let same_boot = {
@@ -174,7 +178,7 @@ impl Life {
         ending::exited(&exit, &left)
     }
 
-    pub(super) fn exited(&self, code: Option<i32>) {
+    pub(super) fn record_exited(&self, code: Option<i32>) {
         let mut state = self.task.state.lock();
         if !std::mem::replace(&mut state.container.exited, true) {
             self.tasks.journal.append(self.task.id, state.epoch, Kind::ContainerExited { code });
@@ -185,8 +189,8 @@ impl Life {
     pub(super) async fn finish(&self, event: Event, end: End) {
         let output = late_readers::open(&self.tasks, &self.task, &end).await;
         self.release().await;
-        let seq = self.note(Kind::Terminated { end: end.clone() });
-        self.settle(seq, END_TRIES_MAX).await;
+        let seq = self.append_record(Kind::Terminated { end: end.clone() });
+        self.sync_journal(seq, END_ATTEMPTS_MAX).await;
         {
             let mut state = self.task.state.lock();
             match machine::step(state.status, event) {
@@ -197,13 +201,13 @@ impl Life {
                 }
             }
             state.end = Some(end);
-            self.changed(&state);
+            self.notify_changed(&state);
         }
         if let Some(output) = output {
             let (tasks, task) = (Arc::clone(&self.tasks), Arc::clone(&self.task));
             self.tasks.spawn(late_readers::serve(tasks, task, output));
         }
-        self.store().await;
+        self.write_task_file().await;
     }
 
     /// Gives back what is held, each once, and says so.
@@ -213,12 +217,12 @@ impl Life {
         if held.keys {
             let gone =
                 self.give_back("remove the keys of a task", || tasks.host.remove_keys(&task.spec)).await;
-            self.no_longer_held(gone, Kind::KeyRemoved, |state| &mut state.held.keys);
+            self.record_released(gone, Kind::KeyRemoved, |state| &mut state.held.keys);
         }
         if held.mounts {
             let gone =
                 self.give_back("unmount the volumes of a task", || tasks.host.unmount(&task.spec)).await;
-            self.no_longer_held(gone, Kind::Unmounted, |state| &mut state.held.mounts);
+            self.record_released(gone, Kind::Unmounted, |state| &mut state.held.mounts);
         }
         let mut ledger = tasks.ledger.lock();
         let mut state = task.state.lock();
@@ -234,7 +238,7 @@ impl Life {
         what: &str,
         mut give: impl FnMut() -> BoxFuture<'a, Result<(), HostError>>,
     ) -> bool {
-        for wait in waits().take(RELEASE_TRIES_MAX) {
+        for wait in waits().take(RELEASE_ATTEMPTS_MAX) {
             match give().await {
                 Ok(()) => return true,
                 Err(error) => tracing::warn!(error = chain(&error), id = %self.task.id, "{what}"),
@@ -244,7 +248,7 @@ impl Life {
         false
     }
 
-    fn no_longer_held(&self, gone: bool, kind: Kind, what: fn(&mut State) -> &mut bool) {
+    fn record_released(&self, gone: bool, kind: Kind, what: fn(&mut TaskState) -> &mut bool) {
         let mut state = self.task.state.lock();
         if gone && std::mem::replace(what(&mut state), false) {
             self.tasks.journal.append(self.task.id, state.epoch, kind);

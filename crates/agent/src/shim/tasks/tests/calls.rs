@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 
 use super::{fake::exit, *};
 
-const AT_ONCE: usize = 16;
+const CONCURRENT_CALLS: usize = 16;
 
 fn count(kinds: &[Kind], is: impl Fn(&Kind) -> bool) -> usize {
     kinds.iter().filter(|kind| is(kind)).count()
@@ -12,14 +12,14 @@ fn count(kinds: &[Kind], is: impl Fn(&Kind) -> bool) -> usize {
 
 #[tokio::test]
 async fn a2_sixteen_submissions_at_once_are_one() {
-    let stage = Stage::new("submit-16").await;
-    let calls = (0..AT_ONCE).map(|_| stage.tasks().submit(spec(1), Some(1)));
+    let stage = TestHost::new("submit-16").await;
+    let calls = (0..CONCURRENT_CALLS).map(|_| stage.tasks().submit(spec(1), Some(1)));
     assert!(join_all(calls).await.iter().all(Result::is_ok));
-    stage.reaches(id(1), TaskStatus::Running).await;
+    stage.wait_for_status(id(1), TaskStatus::Running).await;
     // In whatever state it is.
     stage.tasks().submit(spec(1), Some(1)).await.unwrap();
     stage.fake.end(id(1), exit(0));
-    stage.reaches(id(1), TaskStatus::Terminated).await;
+    stage.wait_for_status(id(1), TaskStatus::Terminated).await;
     stage.tasks().submit(spec(1), Some(1)).await.unwrap();
     assert_eq!(count(&stage.kinds(id(1)), |kind| *kind == Kind::Submitted), 1);
     assert_eq!(stage.tasks().info(id(1)).unwrap().status, TaskStatus::Terminated);
@@ -28,10 +28,10 @@ async fn a2_sixteen_submissions_at_once_are_one() {
 
 #[tokio::test]
 async fn a2_sixteen_terminates_and_removes_at_once_are_one() {
-    let stage = Stage::new("end-16").await;
+    let stage = TestHost::new("end-16").await;
     let id = stage.submit(1).await;
-    stage.reaches(id, TaskStatus::Running).await;
-    let reasons: Vec<_> = (0..AT_ONCE).map(|n| ask(&format!("reason-{n}"), 0)).collect();
+    stage.wait_for_status(id, TaskStatus::Running).await;
+    let reasons: Vec<_> = (0..CONCURRENT_CALLS).map(|n| ask(&format!("reason-{n}"), 0)).collect();
     let calls = reasons.iter().map(|ask| stage.tasks().terminate(id, ask.clone(), Some(1)));
     let answers: Vec<_> = join_all(calls).await.into_iter().map(Result::unwrap).collect();
     assert!(answers.iter().all(|info| *info == answers[0]), "{answers:?}");
@@ -39,7 +39,7 @@ async fn a2_sixteen_terminates_and_removes_at_once_are_one() {
     let kinds = stage.kinds(id);
     assert_eq!(count(&kinds, |kind| matches!(kind, Kind::TerminateAsked { .. })), 1);
     assert_eq!(count(&kinds, |kind| matches!(kind, Kind::Terminated { .. })), 1);
-    let calls = (0..AT_ONCE).map(|_| stage.tasks().remove(id, Some(1)));
+    let calls = (0..CONCURRENT_CALLS).map(|_| stage.tasks().remove(id, Some(1)));
     assert!(join_all(calls).await.iter().all(Result::is_ok));
     assert_eq!(count(&stage.kinds(id), |kind| *kind == Kind::Removed), 1);
     stage.tasks().remove(id, Some(1)).await.unwrap();
@@ -49,14 +49,14 @@ async fn a2_sixteen_terminates_and_removes_at_once_are_one() {
 
 #[tokio::test]
 async fn a2_a_caller_that_goes_away_changes_nothing() {
-    let stage = Stage::new("dropped").await;
+    let stage = TestHost::new("dropped").await;
     {
         let submit = stage.tasks().submit(spec(1), Some(1));
         tokio::pin!(submit);
         // Polled once and dropped, as a cut connection does it.
         let _ = futures_util::poll!(&mut submit);
     }
-    stage.reaches(id(1), TaskStatus::Running).await;
+    stage.wait_for_status(id(1), TaskStatus::Running).await;
     {
         let terminate = stage.tasks().terminate(id(1), ask("terminated_by_user", 0), Some(1));
         tokio::pin!(terminate);
@@ -70,7 +70,7 @@ async fn a2_a_caller_that_goes_away_changes_nothing() {
 
 #[tokio::test]
 async fn l2_an_older_epoch_is_refused_and_written_down() {
-    let stage = Stage::new("epochs").await;
+    let stage = TestHost::new("epochs").await;
     stage.tasks().submit(spec(1), Some(5)).await.unwrap();
     let fenced = |result: Result<(), TaskError>| match result {
         Err(TaskError::Fenced { seen, .. }) => seen,
@@ -86,28 +86,28 @@ async fn l2_an_older_epoch_is_refused_and_written_down() {
     // A server that knows no epochs is not asked for one.
     tasks.admit(id(1), None).await.unwrap();
     assert_eq!(count(&stage.kinds(id(1)), |kind| matches!(kind, Kind::RefusedEpoch { .. })), 4);
-    stage.reaches(id(1), TaskStatus::Running).await;
+    stage.wait_for_status(id(1), TaskStatus::Running).await;
     tasks.terminate(id(1), ask("x", 0), None).await.unwrap();
     stage.check_empty();
 }
 
 #[tokio::test]
 async fn g8_a_living_task_is_not_removed() {
-    let stage = Stage::new("alive").await;
+    let stage = TestHost::new("alive").await;
     let id = stage.submit(1).await;
-    stage.reaches(id, TaskStatus::Running).await;
+    stage.wait_for_status(id, TaskStatus::Running).await;
     assert!(matches!(stage.tasks().remove(id, Some(1)).await, Err(TaskError::Alive { .. })));
     assert!(stage.tasks().dir(id).unwrap().root().exists());
 }
 
 #[tokio::test]
 async fn r7_a_removed_id_is_gone_for_ever() {
-    let mut stage = Stage::new("graves").await;
+    let mut stage = TestHost::new("graves").await;
     // Before it came: the server fears a late submission.
     stage.tasks().remove(id(1), Some(3)).await.unwrap();
     assert!(matches!(stage.tasks().remove(id(2), None).await, Err(TaskError::NotFound { .. })));
     let second = stage.submit(2).await;
-    stage.reaches(second, TaskStatus::Running).await;
+    stage.wait_for_status(second, TaskStatus::Running).await;
     stage.tasks().terminate(second, ask("x", 0), Some(1)).await.unwrap();
     stage.tasks().remove(second, None).await.unwrap();
     for n in 1..=2 {
@@ -127,19 +127,19 @@ async fn r7_a_removed_id_is_gone_for_ever() {
 
 #[tokio::test]
 async fn x8_a_refused_specification_is_in_the_journal() {
-    let stage = Stage::new("refused").await;
-    stage.tasks().refused_spec(id(1), Some(2), "bad signature").await;
+    let stage = TestHost::new("refused").await;
+    stage.tasks().record_refused_spec(id(1), Some(2), "bad signature").await;
     assert_eq!(stage.kinds(id(1)), [Kind::RefusedSpec { why: "bad signature".to_owned() }]);
     stage.tasks().submit(spec(1), Some(1)).await.unwrap();
-    stage.reaches(id(1), TaskStatus::Running).await;
+    stage.wait_for_status(id(1), TaskStatus::Running).await;
 }
 
 #[tokio::test]
 async fn refusals_do_not_fill_the_disk() {
-    let stage = Stage::new("refusals").await;
+    let stage = TestHost::new("refusals").await;
     let why = "x".repeat(1000);
     for _ in 0..12 {
-        let refusals = (0..1000).map(|n| stage.tasks().refused_spec(id(n), Some(1), &why));
+        let refusals = (0..1000).map(|n| stage.tasks().record_refused_spec(id(n), Some(1), &why));
         futures_util::future::join_all(refusals).await;
     }
     let len = std::fs::metadata(stage.home.path().join("journal")).unwrap().len();
@@ -148,7 +148,7 @@ async fn refusals_do_not_fill_the_disk() {
 
 #[tokio::test]
 async fn f11_a_submission_that_cannot_be_written_down_is_refused_and_may_come_again() {
-    let mut stage = Stage::new("no-disk").await;
+    let mut stage = TestHost::new("no-disk").await;
     let tasks = stage.home.path().join("tasks");
     std::fs::remove_dir(&tasks).unwrap();
     std::fs::write(&tasks, "in the way").unwrap();
@@ -157,8 +157,8 @@ async fn f11_a_submission_that_cannot_be_written_down_is_refused_and_may_come_ag
     std::fs::remove_file(&tasks).unwrap();
     std::fs::create_dir(&tasks).unwrap();
     let id = stage.submit(1).await;
-    stage.reaches(id, TaskStatus::Running).await;
+    stage.wait_for_status(id, TaskStatus::Running).await;
     stage.restart().await;
-    stage.reaches(id, TaskStatus::Running).await;
+    stage.wait_for_status(id, TaskStatus::Running).await;
     stage.check();
 }

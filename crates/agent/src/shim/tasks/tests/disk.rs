@@ -5,18 +5,18 @@ use crate::shim::disk::look;
 
 #[tokio::test]
 async fn a_task_that_holds_more_disk_than_it_asked_for_is_ended_and_says_so() {
-    let stage = Stage::new("disk").await;
+    let stage = TestHost::new("disk").await;
     // The first may hold a mebibyte, the second more than it will, the third anything.
     for (n, disk) in [(1, 1 << 20), (2, 1 << 30), (3, 0)] {
         let spec = TaskSpec { disk, ..spec(n) };
         stage.tasks().submit(spec, Some(1)).await.unwrap();
-        stage.reaches(id(n), TaskStatus::Running).await;
+        stage.wait_for_status(id(n), TaskStatus::Running).await;
         let scratch = stage.tasks().dir(id(n)).unwrap().scratch();
         std::fs::create_dir_all(&scratch).unwrap();
         std::fs::write(scratch.join("results"), vec![7; 2 << 20]).unwrap();
     }
     look(stage.tasks(), &stage.fake).await;
-    let over = stage.reaches(id(1), TaskStatus::Terminated).await;
+    let over = stage.wait_for_status(id(1), TaskStatus::Terminated).await;
     assert_eq!(
         (over.termination_reason.as_str(), over.detail.as_deref()),
         ("executor_error", Some("disk_limit_exceeded"))

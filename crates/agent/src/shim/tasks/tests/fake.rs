@@ -16,28 +16,28 @@ use windlass_model::id::SubmissionId;
 use super::super::{Done as HostDone, Grant, Host, HostError, Observer};
 use crate::{
     shim::runtime::{
-        Bind, Done, Exit, Found, FoundState, Handle, Limits, OnProgress, Prepared, RegistryAuth, Runtime,
-        RuntimeError,
+        Bind, Done, Exit, Found, FoundState, Handle, Limits, Prepared, ProgressCallback, RegistryAuth,
+        Runtime, RuntimeError,
     },
     taskdir::TaskDir,
 };
 
 /// The containers of a host.
 #[derive(Default)]
-pub(super) struct World {
-    pub(super) containers: BTreeMap<SubmissionId, Container>,
+pub(super) struct FakeState {
+    pub(super) containers: BTreeMap<SubmissionId, FakeContainer>,
     /// How often a program really began, per submission.
     pub(super) starts: BTreeMap<SubmissionId, u32>,
     pub(super) pulls: Vec<Option<String>>,
     pub(super) keys: BTreeSet<SubmissionId>,
     pub(super) mounts: BTreeSet<SubmissionId>,
     pub(super) calls: Vec<String>,
-    pub(super) script: Script,
+    pub(super) script: FaultScript,
 }
 
 /// What goes wrong.
 #[derive(Clone, Default)]
-pub(super) struct Script {
+pub(super) struct FaultScript {
     pub(super) away: bool,
     pub(super) pull_hangs: bool,
     pub(super) pull_fails: bool,
@@ -51,14 +51,14 @@ pub(super) struct Script {
     pub(super) ignores_term: bool,
 }
 
-pub(super) struct Container {
+pub(super) struct FakeContainer {
     pub(super) state: FoundState,
     pub(super) exit: watch::Sender<Option<Exit>>,
     pub(super) gpus: Vec<String>,
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Fake(pub(super) Arc<Mutex<World>>);
+pub(super) struct FakeHost(pub(super) Arc<Mutex<FakeState>>);
 
 pub(super) fn exit(code: i32) -> Exit {
     Exit { code: Some(code), oom_killed: false, tail: Vec::new(), lost: None }
@@ -68,8 +68,8 @@ fn handle(id: SubmissionId) -> Handle {
     Handle { name: format!("task-{id}"), id: format!("container-{id}") }
 }
 
-impl Fake {
-    pub(super) fn script(&self, change: impl FnOnce(&mut Script)) {
+impl FakeHost {
+    pub(super) fn script(&self, change: impl FnOnce(&mut FaultScript)) {
         change(&mut self.0.lock().script);
     }
 
@@ -81,11 +81,11 @@ impl Fake {
         container.exit.send_replace(Some(exit));
     }
 
-    pub(super) fn vanish(&self, id: SubmissionId) {
+    pub(super) fn remove_container(&self, id: SubmissionId) {
         self.0.lock().containers.remove(&id);
     }
 
-    fn enter(&self, call: &str, id: SubmissionId) -> Result<(), RuntimeError> {
+    fn record_call(&self, call: &str, id: SubmissionId) -> Result<(), RuntimeError> {
         let mut world = self.0.lock();
         world.calls.push(format!("{call} {id}"));
         match world.script.away {
@@ -99,7 +99,7 @@ impl Fake {
     }
 }
 
-impl Runtime for Fake {
+impl Runtime for FakeHost {
     fn name(&self) -> &'static str {
         "fake"
     }
@@ -108,10 +108,10 @@ impl Runtime for Fake {
         &'a self,
         task: &'a Prepared,
         auth: Option<&'a RegistryAuth>,
-        progress: OnProgress,
+        progress: ProgressCallback,
     ) -> Done<'a, ()> {
         async move {
-            self.enter("pull", task.dir.id)?;
+            self.record_call("pull", task.dir.id)?;
             let script = {
                 let mut world = self.0.lock();
                 world.pulls.push(auth.map(|auth| auth.password.clone()));
@@ -132,12 +132,12 @@ impl Runtime for Fake {
     fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
         async move {
             let id = task.dir.id;
-            self.enter("create", id)?;
+            self.record_call("create", id)?;
             let mut world = self.0.lock();
             if world.script.create_fails {
                 return Err(RuntimeError::Refused { what: "create".to_owned(), why: "no".to_owned() });
             }
-            world.containers.entry(id).or_insert_with(|| Container {
+            world.containers.entry(id).or_insert_with(|| FakeContainer {
                 state: FoundState::Created,
                 exit: watch::Sender::new(None),
                 gpus: task.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
@@ -150,7 +150,7 @@ impl Runtime for Fake {
     fn start<'a>(&'a self, task: &'a Prepared, _: &'a Handle) -> Done<'a, Vec<Port>> {
         async move {
             let id = task.dir.id;
-            self.enter("start", id)?;
+            self.record_call("start", id)?;
             let mut world = self.0.lock();
             if world.script.start_fails {
                 return Err(RuntimeError::NoDisk { what: "start".to_owned() });
@@ -177,7 +177,7 @@ impl Runtime for Fake {
 
     fn wait<'a>(&'a self, task: &'a Prepared, _: &'a Handle) -> Done<'a, Exit> {
         async move {
-            self.enter("wait", task.dir.id)?;
+            self.record_call("wait", task.dir.id)?;
             let exit = self.0.lock().containers.get(&task.dir.id).map(|container| container.exit.subscribe());
             let Some(mut exit) = exit else {
                 return Err(RuntimeError::Refused { what: "wait".to_owned(), why: "not there".to_owned() });
@@ -193,7 +193,7 @@ impl Runtime for Fake {
 
     fn stop<'a>(&'a self, task: &'a TaskDir, _: &'a Handle, grace: Duration) -> Done<'a, ()> {
         async move {
-            self.enter("stop", task.id)?;
+            self.record_call("stop", task.id)?;
             let (polite, runs) = {
                 let world = self.0.lock();
                 let runs = world.containers.get(&task.id).is_some_and(|c| c.state == FoundState::Running);
@@ -213,7 +213,7 @@ impl Runtime for Fake {
 
     fn remove<'a>(&'a self, task: &'a TaskDir, _: Option<&'a Handle>) -> Done<'a, ()> {
         async move {
-            self.enter("remove", task.id)?;
+            self.record_call("remove", task.id)?;
             self.0.lock().containers.remove(&task.id);
             Ok(())
         }
@@ -222,7 +222,7 @@ impl Runtime for Fake {
 
     fn found(&self) -> Done<'_, Vec<Found>> {
         async move {
-            self.enter("found", SubmissionId(uuid::Uuid::nil()))?;
+            self.record_call("found", SubmissionId(uuid::Uuid::nil()))?;
             let world = self.0.lock();
             let found = world.containers.iter();
             Ok(found.map(|(id, c)| Found { task: *id, handle: handle(*id), state: c.state }).collect())
@@ -231,7 +231,7 @@ impl Runtime for Fake {
     }
 }
 
-impl Host for Fake {
+impl Host for FakeHost {
     fn grant(&self, _: &TaskSpec) -> Result<Grant, HostError> {
         if self.0.lock().script.refused {
             return Err(HostError::Refused { what: "mount /etc".to_owned(), why: "policy".to_owned() });
@@ -283,9 +283,9 @@ fn failed(what: &str) -> HostError {
 
 /// Writes down what it is told.
 #[derive(Clone, Default)]
-pub(super) struct Watcher(pub(super) Arc<Mutex<Vec<(SubmissionId, String)>>>);
+pub(super) struct RecordingObserver(pub(super) Arc<Mutex<Vec<(SubmissionId, String)>>>);
 
-impl Observer for Watcher {
+impl Observer for RecordingObserver {
     fn changed(&self, info: &TaskInfo) {
         self.0.lock().push((info.id, format!("{:?}", info.status).to_lowercase()));
     }
@@ -295,7 +295,7 @@ impl Observer for Watcher {
     }
 }
 
-impl Watcher {
+impl RecordingObserver {
     pub(super) fn of(&self, id: SubmissionId) -> Vec<String> {
         self.0.lock().iter().filter(|(of, _)| *of == id).map(|(_, what)| what.clone()).collect()
     }

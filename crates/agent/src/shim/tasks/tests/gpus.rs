@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::{fake::exit, *};
 
 #[derive(Clone, Copy, Debug)]
-enum Move {
+enum ShimAction {
     Submit(u128, i64),
     Terminate(u128),
     Exit(u128),
@@ -13,34 +13,34 @@ enum Move {
     Kill,
 }
 
-fn moves() -> impl Strategy<Value = Vec<Move>> {
+fn moves() -> impl Strategy<Value = Vec<ShimAction>> {
     let one = prop_oneof![
-        4 => (1..8u128, 0..4i64).prop_map(|(n, gpus)| Move::Submit(n, gpus)),
-        2 => (1..8u128).prop_map(Move::Terminate),
-        2 => (1..8u128).prop_map(Move::Exit),
-        1 => (1..8u128).prop_map(Move::Remove),
-        1 => Just(Move::Kill),
+        4 => (1..8u128, 0..4i64).prop_map(|(n, gpus)| ShimAction::Submit(n, gpus)),
+        2 => (1..8u128).prop_map(ShimAction::Terminate),
+        2 => (1..8u128).prop_map(ShimAction::Exit),
+        1 => (1..8u128).prop_map(ShimAction::Remove),
+        1 => Just(ShimAction::Kill),
     ];
     prop::collection::vec(one, 1..30)
 }
 
-async fn play(stage: &mut Stage, moves: &[Move]) {
+async fn run_actions(stage: &mut TestHost, moves: &[ShimAction]) {
     let mut calls = tokio::task::JoinSet::new();
     for step in moves {
         let tasks = Arc::clone(stage.tasks());
         match *step {
-            Move::Submit(n, gpus) => {
+            ShimAction::Submit(n, gpus) => {
                 let mut spec = spec(n);
                 spec.gpu = gpus;
                 calls.spawn(async move { tasks.submit(spec, Some(1)).await.is_ok() });
             }
-            Move::Terminate(n) => {
+            ShimAction::Terminate(n) => {
                 calls.spawn(async move { tasks.terminate(id(n), ask("x", 0), Some(1)).await.is_ok() });
             }
-            Move::Remove(n) => {
+            ShimAction::Remove(n) => {
                 calls.spawn(async move { tasks.remove(id(n), Some(1)).await.is_ok() });
             }
-            Move::Exit(n) => {
+            ShimAction::Exit(n) => {
                 let runs = stage
                     .fake
                     .0
@@ -52,7 +52,7 @@ async fn play(stage: &mut Stage, moves: &[Move]) {
                     stage.fake.end(id(n), exit(0));
                 }
             }
-            Move::Kill => stage.restart().await,
+            ShimAction::Kill => stage.restart().await,
         }
         // Let some of it happen before the next.
         for _ in 0..20 {
@@ -66,7 +66,7 @@ async fn play(stage: &mut Stage, moves: &[Move]) {
     for n in 1..8 {
         if stage.tasks().info(id(n)).is_some() {
             stage.tasks().terminate(id(n), ask("x", 0), Some(1)).await.unwrap();
-            stage.reaches(id(n), TaskStatus::Terminated).await;
+            stage.wait_for_status(id(n), TaskStatus::Terminated).await;
         }
     }
 }
@@ -78,8 +78,8 @@ proptest! {
     fn g1_a2_no_order_of_calls_and_kills_gives_a_gpu_to_two(moves in moves()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut stage = Stage::new("g1").await;
-            play(&mut stage, &moves).await;
+            let mut stage = TestHost::new("g1").await;
+            run_actions(&mut stage, &moves).await;
             stage.check_empty();
         });
     }

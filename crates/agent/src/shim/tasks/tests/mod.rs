@@ -9,12 +9,12 @@ mod restarts;
 
 use std::{sync::Arc, time::Duration};
 
-use windlass_api::agent::shim::{InstanceMount, TaskInfo, TaskSpec, TaskStatus, Terminate};
+use windlass_api::agent::shim::{InstanceMount, TaskInfo, TaskSpec, TaskStatus, TerminateRequest};
 use windlass_model::id::SubmissionId;
 use windlass_testkit::wait::{eventually_async, eventually_ok_async};
 use windlass_testkit::{TempDir, temp_dir};
 
-use self::fake::{Fake, Watcher};
+use self::fake::{FakeHost, RecordingObserver};
 use super::*;
 use crate::{
     host::gpu::{Gpu, Vendor},
@@ -26,32 +26,32 @@ pub(super) fn id(n: u128) -> SubmissionId {
 }
 
 /// A host: its home, what runs on it, and the shim while it is up.
-pub(super) struct Stage {
+pub(super) struct TestHost {
     home: TempDir,
-    fake: Fake,
-    watcher: Watcher,
+    fake: FakeHost,
+    watcher: RecordingObserver,
     tasks: Option<Arc<Tasks>>,
     settings: Settings,
 }
 
-impl Stage {
+impl TestHost {
     async fn new(name: &str) -> Self {
-        let mut stage = Self::dark(name);
-        stage.up().await;
+        let mut stage = Self::stopped(name);
+        stage.start().await;
         stage
     }
 
     /// Nobody is up yet.
-    fn dark(name: &str) -> Self {
+    fn stopped(name: &str) -> Self {
         let home = temp_dir(name).unwrap();
         let gpus = (0..4).map(gpu).collect();
         let mut settings = Settings::on_disk(home.path().to_owned(), gpus);
         settings.boot = "boot-1".to_owned();
         settings.answer_within = Duration::from_secs(2);
-        Self { home, fake: Fake::default(), watcher: Watcher::default(), tasks: None, settings }
+        Self { home, fake: FakeHost::default(), watcher: RecordingObserver::default(), tasks: None, settings }
     }
 
-    async fn up(&mut self) {
+    async fn start(&mut self) {
         let runtime = Arc::new(self.fake.clone());
         let host = Arc::new(self.fake.clone());
         let watcher = Arc::new(self.watcher.clone());
@@ -68,7 +68,7 @@ impl Stage {
     async fn restart(&mut self) {
         self.kill().await;
         self.settings.pause_at = None;
-        self.up().await;
+        self.start().await;
     }
 
     fn tasks(&self) -> &Arc<Tasks> {
@@ -81,7 +81,11 @@ impl Stage {
     }
 
     #[track_caller]
-    fn reaches(&self, id: SubmissionId, status: TaskStatus) -> impl Future<Output = TaskInfo> + use<> {
+    fn wait_for_status(
+        &self,
+        id: SubmissionId,
+        status: TaskStatus,
+    ) -> impl Future<Output = TaskInfo> + use<> {
         let tasks = Arc::clone(self.tasks());
         let what = format!("{id} is {status:?}");
         async move {
@@ -93,7 +97,7 @@ impl Stage {
         }
     }
 
-    async fn until(&self, what: &str, is_so: impl Fn(&Fake) -> bool) {
+    async fn wait_until(&self, what: &str, is_so: impl Fn(&FakeHost) -> bool) {
         eventually_async(what, async || is_so(&self.fake).then_some(())).await;
     }
 
@@ -121,14 +125,14 @@ impl Stage {
     #[track_caller]
     fn check_empty(&self) {
         self.check();
-        assert_eq!(self.tasks().gpus_free(), 4);
+        assert_eq!(self.tasks().free_gpu_count(), 4);
         let world = self.fake.0.lock();
         assert!(world.keys.is_empty(), "{:?}", world.keys);
         assert!(world.mounts.is_empty(), "{:?}", world.mounts);
     }
 }
 
-impl Drop for Stage {
+impl Drop for TestHost {
     fn drop(&mut self) {
         if let Some(tasks) = &self.tasks {
             tasks.closed.cancel();
@@ -168,6 +172,10 @@ pub(super) fn spec(n: u128) -> TaskSpec {
     spec
 }
 
-pub(super) fn ask(reason: &str, timeout: u64) -> Terminate {
-    Terminate { termination_reason: reason.to_owned(), termination_message: "because".to_owned(), timeout }
+pub(super) fn ask(reason: &str, timeout: u64) -> TerminateRequest {
+    TerminateRequest {
+        termination_reason: reason.to_owned(),
+        termination_message: "because".to_owned(),
+        timeout,
+    }
 }

@@ -3,36 +3,36 @@
 use super::{fake::exit, *};
 use crate::shim::runtime::FoundState;
 
-fn pauses() -> impl Iterator<Item = (u128, PauseAt)> {
+fn pause_points() -> impl Iterator<Item = (u128, PauseAt)> {
     let statuses = [Status::Pending, Status::Preparing, Status::Pulling, Status::Creating, Status::Running];
     (1..).zip(statuses.map(PauseAt::Status).into_iter().chain([PauseAt::Terminating]))
 }
 
 #[tokio::test]
 async fn f14_killed_in_each_state_a_task_goes_on_and_ends() {
-    for (n, pause_at) in pauses() {
-        let mut stage = Stage::dark("f14");
+    for (n, pause_at) in pause_points() {
+        let mut stage = TestHost::stopped("f14");
         stage.settings.pause_at = Some(pause_at);
-        stage.up().await;
+        stage.start().await;
         let id = stage.submit(n).await;
         match pause_at {
             PauseAt::Status(status) => {
-                stage.reaches(id, task::wire(status)).await;
+                stage.wait_for_status(id, task::to_wire_status(status)).await;
                 stage.restart().await;
-                let info = stage.reaches(id, TaskStatus::Running).await;
+                let info = stage.wait_for_status(id, TaskStatus::Running).await;
                 assert_eq!(info.ports.unwrap()[0].host, 32768, "{pause_at:?}");
                 assert_eq!(info.gpus_ids, ["GPU-0"], "{pause_at:?}");
-                assert_eq!(stage.tasks().gpus_free(), 3, "{pause_at:?}");
+                assert_eq!(stage.tasks().free_gpu_count(), 3, "{pause_at:?}");
                 stage.fake.end(id, exit(5));
             }
             PauseAt::Terminating => {
-                stage.reaches(id, TaskStatus::Running).await;
+                stage.wait_for_status(id, TaskStatus::Running).await;
                 let asked = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(1)).await.unwrap();
                 assert_eq!(asked.status, TaskStatus::Running);
                 stage.restart().await;
             }
         }
-        let info = stage.reaches(id, TaskStatus::Terminated).await;
+        let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
         let reason = match pause_at {
             PauseAt::Status(_) => ("container_exited_with_error", Some(5)),
             PauseAt::Terminating => ("terminated_by_user", Some(137)),
@@ -47,17 +47,17 @@ async fn f14_killed_in_each_state_a_task_goes_on_and_ends() {
 
 #[tokio::test]
 async fn f14_asked_to_end_before_the_kill_a_task_never_starts_after_it() {
-    for (n, pause_at) in pauses().take(4) {
-        let mut stage = Stage::dark("f14-asked");
+    for (n, pause_at) in pause_points().take(4) {
+        let mut stage = TestHost::stopped("f14-asked");
         stage.settings.pause_at = Some(pause_at);
-        stage.up().await;
+        stage.start().await;
         let id = stage.submit(n).await;
         let PauseAt::Status(status) = pause_at else { continue };
-        stage.reaches(id, task::wire(status)).await;
+        stage.wait_for_status(id, task::to_wire_status(status)).await;
         let info = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(1)).await.unwrap();
-        assert_eq!(info.status, task::wire(status));
+        assert_eq!(info.status, task::to_wire_status(status));
         stage.restart().await;
-        let info = stage.reaches(id, TaskStatus::Terminated).await;
+        let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
         assert_eq!(info.termination_reason, "terminated_by_user");
         assert!(stage.fake.0.lock().starts.is_empty(), "{pause_at:?}");
         stage.check_empty();
@@ -66,13 +66,13 @@ async fn f14_asked_to_end_before_the_kill_a_task_never_starts_after_it() {
 
 #[tokio::test]
 async fn f14_an_end_that_came_while_the_shim_was_down_is_told() {
-    let mut stage = Stage::new("while-down").await;
+    let mut stage = TestHost::new("while-down").await;
     let id = stage.submit(1).await;
-    stage.reaches(id, TaskStatus::Running).await;
+    stage.wait_for_status(id, TaskStatus::Running).await;
     stage.kill().await;
     stage.fake.end(id, exit(9));
-    stage.up().await;
-    let info = stage.reaches(id, TaskStatus::Terminated).await;
+    stage.start().await;
+    let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
     assert_eq!(
         (info.termination_reason.as_str(), info.exit_status),
         ("container_exited_with_error", Some(9))
@@ -85,14 +85,14 @@ async fn f15_after_a_reboot_a_task_fails_with_the_detail_and_never_starts_again(
     for (boot, reason, detail) in
         [("boot-2", "instance_unreachable", Some("host_reboot")), ("boot-1", "executor_error", None)]
     {
-        let mut stage = Stage::new("reboot").await;
+        let mut stage = TestHost::new("reboot").await;
         let id = stage.submit(1).await;
-        stage.reaches(id, TaskStatus::Running).await;
+        stage.wait_for_status(id, TaskStatus::Running).await;
         stage.kill().await;
-        stage.fake.vanish(id);
+        stage.fake.remove_container(id);
         stage.settings.boot = boot.to_owned();
-        stage.up().await;
-        let info = stage.reaches(id, TaskStatus::Terminated).await;
+        stage.start().await;
+        let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
         assert_eq!((info.termination_reason.as_str(), info.detail.as_deref()), (reason, detail));
         stage.check_empty();
     }
@@ -100,14 +100,14 @@ async fn f15_after_a_reboot_a_task_fails_with_the_detail_and_never_starts_again(
 
 #[tokio::test]
 async fn f15_a_container_the_engine_remembers_over_a_reboot_did_not_end_of_itself() {
-    let mut stage = Stage::new("remembered").await;
+    let mut stage = TestHost::new("remembered").await;
     let id = stage.submit(1).await;
-    stage.reaches(id, TaskStatus::Running).await;
+    stage.wait_for_status(id, TaskStatus::Running).await;
     stage.kill().await;
     stage.fake.end(id, exit(255));
     stage.settings.boot = "boot-2".to_owned();
-    stage.up().await;
-    let info = stage.reaches(id, TaskStatus::Terminated).await;
+    stage.start().await;
+    let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
     assert_eq!(info.detail.as_deref(), Some("host_reboot"));
     stage.check_empty();
 }
@@ -115,9 +115,9 @@ async fn f15_a_container_the_engine_remembers_over_a_reboot_did_not_end_of_itsel
 /// The decision to start was written down, the start itself was not, and there is nothing: it may have run.
 #[tokio::test]
 async fn r7_a_start_that_nobody_saw_is_not_repeated() {
-    let mut stage = Stage::new("unseen").await;
+    let mut stage = TestHost::new("unseen").await;
     let id = stage.submit(1).await;
-    stage.reaches(id, TaskStatus::Running).await;
+    stage.wait_for_status(id, TaskStatus::Running).await;
     stage.kill().await;
     let path = stage.home.path().join("journal");
     let records = stage.records();
@@ -128,27 +128,27 @@ async fn r7_a_start_that_nobody_saw_is_not_repeated() {
         .collect();
     journal.compact(move |_| kept).await.unwrap();
     journal.close().await;
-    stage.fake.vanish(id);
-    stage.up().await;
-    let info = stage.reaches(id, TaskStatus::Terminated).await;
+    stage.fake.remove_container(id);
+    stage.start().await;
+    let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
     assert_eq!(info.termination_reason, "executor_error");
     stage.check_empty();
 }
 
 #[tokio::test]
 async fn g2_after_a_restart_only_living_tasks_hold_gpus() {
-    let mut stage = Stage::new("g2").await;
+    let mut stage = TestHost::new("g2").await;
     for n in 1..=4 {
         let id = stage.submit(n).await;
-        stage.reaches(id, TaskStatus::Running).await;
+        stage.wait_for_status(id, TaskStatus::Running).await;
     }
     stage.kill().await;
     stage.fake.end(id(1), exit(0));
-    stage.fake.vanish(id(2));
-    stage.up().await;
-    stage.reaches(id(1), TaskStatus::Terminated).await;
-    stage.reaches(id(2), TaskStatus::Terminated).await;
-    assert_eq!(stage.tasks().gpus_free(), 2);
+    stage.fake.remove_container(id(2));
+    stage.start().await;
+    stage.wait_for_status(id(1), TaskStatus::Terminated).await;
+    stage.wait_for_status(id(2), TaskStatus::Terminated).await;
+    assert_eq!(stage.tasks().free_gpu_count(), 2);
     for n in 3..=4 {
         assert_eq!(stage.tasks().info(id(n)).unwrap().gpus_ids.len(), 1);
         assert_eq!(stage.fake.0.lock().containers[&id(n)].gpus, stage.tasks().info(id(n)).unwrap().gpus_ids);
@@ -158,11 +158,11 @@ async fn g2_after_a_restart_only_living_tasks_hold_gpus() {
 
 #[tokio::test]
 async fn g6_what_nobody_knows_is_driven_out() {
-    let mut stage = Stage::new("strangers").await;
+    let mut stage = TestHost::new("strangers").await;
     let known = stage.submit(1).await;
     let stranger = stage.submit(2).await;
-    stage.reaches(known, TaskStatus::Running).await;
-    stage.reaches(stranger, TaskStatus::Running).await;
+    stage.wait_for_status(known, TaskStatus::Running).await;
+    stage.wait_for_status(stranger, TaskStatus::Running).await;
     stage.kill().await;
     // Its records and its files are lost; its container, keys and mounts are not.
     let (journal, _) = Journal::open(&stage.home.path().join("journal")).unwrap();
@@ -173,9 +173,9 @@ async fn g6_what_nobody_knows_is_driven_out() {
     journal.close().await;
     std::fs::remove_dir_all(stage.home.path().join("tasks").join(stranger.to_string())).unwrap();
     std::fs::create_dir(stage.home.path().join("tasks").join(id(3).to_string())).unwrap();
-    stage.up().await;
-    stage.until("the stranger is gone", |fake| !fake.0.lock().containers.contains_key(&stranger)).await;
-    stage.reaches(known, TaskStatus::Running).await;
+    stage.start().await;
+    stage.wait_until("the stranger is gone", |fake| !fake.0.lock().containers.contains_key(&stranger)).await;
+    stage.wait_for_status(known, TaskStatus::Running).await;
     assert_eq!(stage.fake.0.lock().keys, [known].into());
     assert_eq!(stage.fake.0.lock().mounts, [known].into());
     assert_eq!(std::fs::read_dir(stage.home.path().join("tasks")).unwrap().count(), 1);
@@ -184,20 +184,20 @@ async fn g6_what_nobody_knows_is_driven_out() {
 
 #[tokio::test]
 async fn g6_killed_while_removing_the_rest_is_swept_up() {
-    let mut stage = Stage::new("burial").await;
+    let mut stage = TestHost::new("burial").await;
     let id = stage.submit(1).await;
-    stage.reaches(id, TaskStatus::Running).await;
+    stage.wait_for_status(id, TaskStatus::Running).await;
     stage.tasks().terminate(id, ask("x", 0), Some(1)).await.unwrap();
     stage.fake.script(|script| script.away = true);
-    assert!(matches!(stage.tasks().remove(id, Some(1)).await, Err(TaskError::Unfinished { .. })));
+    assert!(matches!(stage.tasks().remove(id, Some(1)).await, Err(TaskError::RemovalPending { .. })));
     assert!(matches!(stage.tasks().submit(spec(1), Some(2)).await, Err(TaskError::Gone { .. })));
     stage.kill().await;
     stage.fake.script(|script| script.away = false);
-    stage.up().await;
+    stage.start().await;
     assert!(stage.tasks().list().is_empty());
-    stage.until("its container is gone", |fake| fake.0.lock().containers.is_empty()).await;
+    stage.wait_until("its container is gone", |fake| fake.0.lock().containers.is_empty()).await;
     let dir = stage.home.path().join("tasks").join(id.to_string());
-    stage.until("its files are gone", |_| !dir.exists()).await;
+    stage.wait_until("its files are gone", |_| !dir.exists()).await;
     stage.tasks().remove(id, Some(1)).await.unwrap();
     assert!(matches!(stage.tasks().submit(spec(1), Some(2)).await, Err(TaskError::Gone { .. })));
     stage.check_empty();
@@ -218,43 +218,43 @@ fn a_rewritten_journal_keeps_the_living_and_the_graves() {
         record(8, 5, 10 * day, Kind::Submitted),
         record(9, 5, 10 * day, Kind::Withdrawn),
     ];
-    let kept = replay::worth_keeping(records, 31 * day);
+    let kept = replay::retained_records(records, 31 * day);
     // The grave of 3 is too old, 5 never was.
     assert_eq!(kept.iter().map(|record| record.seq).collect::<Vec<_>>(), [1, 5, 6, 7]);
 }
 
 #[tokio::test]
 async fn f35_without_its_journal_the_shim_finds_what_runs_and_starts_nothing() {
-    let mut stage = Stage::dark("no-journal");
-    stage.up().await;
+    let mut stage = TestHost::stopped("no-journal");
+    stage.start().await;
     let running = stage.submit(1).await;
-    stage.reaches(running, TaskStatus::Running).await;
+    stage.wait_for_status(running, TaskStatus::Running).await;
     stage.kill().await;
     stage.settings.pause_at = Some(PauseAt::Status(Status::Pulling));
-    stage.up().await;
+    stage.start().await;
     let waiting = stage.submit(2).await;
-    stage.reaches(waiting, TaskStatus::Pulling).await;
+    stage.wait_for_status(waiting, TaskStatus::Pulling).await;
     stage.kill().await;
     std::fs::remove_file(stage.home.path().join("journal")).unwrap();
     stage.settings.pause_at = None;
-    stage.up().await;
-    let info = stage.reaches(waiting, TaskStatus::Terminated).await;
+    stage.start().await;
+    let info = stage.wait_for_status(waiting, TaskStatus::Terminated).await;
     assert!(info.termination_message.contains("journal was damaged"), "{info:?}");
-    let info = stage.reaches(running, TaskStatus::Running).await;
+    let info = stage.wait_for_status(running, TaskStatus::Running).await;
     assert_eq!(info.gpus_ids, ["GPU-0"]);
-    assert_eq!(stage.tasks().gpus_free(), 3, "what it holds is still its own");
+    assert_eq!(stage.tasks().free_gpu_count(), 3, "what it holds is still its own");
     stage.fake.end(running, exit(4));
-    assert_eq!(stage.reaches(running, TaskStatus::Terminated).await.exit_status, Some(4));
+    assert_eq!(stage.wait_for_status(running, TaskStatus::Terminated).await.exit_status, Some(4));
     stage.check_empty();
 }
 
 #[tokio::test]
 async fn f35_whatever_byte_is_flipped_nothing_starts_twice_and_nothing_is_left() {
-    let mut stage = Stage::new("flips").await;
+    let mut stage = TestHost::new("flips").await;
     let running = stage.submit(1).await;
-    stage.reaches(running, TaskStatus::Running).await;
+    stage.wait_for_status(running, TaskStatus::Running).await;
     let ended = stage.submit(2).await;
-    stage.reaches(ended, TaskStatus::Running).await;
+    stage.wait_for_status(ended, TaskStatus::Running).await;
     stage.tasks().terminate(ended, ask("x", 0), Some(1)).await.unwrap();
     stage.tasks().remove(ended, Some(1)).await.unwrap();
     stage.kill().await;
@@ -264,12 +264,12 @@ async fn f35_whatever_byte_is_flipped_nothing_starts_twice_and_nothing_is_left()
         let mut damaged = good.clone();
         damaged[at] ^= 0x55;
         std::fs::write(stage.home.path().join("journal"), &damaged).unwrap();
-        stage.up().await;
-        stage.reaches(running, TaskStatus::Running).await;
+        stage.start().await;
+        stage.wait_for_status(running, TaskStatus::Running).await;
         let tasks = Arc::clone(stage.tasks());
         let known =
-            move |_: &Fake| tasks.info(running).unwrap().container_id == format!("container-{running}");
-        stage.until("its container is found", known).await;
+            move |_: &FakeHost| tasks.info(running).unwrap().container_id == format!("container-{running}");
+        stage.wait_until("its container is found", known).await;
         assert!(stage.tasks().submit(spec(2), Some(2)).await.is_err(), "byte {at}");
         assert_eq!(stage.fake.0.lock().starts[&running], 1, "byte {at}");
         stage.kill().await;
@@ -278,17 +278,17 @@ async fn f35_whatever_byte_is_flipped_nothing_starts_twice_and_nothing_is_left()
 
 #[tokio::test]
 async fn a_runtime_that_is_away_at_the_start_is_waited_for() {
-    let mut stage = Stage::new("away-first").await;
+    let mut stage = TestHost::new("away-first").await;
     let id = stage.submit(1).await;
-    stage.reaches(id, TaskStatus::Running).await;
+    stage.wait_for_status(id, TaskStatus::Running).await;
     stage.kill().await;
     stage.fake.script(|script| script.away = true);
-    stage.up().await;
+    stage.start().await;
     assert_eq!(stage.tasks().info(id).unwrap().status, TaskStatus::Running);
     let asked = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(2)).await.unwrap();
     assert_eq!(asked.status, TaskStatus::Running);
     stage.fake.script(|script| script.away = false);
-    stage.reaches(id, TaskStatus::Terminated).await;
+    stage.wait_for_status(id, TaskStatus::Terminated).await;
     stage.check_empty();
 }
 
@@ -296,19 +296,19 @@ async fn a_runtime_that_is_away_at_the_start_is_waited_for() {
 fn g2_every_finding_has_its_verdict() {
     use replay::{Verdict, verdict};
     let state = |status, starting: bool, started: bool| {
-        let mut state = State::new(1);
+        let mut state = TaskState::new(1);
         state.status = status;
         state.container.starting = starting.then(|| "boot".to_owned());
         state.container.started = started;
         state
     };
     let lost = |verdict: Verdict| match verdict {
-        Verdict::Lost(end) => {
+        Verdict::Finish(end) => {
             format!("lost {} {}", end.reason, end.detail.map_or("", |detail| detail.as_str()))
         }
         Verdict::Watch(found) => format!("watch({found:?})").to_lowercase(),
         Verdict::Keep => "keep".to_owned(),
-        Verdict::EndAgain => "endagain".to_owned(),
+        Verdict::RemoveStray => "endagain".to_owned(),
         Verdict::Resume => "resume".to_owned(),
     };
     let rows = [

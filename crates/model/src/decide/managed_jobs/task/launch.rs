@@ -1,15 +1,15 @@
 //! Getting nodes for a task: attempts, the candidates of a round, and what follows when a launch comes to nothing.
 
-use super::Pass;
+use super::TaskPass;
 use crate::{
     decide::managed_jobs::{
-        Act, Seen, Submit,
+        AttemptAction, Seen, Submit,
         judge::{Machines, Verdict, judge},
         slots::backoff,
     },
     managed_job::{
         Event, RecoverySource, Schedule, ScheduleEvent, Status,
-        plan::Strategy,
+        plan::RecoveryStrategy,
         record::{Placement, Standing},
     },
     spot::Market,
@@ -17,40 +17,40 @@ use crate::{
 };
 
 /// A run that waits longer for nodes gives its launch slot back.
-const QUEUE_PATIENCE: Span = Span::secs(60);
+const QUEUE_TIMEOUT: Span = Span::secs(60);
 const NO_NODES: &str = "no nodes in time";
 /// Launches in a row that had nodes and could not start on them: then it is the task's own fault.
-const START_TRIES: u32 = 3;
+const START_ATTEMPTS_MAX: u32 = 3;
 /// Launches for which a lost place is avoided, or sought, in a row.
-const PLACE_TRIES: u32 = 3;
+const LOCATION_ATTEMPTS_MAX: u32 = 3;
 
-impl Pass<'_> {
+impl TaskPass<'_> {
     /// STARTING and RECOVERING: getting nodes.
-    pub(super) fn launching(&mut self) {
+    pub(super) fn plan_launching(&mut self) {
         let has_slot = self.record.schedule == Schedule::Launching;
         match self.record.standing {
-            Standing::Settled if has_slot => self.submit(),
-            Standing::Settled => {
+            Standing::Resolved if has_slot => self.submit(),
+            Standing::Resolved => {
                 if let Some(at) = self.record.next_retry_at {
-                    self.look_at(at);
+                    self.recheck_at(at);
                 }
             }
-            Standing::Discarded | Standing::Withdrawn => self.discard(has_slot),
+            Standing::Superseded | Standing::Withdrawn => self.replace_attempt(has_slot),
             Standing::Launched if has_slot => self.launched(),
             Standing::Launched => {}
         }
     }
 
     /// The old attempt must be gone before there is a new one.
-    fn discard(&mut self, has_slot: bool) {
+    fn replace_attempt(&mut self, has_slot: bool) {
         if self.view.seen == Seen::Unclear {
             return;
         }
-        if !self.is_gone() {
+        if !self.is_attempt_gone() {
             return self.stop(None);
         }
         let withdrawn = self.record.standing == Standing::Withdrawn;
-        self.record.standing = Standing::Settled;
+        self.record.standing = Standing::Resolved;
         if withdrawn {
             let why = self.record.last_failure.clone().unwrap_or_else(|| NO_NODES.to_owned());
             self.refused(&why, false);
@@ -63,32 +63,36 @@ impl Pass<'_> {
         match &self.view.seen {
             Seen::Nothing => self.make(),
             Seen::Queued { since, said } => {
-                if self.now.since(*since) >= QUEUE_PATIENCE {
+                if self.now.since(*since) >= QUEUE_TIMEOUT {
                     // Written first, stopped in the next pass: an end that we cause is never taken for another.
                     self.record.standing = Standing::Withdrawn;
                     let why = said.as_ref().map(|said| format!("{NO_NODES}: {said}"));
                     self.record.last_failure = Some(why.unwrap_or_else(|| NO_NODES.to_owned()));
-                    self.look_at(self.now);
+                    self.recheck_at(self.now);
                 } else {
-                    self.look_at(*since + QUEUE_PATIENCE);
+                    self.recheck_at(*since + QUEUE_TIMEOUT);
                 }
             }
-            Seen::Running { placement } => self.started(placement.clone()),
+            Seen::Running { placement } => self.attempt_started(placement.clone()),
             Seen::Over { ends, placement } => {
                 let verdict = judge(ends);
                 let placement = placement.clone();
                 match verdict {
                     Verdict::Success | Verdict::UserFailure { .. } => {
-                        self.started(placement);
+                        self.attempt_started(placement);
                         self.over(verdict);
                     }
-                    Verdict::Loss { machines, message } => self.lost_at_launch(placement, machines, message),
+                    Verdict::NodesLost { machines, message } => {
+                        self.lost_at_launch(placement, machines, message)
+                    }
                     Verdict::NoCapacity { message } => self.refused(&message, false),
                     Verdict::NotStarted { message } => self.refused(&message, true),
                     // It may be the place that nothing fits in.
-                    Verdict::NeverFits { .. } if self.is_bound_to_places() => self.search_everywhere(),
+                    Verdict::NeverFits { .. } if self.has_location_constraints() => {
+                        self.lift_location_constraints()
+                    }
                     Verdict::NeverFits { message } => self.never_fits(&message),
-                    Verdict::Stopped { message } => self.stopped(&message),
+                    Verdict::Stopped { message } => self.run_stopped(&message),
                 }
             }
             Seen::Provisioning | Seen::Ending | Seen::Unclear | Seen::Impossible { .. } => {}
@@ -99,33 +103,33 @@ impl Pass<'_> {
     fn lost_at_launch(&mut self, placement: Option<Placement>, machines: Machines, message: String) {
         if self.record.status == Status::Recovering {
             // Whoever may not be launched again ends the way a running one does.
-            if self.plan.recovery.strategy == Strategy::None {
-                self.started(placement);
-                return self.over(Verdict::Loss { machines, message });
+            if self.plan.recovery.strategy == RecoveryStrategy::None {
+                self.attempt_started(placement);
+                return self.over(Verdict::NodesLost { machines, message });
             }
-            self.go(Event::Lost, Some(RecoverySource::Failure), format!("nodes lost: {message}"));
+            self.transition(Event::Lost, Some(RecoverySource::Failure), format!("nodes lost: {message}"));
             let known = placement.or_else(|| self.record.placement.clone());
-            self.keep_away(machines, known);
+            self.avoid_locations(machines, known);
         } else {
-            self.keep_away(machines, placement);
+            self.avoid_locations(machines, placement);
         }
         // Losing nodes is not having none: the next launch need not wait, unless it happens all the time.
         let tries = self.record.launch_tries + 1;
-        if tries >= PLACE_TRIES || self.gives_up(tries) {
+        if tries >= LOCATION_ATTEMPTS_MAX || self.should_give_up(tries) {
             return self.refused(&message, false);
         }
         self.record.launch_tries = tries;
         self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
-        self.record.standing = Standing::Settled;
+        self.record.standing = Standing::Resolved;
         self.submit();
     }
 
-    fn started(&mut self, placement: Option<Placement>) {
+    fn attempt_started(&mut self, placement: Option<Placement>) {
         let recovering = self.record.status == Status::Recovering;
         let event = if recovering { Event::Recovered } else { Event::Started };
         self.record.placement = placement.or_else(|| self.record.placement.clone());
         let attempt = self.record.attempt;
-        self.go(event, None, format!("attempt {attempt} was handed to its nodes"));
+        self.transition(event, None, format!("attempt {attempt} was handed to its nodes"));
         self.record.schedule(ScheduleEvent::LaunchEnded);
     }
 
@@ -134,10 +138,10 @@ impl Pass<'_> {
         if self.record.next_retry_at.is_some_and(|at| at > self.now) {
             return;
         }
-        if self.waited_out() {
+        if self.has_launch_timed_out() {
             return self.end(Event::GaveUp, "no nodes within `max_launch_wait`");
         }
-        let market = match self.policy() {
+        let market = match self.market_policy() {
             None => None,
             Some((Some(market), _)) => Some(market),
             Some((None, rule)) => return self.wait_for_spot(rule.said()),
@@ -146,14 +150,14 @@ impl Pass<'_> {
         // The number is written before the run is made: whoever comes next knows what to look for and to stop.
         self.record.attempt += 1;
         self.record.standing = Standing::Launched;
-        self.record.market = market.or(self.asked_market());
-        self.look_at(self.now);
+        self.record.market = market.or(self.requested_market());
+        self.recheck_at(self.now);
     }
 
     /// Makes the run of the newest attempt, or finds it where it was made before.
     fn make(&mut self) {
         let market = self.plan.deadline.and(self.record.market);
-        self.act = Some(Act::Submit(Submit {
+        self.act = Some(AttemptAction::Submit(Submit {
             attempt: self.record.attempt,
             candidate: self.record.candidate,
             market,
@@ -162,7 +166,7 @@ impl Pass<'_> {
         }));
     }
 
-    fn asked_market(&self) -> Option<Market> {
+    fn requested_market(&self) -> Option<Market> {
         let candidate =
             usize::try_from(self.record.candidate).ok().and_then(|index| self.plan.candidates.get(index));
         let spot = candidate.and_then(|candidate| candidate.spot);
@@ -170,11 +174,11 @@ impl Pass<'_> {
     }
 
     /// Whether so many refused launches, or the wait so far, are what the task bears.
-    pub(super) fn gives_up(&self, tries: u32) -> bool {
-        self.plan.recovery.max_launch_tries.is_some_and(|most| tries >= most) || self.waited_out()
+    pub(super) fn should_give_up(&self, tries: u32) -> bool {
+        self.plan.recovery.max_launch_tries.is_some_and(|most| tries >= most) || self.has_launch_timed_out()
     }
 
-    fn waited_out(&self) -> bool {
+    fn has_launch_timed_out(&self) -> bool {
         match (self.plan.recovery.max_launch_wait, self.record.waiting_since) {
             (Some(most), Some(since)) => self.now.since(since) >= Span::secs(most),
             (_, _) => false,
@@ -183,30 +187,30 @@ impl Pass<'_> {
 
     /// A launch came to nothing: the next candidate, another place, or a wait that gives the slot back.
     fn refused(&mut self, message: &str, broken: bool) {
-        self.record.standing = Standing::Settled;
+        self.record.standing = Standing::Resolved;
         if !broken {
-            self.note_tried();
+            self.mark_candidate_tried();
             if self.next_candidate().is_some() {
                 return self.submit();
             }
         }
-        self.end_round();
+        self.reset_candidates();
         self.record.launch_tries += 1;
         self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
         let tries = self.record.launch_tries;
-        if broken && tries >= START_TRIES {
+        if broken && tries >= START_ATTEMPTS_MAX {
             return self.end(
                 Event::PrechecksFailed,
                 format!("could not be started {tries} times in a row: {message}"),
             );
         }
-        if self.gives_up(tries) {
+        if self.should_give_up(tries) {
             return self.end(Event::GaveUp, format!("gave up after {tries} launches: {message}"));
         }
-        if self.search_elsewhere() {
+        if self.lift_one_constraint() {
             return self.submit();
         }
-        self.go(Event::BackedOff, None, message);
+        self.transition(Event::BackedOff, None, message);
         self.record.schedule(ScheduleEvent::CapacityRefused);
         // No wait outlives the bound on waiting.
         let bound = self.plan.recovery.max_launch_wait.zip(self.record.waiting_since);
@@ -214,7 +218,7 @@ impl Pass<'_> {
         let at = self.now + backoff(tries, self.dice);
         let at = last.map_or(at, |last| at.min(last));
         self.record.next_retry_at = Some(at);
-        self.look_at(at);
+        self.recheck_at(at);
     }
 
     /// The candidate that is asked for next: of those that were not tried in this round the cheapest, or the first
@@ -233,14 +237,14 @@ impl Pass<'_> {
         }
     }
 
-    fn note_tried(&mut self) {
+    fn mark_candidate_tried(&mut self) {
         if !self.record.tried.contains(&self.record.candidate) {
             self.record.tried.push(self.record.candidate);
         }
     }
 
     /// The next launch may ask for any candidate again.
-    pub(super) fn end_round(&mut self) {
+    pub(super) fn reset_candidates(&mut self) {
         self.record.candidate = 0;
         self.record.tried.clear();
         self.record.ruled_out.clear();
@@ -248,27 +252,27 @@ impl Pass<'_> {
 
     /// Nothing could ever take this candidate: the next is tried, and without any other the task cannot begin.
     fn never_fits(&mut self, message: &str) {
-        let is_last = !self.has_other_hope();
+        let is_last = !self.has_other_candidate();
         self.record.ruled_out.push(self.record.candidate);
         if is_last {
-            self.record.standing = Standing::Settled;
+            self.record.standing = Standing::Resolved;
             return self.end(Event::PrechecksFailed, message);
         }
         self.refused(message, false);
     }
 
     /// Whether a candidate beside the newest attempt's may still find nodes.
-    pub(super) fn has_other_hope(&self) -> bool {
+    pub(super) fn has_other_candidate(&self) -> bool {
         let count = u32::try_from(self.plan.candidates.len()).unwrap_or(u32::MAX);
         let mut others = (0..count).filter(|other| *other != self.record.candidate);
         others.any(|other| !self.record.ruled_out.contains(&other))
     }
 
     /// Lifts what the strategy keeps the task away from or tied to; `false` when nothing is left to lift.
-    fn search_elsewhere(&mut self) -> bool {
+    fn lift_one_constraint(&mut self) -> bool {
         if self.record.sought.is_some() {
-            let failover = self.plan.recovery.strategy == Strategy::Failover;
-            if !failover || self.record.launch_tries >= PLACE_TRIES {
+            let failover = self.plan.recovery.strategy == RecoveryStrategy::Failover;
+            if !failover || self.record.launch_tries >= LOCATION_ATTEMPTS_MAX {
                 self.record.sought = None;
             }
             return true;
@@ -277,14 +281,14 @@ impl Pass<'_> {
         !std::mem::take(&mut self.record.blocked).is_empty()
     }
 
-    pub(super) fn is_bound_to_places(&self) -> bool {
+    pub(super) fn has_location_constraints(&self) -> bool {
         self.record.sought.is_some() || !self.record.blocked.is_empty()
     }
 
-    fn search_everywhere(&mut self) {
+    fn lift_location_constraints(&mut self) {
         self.record.sought = None;
         self.record.blocked.clear();
-        self.record.standing = Standing::Settled;
+        self.record.standing = Standing::Resolved;
         self.submit();
     }
 }

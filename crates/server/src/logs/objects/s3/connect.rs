@@ -8,7 +8,7 @@ use hyper::{
     client::conn::http1::{SendRequest, handshake},
 };
 use hyper_util::rt::TokioIo;
-use windlass_dial::{Peer, Trust};
+use windlass_dial::{Endpoint, TlsRoots};
 
 use super::Place;
 
@@ -17,15 +17,15 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) type Sender = SendRequest<Full<Bytes>>;
 
 /// Where the store answers.
-pub(super) fn peer(place: &Place) -> io::Result<Peer> {
+pub(super) fn peer(place: &Place) -> io::Result<Endpoint> {
     if !place.tls {
-        return Ok(Peer::plain(&place.host, place.port));
+        return Ok(Endpoint::plain(&place.host, place.port));
     }
-    let trust = Trust::chosen(place.roots.as_deref()).map_err(io::Error::other)?;
-    Ok(Peer::with_tls(&place.host, place.port, &trust))
+    let trust = TlsRoots::load(place.roots.as_deref()).map_err(io::Error::other)?;
+    Ok(Endpoint::with_tls(&place.host, place.port, &trust))
 }
 
-pub(super) async fn connect(peer: &Peer) -> io::Result<Sender> {
+pub(super) async fn connect(peer: &Endpoint) -> io::Result<Sender> {
     let stream = peer.connect(CONNECT_TIMEOUT).await?;
     let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     // Its errors are seen by whoever waits for an answer on it.

@@ -13,14 +13,14 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{Request, StatusCode, body::Bytes};
 use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
-use windlass_dial::Peer;
+use windlass_dial::Endpoint;
 
 pub use self::sign::Identity;
 use self::{
     connect::Sender,
-    sign::{Asked, authorization, encode, hash, query},
+    sign::{CanonicalRequest, authorization, percent_encode, query, sha256_hex},
 };
-use super::{Ask, Bucket, HEAD, OBJECT_BYTES_MAX, Page};
+use super::{Ask, Bucket, HEADER_BYTES, OBJECT_BYTES_MAX, Page};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Of one answer. A list of a thousand names takes about half a megabyte.
@@ -28,8 +28,8 @@ const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
 const PAGE_MAX: usize = 1000;
 /// Connections that are kept.
 const IDLE_MAX: usize = 16;
-const TRIES_MAX: u32 = 4;
-const PAUSE: Duration = Duration::from_millis(100);
+const ATTEMPTS_MAX: u32 = 4;
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Where a bucket is.
 #[derive(Clone, Debug)]
@@ -48,11 +48,11 @@ pub struct Place {
 pub struct S3 {
     place: Place,
     identity: Identity,
-    peer: Peer,
+    peer: Endpoint,
     idle: Mutex<Vec<Sender>>,
 }
 
-struct Call<'a> {
+struct S3Call<'a> {
     method: &'static str,
     /// With the prefix; empty for the bucket itself.
     name: &'a str,
@@ -68,7 +68,7 @@ impl S3 {
     }
 
     /// Whether the bucket is there, may be written, and refuses to write a name twice.
-    async fn try_out(&self) -> io::Result<()> {
+    async fn check_conditional_writes(&self) -> io::Result<()> {
         let name = format!("check/{:016x}", getrandom::u64().map_err(io::Error::other)?);
         let first = self.put_new(&name, b"first".to_vec()).await?;
         let second = self.put_new(&name, b"second".to_vec()).await?;
@@ -83,17 +83,17 @@ impl S3 {
         ))
     }
 
-    fn full(&self, name: &str) -> String {
+    fn full_name(&self, name: &str) -> String {
         format!("{}{name}", self.place.prefix)
     }
 
     /// Sends until there is an answer that is no passing trouble.
-    async fn ask(&self, call: &Call<'_>) -> io::Result<(StatusCode, Bytes)> {
+    async fn send_with_retries(&self, call: &S3Call<'_>) -> io::Result<(StatusCode, Bytes)> {
         let mut tries = 0;
         loop {
             tries += 1;
             let late = |_| io::Error::from(io::ErrorKind::TimedOut);
-            let answer = timeout(ANSWER_TIMEOUT, self.exchange(call)).await.map_err(late).flatten();
+            let answer = timeout(ANSWER_TIMEOUT, self.send_once(call)).await.map_err(late).flatten();
             let is_passing = match &answer {
                 Ok((status, _)) => {
                     status.is_server_error()
@@ -102,14 +102,14 @@ impl S3 {
                 }
                 Err(_) => true,
             };
-            if !is_passing || tries >= TRIES_MAX {
+            if !is_passing || tries >= ATTEMPTS_MAX {
                 return answer;
             }
-            sleep(PAUSE * 3_u32.pow(tries - 1)).await;
+            sleep(RETRY_DELAY * 3_u32.pow(tries - 1)).await;
         }
     }
 
-    async fn exchange(&self, call: &Call<'_>) -> io::Result<(StatusCode, Bytes)> {
+    async fn send_once(&self, call: &S3Call<'_>) -> io::Result<(StatusCode, Bytes)> {
         let kept = self.idle.lock().pop().filter(Sender::is_ready);
         let mut sender = match kept {
             Some(sender) => sender,
@@ -126,25 +126,25 @@ impl S3 {
         Ok((status, body))
     }
 
-    fn request(&self, call: &Call<'_>) -> io::Result<Request<Full<Bytes>>> {
+    fn request(&self, call: &S3Call<'_>) -> io::Result<Request<Full<Bytes>>> {
         let time = now();
         let path = match call.name {
-            "" => format!("/{}", encode(&self.place.bucket, false)),
-            name => format!("/{}/{}", encode(&self.place.bucket, false), encode(name, true)),
+            "" => format!("/{}", percent_encode(&self.place.bucket, false)),
+            name => format!("/{}/{}", percent_encode(&self.place.bucket, false), percent_encode(name, true)),
         };
         let standard = if self.place.tls { 443 } else { 80 };
         let host = match self.place.port {
             port if port == standard => self.place.host.clone(),
             port => format!("{}:{port}", self.place.host),
         };
-        let body_hash = hash(&call.body);
+        let body_hash = sha256_hex(&call.body);
         let mut headers =
             vec![("host", host.as_str()), ("x-amz-content-sha256", &body_hash), ("x-amz-date", &time)];
         if let Some(session) = &self.identity.session {
             headers.push(("x-amz-security-token", session));
         }
         headers.extend(call.headers.iter().map(|(name, value)| (*name, value.as_str())));
-        let asked = Asked {
+        let asked = CanonicalRequest {
             method: call.method,
             path: &path,
             query: &call.query,
@@ -169,7 +169,7 @@ fn now() -> String {
 }
 
 /// What a store says when it refuses, in a few words.
-fn refused(what: &str, status: StatusCode, body: &[u8]) -> io::Error {
+fn response_error(what: &str, status: StatusCode, body: &[u8]) -> io::Error {
     let text = String::from_utf8_lossy(body);
     let said = |tag| between(&text, tag).next().unwrap_or_default().chars().take(200).collect::<String>();
     io::Error::other(format!(
@@ -194,31 +194,31 @@ fn between<'a>(text: &'a str, tag: &str) -> impl Iterator<Item = &'a str> + use<
 impl Bucket for S3 {
     fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> Ask<'a, bool> {
         Box::pin(async move {
-            let name = self.full(name);
+            let name = self.full_name(name);
             let headers = vec![("if-none-match", "*".to_owned())];
             let body = Bytes::from(bytes);
-            let call = Call { method: "PUT", name: &name, query: vec![], headers, body: body.clone() };
-            match self.ask(&call).await? {
+            let call = S3Call { method: "PUT", name: &name, query: vec![], headers, body: body.clone() };
+            match self.send_with_retries(&call).await? {
                 (StatusCode::OK, _) => Ok(true),
                 // A write whose answer was lost finds itself there when it is sent again.
                 (StatusCode::PRECONDITION_FAILED, _) => Ok(false),
-                (status, body) => Err(refused("write an object", status, &body)),
+                (status, body) => Err(response_error("write an object", status, &body)),
             }
         })
     }
 
     fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> Ask<'a, Option<Vec<u8>>> {
         Box::pin(async move {
-            let name = self.full(name);
-            let limit = limit.unwrap_or(HEAD + OBJECT_BYTES_MAX);
+            let name = self.full_name(name);
+            let limit = limit.unwrap_or(HEADER_BYTES + OBJECT_BYTES_MAX);
             let headers = vec![("range", format!("bytes=0-{}", limit.max(1) - 1))];
-            let call = Call { method: "GET", name: &name, query: vec![], headers, body: Bytes::new() };
-            match self.ask(&call).await? {
+            let call = S3Call { method: "GET", name: &name, query: vec![], headers, body: Bytes::new() };
+            match self.send_with_retries(&call).await? {
                 (StatusCode::OK | StatusCode::PARTIAL_CONTENT, body) => {
                     Ok(Some(body[..body.len().min(limit)].to_vec()))
                 }
                 (StatusCode::NOT_FOUND, _) => Ok(None),
-                (status, body) => Err(refused("read an object", status, &body)),
+                (status, body) => Err(response_error("read an object", status, &body)),
             }
         })
     }
@@ -229,15 +229,15 @@ impl Bucket for S3 {
             let mut query = vec![
                 pair("list-type", "2".into()),
                 pair("max-keys", PAGE_MAX.to_string()),
-                pair("prefix", self.full(prefix)),
+                pair("prefix", self.full_name(prefix)),
             ];
             if let Some(after) = after {
-                query.push(pair("start-after", self.full(after)));
+                query.push(pair("start-after", self.full_name(after)));
             }
-            let call = Call { method: "GET", name: "", query, headers: vec![], body: Bytes::new() };
-            let (status, body) = self.ask(&call).await?;
+            let call = S3Call { method: "GET", name: "", query, headers: vec![], body: Bytes::new() };
+            let (status, body) = self.send_with_retries(&call).await?;
             if status != StatusCode::OK {
-                return Err(refused("list objects", status, &body));
+                return Err(response_error("list objects", status, &body));
             }
             let text = std::str::from_utf8(&body).map_err(io::Error::other)?;
             // Names of ours need no escapes in XML: they are ids, words and digits.
@@ -253,18 +253,18 @@ impl Bucket for S3 {
 
     fn delete<'a>(&'a self, name: &'a str) -> Ask<'a, ()> {
         Box::pin(async move {
-            let name = self.full(name);
+            let name = self.full_name(name);
             let call =
-                Call { method: "DELETE", name: &name, query: vec![], headers: vec![], body: Bytes::new() };
-            match self.ask(&call).await? {
+                S3Call { method: "DELETE", name: &name, query: vec![], headers: vec![], body: Bytes::new() };
+            match self.send_with_retries(&call).await? {
                 (StatusCode::OK | StatusCode::NO_CONTENT | StatusCode::NOT_FOUND, _) => Ok(()),
-                (status, body) => Err(refused("delete an object", status, &body)),
+                (status, body) => Err(response_error("delete an object", status, &body)),
             }
         })
     }
 
     fn check(&self) -> Ask<'_, ()> {
-        Box::pin(self.try_out())
+        Box::pin(self.check_conditional_writes())
     }
 
     /// A list is a request that costs money.

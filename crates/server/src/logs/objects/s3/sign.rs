@@ -21,7 +21,7 @@ impl std::fmt::Debug for Identity {
 }
 
 /// What is signed. `path` is encoded already; `query` and `headers` (lower case) are sorted here.
-pub(super) struct Asked<'a> {
+pub(super) struct CanonicalRequest<'a> {
     pub(super) method: &'a str,
     pub(super) path: &'a str,
     pub(super) query: &'a [(String, String)],
@@ -30,7 +30,12 @@ pub(super) struct Asked<'a> {
 }
 
 /// The value of `Authorization`. `time` is `20130524T000000Z`.
-pub(super) fn authorization(identity: &Identity, region: &str, time: &str, asked: &Asked<'_>) -> String {
+pub(super) fn authorization(
+    identity: &Identity,
+    region: &str,
+    time: &str,
+    asked: &CanonicalRequest<'_>,
+) -> String {
     let mut headers = asked.headers.to_vec();
     headers.sort_unstable();
     let names = headers.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(";");
@@ -42,36 +47,38 @@ pub(super) fn authorization(identity: &Identity, region: &str, time: &str, asked
     let _ = write!(canonical, "\n{names}\n{}", asked.body_hash);
     let day = time.get(..8).unwrap_or_default();
     let scope = format!("{day}/{region}/s3/aws4_request");
-    let text = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hash(canonical.as_bytes()));
+    let text = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", sha256_hex(canonical.as_bytes()));
     let mut key = format!("AWS4{}", identity.secret).into_bytes();
     for part in [day, region, "s3", "aws4_request"] {
-        key = mac(&key, part.as_bytes());
+        key = hmac_sha256(&key, part.as_bytes());
     }
-    let signature = hex::encode(mac(&key, text.as_bytes()));
+    let signature = hex::encode(hmac_sha256(&key, text.as_bytes()));
     format!(
         "AWS4-HMAC-SHA256 Credential={}/{scope},SignedHeaders={names},Signature={signature}",
         identity.key
     )
 }
 
-pub(super) fn hash(bytes: &[u8]) -> String {
+pub(super) fn sha256_hex(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-fn mac(key: &[u8], text: &[u8]) -> Vec<u8> {
+fn hmac_sha256(key: &[u8], text: &[u8]) -> Vec<u8> {
     hmac::sign(&hmac::Key::new(HMAC_SHA256, key), text).as_ref().to_vec()
 }
 
 /// A query in the one order and spelling that is signed; the same is sent.
 pub(super) fn query(pairs: &[(String, String)]) -> String {
-    let mut pairs: Vec<(String, String)> =
-        pairs.iter().map(|(name, value)| (encode(name, false), encode(value, false))).collect();
+    let mut pairs: Vec<(String, String)> = pairs
+        .iter()
+        .map(|(name, value)| (percent_encode(name, false), percent_encode(value, false)))
+        .collect();
     pairs.sort_unstable();
     pairs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&")
 }
 
 /// Percent-encodes everything but unreserved letters, and slashes where they are kept.
-pub(super) fn encode(text: &str, keep_slashes: bool) -> String {
+pub(super) fn percent_encode(text: &str, keep_slashes: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
@@ -87,7 +94,7 @@ pub(super) fn encode(text: &str, keep_slashes: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Asked, Identity, authorization, encode, hash};
+    use super::{CanonicalRequest, Identity, authorization, percent_encode, sha256_hex};
 
     const TIME: &str = "20130524T000000Z";
     const HOST: (&str, &str) = ("host", "examplebucket.s3.amazonaws.com");
@@ -105,11 +112,12 @@ mod tests {
             secret: "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".into(),
             session: None,
         };
-        let body_hash = hash(body);
+        let body_hash = sha256_hex(body);
         let mut headers = vec![HOST, ("x-amz-date", TIME), ("x-amz-content-sha256", &body_hash)];
         headers.extend(more);
         let query: Vec<_> = query.iter().map(|(n, v)| ((*n).to_owned(), (*v).to_owned())).collect();
-        let asked = Asked { method, path, query: &query, headers: &headers, body_hash: &body_hash };
+        let asked =
+            CanonicalRequest { method, path, query: &query, headers: &headers, body_hash: &body_hash };
         let text = authorization(&identity, "us-east-1", TIME, &asked);
         text.split_once("Signature=").unwrap().1.to_owned()
     }
@@ -121,7 +129,7 @@ mod tests {
             "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
         );
         let more = [("date", "Fri, 24 May 2013 00:00:00 GMT"), ("x-amz-storage-class", "REDUCED_REDUNDANCY")];
-        let path = format!("/{}", encode("test$file.text", true));
+        let path = format!("/{}", percent_encode("test$file.text", true));
         assert_eq!(
             signature("PUT", &path, &[], &more, b"Welcome to Amazon S3."),
             "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd"

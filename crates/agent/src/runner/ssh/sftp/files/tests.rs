@@ -28,10 +28,14 @@ impl Drop for Scratch {
 }
 
 /// A request without the length in front, as `answer` takes it.
-fn ask(files: &mut Files, kind: u8, build: impl FnOnce(Writer) -> Writer) -> (u8, Vec<u8>) {
-    let packet = build(Writer::new(kind, 42)).done();
+fn request_packet(
+    files: &mut FileServer,
+    kind: u8,
+    build: impl FnOnce(PacketWriter) -> PacketWriter,
+) -> (u8, Vec<u8>) {
+    let packet = build(PacketWriter::new(kind, 42)).done();
     let answer = files.answer(&packet[4..]);
-    let mut reader = Reader(&answer);
+    let mut reader = PacketReader(&answer);
     assert_eq!(reader.u32().unwrap() as usize, answer.len() - 4);
     let kind = reader.u8().unwrap();
     assert_eq!(reader.u32(), Ok(42), "answers carry the request's number");
@@ -40,16 +44,16 @@ fn ask(files: &mut Files, kind: u8, build: impl FnOnce(Writer) -> Writer) -> (u8
 
 fn status_of((kind, body): &(u8, Vec<u8>)) -> u32 {
     assert_eq!(*kind, kind::STATUS);
-    Reader(body).u32().unwrap()
+    PacketReader(body).u32().unwrap()
 }
 
 fn handle_of((kind, body): &(u8, Vec<u8>)) -> Vec<u8> {
     assert_eq!(*kind, kind::HANDLE, "{}", String::from_utf8_lossy(body));
-    Reader(body).string().unwrap().to_vec()
+    PacketReader(body).string().unwrap().to_vec()
 }
 
-fn open(files: &mut Files, path: &[u8], flags: u32) -> (u8, Vec<u8>) {
-    ask(files, kind::OPEN, |to| {
+fn open(files: &mut FileServer, path: &[u8], flags: u32) -> (u8, Vec<u8>) {
+    request_packet(files, kind::OPEN, |to| {
         to.string(path).u32(flags).attrs(&Attrs { mode: Some(0o640), ..Attrs::default() })
     })
 }
@@ -58,22 +62,28 @@ fn open(files: &mut Files, path: &[u8], flags: u32) -> (u8, Vec<u8>) {
 fn a_file_is_written_read_and_listed_whatever_bytes_its_name_has() {
     let scratch = Scratch::new("bytes");
     let name = scratch.path(b"caf\xe9 \xff");
-    let mut files = Files::default();
+    let mut files = FileServer::default();
     let handle = handle_of(&open(&mut files, &name, 2 | 8));
-    let written = ask(&mut files, kind::WRITE, |to| to.string(&handle).u64(3).string(b"hello"));
+    let written = request_packet(&mut files, kind::WRITE, |to| to.string(&handle).u64(3).string(b"hello"));
     assert_eq!(status_of(&written), Status::Ok as u32);
-    assert_eq!(status_of(&ask(&mut files, kind::CLOSE, |to| to.string(&handle))), Status::Ok as u32);
-    assert_eq!(status_of(&ask(&mut files, kind::CLOSE, |to| to.string(&handle))), Status::Failure as u32);
+    assert_eq!(
+        status_of(&request_packet(&mut files, kind::CLOSE, |to| to.string(&handle))),
+        Status::Ok as u32
+    );
+    assert_eq!(
+        status_of(&request_packet(&mut files, kind::CLOSE, |to| to.string(&handle))),
+        Status::Failure as u32
+    );
 
     let handle = handle_of(&open(&mut files, &name, 1));
-    let (kind, body) = ask(&mut files, kind::READ, |to| to.string(&handle).u64(2).u32(4));
-    assert_eq!((kind, Reader(&body).string().unwrap()), (kind::DATA, b"\0hel".as_slice()));
-    let end = ask(&mut files, kind::READ, |to| to.string(&handle).u64(8).u32(4));
+    let (kind, body) = request_packet(&mut files, kind::READ, |to| to.string(&handle).u64(2).u32(4));
+    assert_eq!((kind, PacketReader(&body).string().unwrap()), (kind::DATA, b"\0hel".as_slice()));
+    let end = request_packet(&mut files, kind::READ, |to| to.string(&handle).u64(8).u32(4));
     assert_eq!(status_of(&end), Status::Eof as u32);
 
-    let dir = handle_of(&ask(&mut files, kind::OPENDIR, |to| to.string(&scratch.path(b""))));
-    let (_, body) = ask(&mut files, kind::READDIR, |to| to.string(&dir));
-    let mut reader = Reader(&body);
+    let dir = handle_of(&request_packet(&mut files, kind::OPENDIR, |to| to.string(&scratch.path(b""))));
+    let (_, body) = request_packet(&mut files, kind::READDIR, |to| to.string(&dir));
+    let mut reader = PacketReader(&body);
     let names: Vec<_> = (0..reader.u32().unwrap())
         .map(|_| {
             let name = reader.string().unwrap().to_vec();
@@ -82,14 +92,17 @@ fn a_file_is_written_read_and_listed_whatever_bytes_its_name_has() {
         })
         .collect();
     assert!(names.contains(&(b"caf\xe9 \xff".to_vec(), Some(8))), "{names:?}");
-    assert_eq!(status_of(&ask(&mut files, kind::READDIR, |to| to.string(&dir))), Status::Eof as u32);
+    assert_eq!(
+        status_of(&request_packet(&mut files, kind::READDIR, |to| to.string(&dir))),
+        Status::Eof as u32
+    );
 }
 
 #[test]
 fn opening_keeps_what_the_flags_say() {
     let scratch = Scratch::new("flags");
     let name = scratch.path(b"file");
-    let mut files = Files::default();
+    let mut files = FileServer::default();
     assert_eq!(status_of(&open(&mut files, &name, 1)), Status::NoSuchFile as u32);
     let (read, write, append, create, truncate, new) = (1, 2, 4, 8, 0x10, 0x20);
     handle_of(&open(&mut files, &name, write | create | new));
@@ -99,7 +112,7 @@ fn opening_keeps_what_the_flags_say() {
     handle_of(&open(&mut files, &name, read | write));
     assert_eq!(fs::read(OsStr::from_bytes(&name)).unwrap(), b"long ago");
     let handle = handle_of(&open(&mut files, &name, write | append));
-    ask(&mut files, kind::WRITE, |to| to.string(&handle).u64(0).string(b" and now"));
+    request_packet(&mut files, kind::WRITE, |to| to.string(&handle).u64(0).string(b" and now"));
     assert_eq!(fs::read(OsStr::from_bytes(&name)).unwrap(), b"long ago and now");
     handle_of(&open(&mut files, &name, write | create | truncate));
     assert_eq!(fs::read(OsStr::from_bytes(&name)).unwrap(), b"");
@@ -111,10 +124,10 @@ fn a_rename_replaces_only_when_that_is_asked() {
     let (one, two) = (scratch.path(b"one"), scratch.path(b"two"));
     fs::write(OsStr::from_bytes(&one), "1").unwrap();
     fs::write(OsStr::from_bytes(&two), "2").unwrap();
-    let mut files = Files::default();
-    let refused = ask(&mut files, kind::RENAME, |to| to.string(&one).string(&two));
+    let mut files = FileServer::default();
+    let refused = request_packet(&mut files, kind::RENAME, |to| to.string(&one).string(&two));
     assert_eq!(status_of(&refused), Status::Failure as u32);
-    let replaced = ask(&mut files, kind::EXTENDED, |to| {
+    let replaced = request_packet(&mut files, kind::EXTENDED, |to| {
         to.string(b"posix-rename@openssh.com").string(&one).string(&two)
     });
     assert_eq!(status_of(&replaced), Status::Ok as u32);
@@ -126,47 +139,57 @@ fn attributes_are_set_and_told() {
     let scratch = Scratch::new("attrs");
     let name = scratch.path(b"file");
     fs::write(OsStr::from_bytes(&name), "0123456789").unwrap();
-    let mut files = Files::default();
+    let mut files = FileServer::default();
     let wanted = Attrs { size: Some(4), mode: Some(0o604), times: Some((1_000, 2_000)), owner: None };
-    let set = ask(&mut files, kind::SETSTAT, |to| to.string(&name).attrs(&wanted));
+    let set = request_packet(&mut files, kind::SETSTAT, |to| to.string(&name).attrs(&wanted));
     assert_eq!(status_of(&set), Status::Ok as u32);
-    let (kind, body) = ask(&mut files, kind::STAT, |to| to.string(&name));
+    let (kind, body) = request_packet(&mut files, kind::STAT, |to| to.string(&name));
     assert_eq!(kind, kind::ATTRS);
-    let told = Reader(&body).attrs().unwrap();
+    let told = PacketReader(&body).attrs().unwrap();
     assert_eq!((told.size, told.mode, told.times), (Some(4), Some(0o100_604), Some((1_000, 2_000))));
     let handle = handle_of(&open(&mut files, &name, 2));
-    ask(&mut files, kind::FSETSTAT, |to| {
+    request_packet(&mut files, kind::FSETSTAT, |to| {
         to.string(&handle).attrs(&Attrs { size: Some(1), ..Attrs::default() })
     });
-    let (_, body) = ask(&mut files, kind::FSTAT, |to| to.string(&handle));
-    assert_eq!(Reader(&body).attrs().unwrap().size, Some(1));
+    let (_, body) = request_packet(&mut files, kind::FSTAT, |to| to.string(&handle));
+    assert_eq!(PacketReader(&body).attrs().unwrap().size, Some(1));
 }
 
 #[test]
 fn links_directories_and_places() {
     let scratch = Scratch::new("links");
-    let mut files = Files::default();
+    let mut files = FileServer::default();
     let (link, dir) = (scratch.path(b"link"), scratch.path(b"dir"));
-    assert_eq!(status_of(&ask(&mut files, kind::SYMLINK, |to| to.string(b"to\xffwhere").string(&link))), 0);
-    let (_, body) = ask(&mut files, kind::READLINK, |to| to.string(&link));
-    assert_eq!(Reader(&body[4..]).string(), Ok(b"to\xffwhere".as_slice()));
-    assert_eq!(status_of(&ask(&mut files, kind::STAT, |to| to.string(&link))), Status::NoSuchFile as u32);
-    assert_eq!(ask(&mut files, kind::LSTAT, |to| to.string(&link)).0, kind::ATTRS);
-    assert_eq!(status_of(&ask(&mut files, kind::MKDIR, |to| to.string(&dir).attrs(&Attrs::default()))), 0);
-    let (_, body) = ask(&mut files, kind::REALPATH, |to| to.string(&scratch.path(b"dir/../new")));
-    assert_eq!(Reader(&body[4..]).string(), Ok(scratch.path(b"new").as_slice()));
-    let gone = ask(&mut files, kind::REALPATH, |to| to.string(&scratch.path(b"no/new")));
+    assert_eq!(
+        status_of(&request_packet(&mut files, kind::SYMLINK, |to| to.string(b"to\xffwhere").string(&link))),
+        0
+    );
+    let (_, body) = request_packet(&mut files, kind::READLINK, |to| to.string(&link));
+    assert_eq!(PacketReader(&body[4..]).string(), Ok(b"to\xffwhere".as_slice()));
+    assert_eq!(
+        status_of(&request_packet(&mut files, kind::STAT, |to| to.string(&link))),
+        Status::NoSuchFile as u32
+    );
+    assert_eq!(request_packet(&mut files, kind::LSTAT, |to| to.string(&link)).0, kind::ATTRS);
+    assert_eq!(
+        status_of(&request_packet(&mut files, kind::MKDIR, |to| to.string(&dir).attrs(&Attrs::default()))),
+        0
+    );
+    let (_, body) = request_packet(&mut files, kind::REALPATH, |to| to.string(&scratch.path(b"dir/../new")));
+    assert_eq!(PacketReader(&body[4..]).string(), Ok(scratch.path(b"new").as_slice()));
+    let gone = request_packet(&mut files, kind::REALPATH, |to| to.string(&scratch.path(b"no/new")));
     assert_eq!(status_of(&gone), Status::NoSuchFile as u32);
-    assert_eq!(status_of(&ask(&mut files, kind::RMDIR, |to| to.string(&dir))), 0);
-    assert_eq!(status_of(&ask(&mut files, kind::REMOVE, |to| to.string(&link))), 0);
-    let (kind, body) =
-        ask(&mut files, kind::EXTENDED, |to| to.string(b"statvfs@openssh.com").string(&scratch.path(b"")));
+    assert_eq!(status_of(&request_packet(&mut files, kind::RMDIR, |to| to.string(&dir))), 0);
+    assert_eq!(status_of(&request_packet(&mut files, kind::REMOVE, |to| to.string(&link))), 0);
+    let (kind, body) = request_packet(&mut files, kind::EXTENDED, |to| {
+        to.string(b"statvfs@openssh.com").string(&scratch.path(b""))
+    });
     assert_eq!((kind, body.len()), (kind::EXTENDED_REPLY, 88));
 }
 
 #[test]
 fn open_files_are_bounded() {
-    let mut files = Files::default();
+    let mut files = FileServer::default();
     let opened = (0..HANDLES_MAX + 5).filter(|_| open(&mut files, b"/dev/null", 1).0 == kind::HANDLE).count();
     assert_eq!(opened, HANDLES_MAX);
 }
@@ -192,7 +215,7 @@ proptest! {
         if let Some(first) = packet.first_mut() {
             *first = harmless[usize::from(kind) % harmless.len()];
         }
-        let answer = Files::default().answer(&packet);
-        prop_assert_eq!(Reader(&answer).u32().unwrap() as usize, answer.len() - 4);
+        let answer = FileServer::default().answer(&packet);
+        prop_assert_eq!(PacketReader(&answer).u32().unwrap() as usize, answer.len() - 4);
     }
 }

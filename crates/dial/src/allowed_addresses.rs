@@ -12,7 +12,7 @@ use std::{
 use crate::{LookupError, lookup};
 
 /// Where clouds tell a machine its own secrets, beside the link-local address that most use.
-const METADATA: [IpAddr; 3] = [
+const METADATA_ADDRESSES: [IpAddr; 3] = [
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
@@ -88,14 +88,14 @@ impl AllowedAddresses {
     pub fn admits_literal(&self, host: &str) -> bool {
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let Ok(address) = bare.parse() else { return true };
-        self.lists(address) || !is_special(address)
+        self.is_listed(address) || !is_special(address)
     }
 
     pub fn admits(&self, address: IpAddr) -> bool {
-        self.lists(address) || !(is_special(address) || is_own(address))
+        self.is_listed(address) || !(is_special(address) || is_local_address(address))
     }
 
-    fn lists(&self, address: IpAddr) -> bool {
+    fn is_listed(&self, address: IpAddr) -> bool {
         match self {
             Self::Any => true,
             Self::External { but } => but.iter().any(|network| network.contains(address)),
@@ -112,7 +112,7 @@ impl AllowedAddresses {
 }
 
 /// An address of version 4 in the clothes of version 6 is that address.
-fn plain(address: IpAddr) -> IpAddr {
+fn canonical_address(address: IpAddr) -> IpAddr {
     let IpAddr::V6(six) = address.to_canonical() else { return address.to_canonical() };
     match six.segments() {
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
@@ -123,8 +123,8 @@ fn plain(address: IpAddr) -> IpAddr {
 }
 
 fn is_special(address: IpAddr) -> bool {
-    let address = plain(address);
-    METADATA.contains(&address)
+    let address = canonical_address(address);
+    METADATA_ADDRESSES.contains(&address)
         || match address {
             IpAddr::V4(four) => {
                 four.is_loopback()
@@ -140,8 +140,8 @@ fn is_special(address: IpAddr) -> bool {
 }
 
 /// Whether the address is one of this machine: the way there begins where it ends. Nothing is sent.
-fn is_own(address: IpAddr) -> bool {
-    let address = plain(address);
+fn is_local_address(address: IpAddr) -> bool {
+    let address = canonical_address(address);
     let any: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -220,8 +220,8 @@ mod tests {
         // A machine without a way out has no address to try.
         if socket.connect("192.0.2.1:9").is_ok() {
             let own = socket.local_addr().unwrap().ip();
-            assert!(is_own(own) && !external(&[]).admits(own), "{own}");
+            assert!(is_local_address(own) && !external(&[]).admits(own), "{own}");
         }
-        assert!(!is_own("192.0.2.1".parse().unwrap()));
+        assert!(!is_local_address("192.0.2.1".parse().unwrap()));
     }
 }

@@ -14,7 +14,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use crate::{LookupError, Trust, lookup};
+use crate::{LookupError, TlsRoots, lookup};
 
 /// What bytes go through.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -82,35 +82,35 @@ pub async fn connect_first(
             Err(_) => last = io::ErrorKind::TimedOut.into(),
         }
     }
-    Err(DialError::Connect { name: shown(host, port), source: last })
+    Err(DialError::Connect { name: format_host_port(host, port), source: last })
 }
 
 /// A server on the network, plain or with TLS.
 #[derive(Clone)]
-pub struct Peer {
+pub struct Endpoint {
     host: String,
     port: u16,
     tls: Option<TlsConnector>,
 }
 
-impl std::fmt::Debug for Peer {
+impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}{}", if self.tls.is_some() { "tls " } else { "" }, self.name())
     }
 }
 
-impl Peer {
+impl Endpoint {
     pub fn plain(host: &str, port: u16) -> Self {
-        Self { host: bare(host).to_owned(), port, tls: None }
+        Self { host: strip_brackets(host).to_owned(), port, tls: None }
     }
 
-    pub fn with_tls(host: &str, port: u16, trust: &Trust) -> Self {
-        Self { host: bare(host).to_owned(), port, tls: Some(trust.connector()) }
+    pub fn with_tls(host: &str, port: u16, trust: &TlsRoots) -> Self {
+        Self { host: strip_brackets(host).to_owned(), port, tls: Some(trust.connector()) }
     }
 
     /// Host and port, as people write them.
     pub fn name(&self) -> String {
-        shown(&self.host, self.port)
+        format_host_port(&self.host, self.port)
     }
 
     pub fn has_tls(&self) -> bool {
@@ -130,11 +130,11 @@ impl Peer {
 }
 
 /// Addresses of version 6 have brackets in addresses of servers only.
-fn bare(host: &str) -> &str {
+fn strip_brackets(host: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-fn shown(host: &str, port: u16) -> String {
+fn format_host_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
@@ -156,8 +156,8 @@ mod tests {
 
     #[test]
     fn a_peer_is_named_as_people_write_it() {
-        assert_eq!(Peer::plain("[::1]", 80).name(), "[::1]:80");
-        assert_eq!(Peer::plain("::1", 80).name(), "[::1]:80");
-        assert_eq!(Peer::plain("a.test", 8080).name(), "a.test:8080");
+        assert_eq!(Endpoint::plain("[::1]", 80).name(), "[::1]:80");
+        assert_eq!(Endpoint::plain("::1", 80).name(), "[::1]:80");
+        assert_eq!(Endpoint::plain("a.test", 8080).name(), "a.test:8080");
     }
 }

@@ -1,29 +1,29 @@
 //! Where a server is, as people write it.
 
-use crate::{Peer, Trust, TrustError};
+use crate::{Endpoint, TlsRoots, TlsRootsError};
 
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum ServerUrlError {
     #[error("read the server's address `{url}`: want http://HOST:PORT or https://HOST:PORT")]
     Address { url: String },
     #[error(transparent)]
-    Trust(#[from] TrustError),
+    TlsRoots(#[from] TlsRootsError),
 }
 
 /// `http://HOST:PORT/BASE`, or the same with `https`.
 #[derive(Clone, Debug)]
-pub struct Place {
-    pub peer: Peer,
+pub struct ServerUrl {
+    pub endpoint: Endpoint,
     /// Host and port as they were written.
     pub authority: String,
     /// Path before every other one, without a slash at the end.
     pub base: String,
 }
 
-impl Place {
+impl ServerUrl {
     /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
-    pub fn read(url: &str, certificate: Option<&str>) -> Result<Self, PlaceError> {
-        let wrong = || PlaceError::Address { url: url.to_owned() };
+    pub fn parse(url: &str, certificate: Option<&str>) -> Result<Self, ServerUrlError> {
+        let wrong = || ServerUrlError::Address { url: url.to_owned() };
         let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
         let (authority, base) = rest.split_once('/').unwrap_or((rest, ""));
         let usual = match scheme {
@@ -33,17 +33,17 @@ impl Place {
         };
         let (host, port) = host_and_port(authority, usual).ok_or_else(wrong)?;
         let peer = match scheme {
-            "https" => Peer::with_tls(host, port, &Trust::chosen(certificate)?),
-            _ => Peer::plain(host, port),
+            "https" => Endpoint::with_tls(host, port, &TlsRoots::load(certificate)?),
+            _ => Endpoint::plain(host, port),
         };
         let base = base.trim_end_matches('/');
         let base = if base.is_empty() { String::new() } else { format!("/{base}") };
-        Ok(Self { peer, authority: authority.to_owned(), base })
+        Ok(Self { endpoint: peer, authority: authority.to_owned(), base })
     }
 
     /// As it was written, without what comes after host and port.
     pub fn origin(&self) -> String {
-        let scheme = if self.peer.has_tls() { "https" } else { "http" };
+        let scheme = if self.endpoint.has_tls() { "https" } else { "http" };
         format!("{scheme}://{}", self.authority)
     }
 }
@@ -75,8 +75,8 @@ mod tests {
             ("http://10.0.0.7:1/a/b", "10.0.0.7:1", "10.0.0.7:1", "/a/b"),
         ];
         for (url, name, authority, base) in table {
-            let place = Place::read(url, None).unwrap();
-            let got = (place.peer.name(), place.authority, place.base);
+            let place = ServerUrl::parse(url, None).unwrap();
+            let got = (place.endpoint.name(), place.authority, place.base);
             assert_eq!(got, (name.to_owned(), authority.to_owned(), base.to_owned()), "{url}");
         }
     }
@@ -95,7 +95,7 @@ mod tests {
             "http://host:70000",
         ];
         for url in wrong {
-            assert!(matches!(Place::read(url, None), Err(PlaceError::Address { .. })), "{url}");
+            assert!(matches!(ServerUrl::parse(url, None), Err(ServerUrlError::Address { .. })), "{url}");
         }
     }
 }

@@ -11,11 +11,11 @@ use std::{
 use hickory_resolver::TokioResolver;
 use tokio::time::timeout;
 
-const HOSTS: &str = "/etc/hosts";
+const HOSTS_FILE: &str = "/etc/hosts";
 /// More of the file is not read.
 const HOSTS_BYTES_MAX: u64 = 4 << 20;
 /// A lookup takes at most this long, retries and search domains included.
-const LOOKUP_WITHIN: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// More addresses of one name are not tried.
 const ADDRESSES_MAX: usize = 8;
 
@@ -29,26 +29,26 @@ pub struct LookupError {
 
 /// The addresses of a name: at least one, in the order in which to try them.
 pub async fn lookup(name: &str) -> Result<Vec<IpAddr>, LookupError> {
-    if let Some(known) = without_network(name, &hosts().unwrap_or_default()) {
+    if let Some(known) = resolve_locally(name, &read_hosts_file().unwrap_or_default()) {
         return Ok(known);
     }
     let none = |why: String| LookupError { name: name.to_owned(), why };
     let resolver = TokioResolver::builder_tokio().and_then(|builder| builder.build());
     let resolver = resolver.map_err(|error| none(error.to_string()))?;
-    let answer = timeout(LOOKUP_WITHIN, resolver.lookup_ip(name)).await;
-    let answer = answer.map_err(|_| none(format!("no answer within {} s", LOOKUP_WITHIN.as_secs())))?;
+    let answer = timeout(LOOKUP_TIMEOUT, resolver.lookup_ip(name)).await;
+    let answer = answer.map_err(|_| none(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs())))?;
     let answer = answer.map_err(|error| none(error.to_string()))?;
     let found: Vec<IpAddr> = answer.iter().take(ADDRESSES_MAX).collect();
     if found.is_empty() { Err(none("it has no address".to_owned())) } else { Ok(found) }
 }
 
-fn hosts() -> Option<String> {
+fn read_hosts_file() -> Option<String> {
     let mut bytes = Vec::new();
-    std::fs::File::open(HOSTS).ok()?.take(HOSTS_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    std::fs::File::open(HOSTS_FILE).ok()?.take(HOSTS_BYTES_MAX).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn without_network(name: &str, hosts: &str) -> Option<Vec<IpAddr>> {
+fn resolve_locally(name: &str, hosts: &str) -> Option<Vec<IpAddr>> {
     let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
     if let Ok(address) = bare.parse() {
         return Some(vec![address]);
@@ -89,7 +89,7 @@ mod tests {
             ("gpu-4", &[]),
         ];
         for (name, addresses) in table {
-            let found = without_network(name, HOSTS_TEXT).unwrap_or_default();
+            let found = resolve_locally(name, HOSTS_TEXT).unwrap_or_default();
             let found: Vec<String> = found.iter().map(ToString::to_string).collect();
             assert_eq!(found, addresses, "{name}");
         }

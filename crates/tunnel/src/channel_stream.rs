@@ -20,25 +20,25 @@ use tokio::{
 };
 
 /// One packet of the SSH library.
-const CHUNK: usize = 32 * 1024;
+const CHUNK_BYTES: usize = 32 * 1024;
 
 /// A channel to a socket on a host. Dropping it closes the channel.
 pub struct Stream {
-    inbox: Arc<Mutex<Inbox>>,
+    received: Arc<Mutex<ReceiveBuffer>>,
     writer: WriteHalf<ChannelStream<Msg>>,
     pump: JoinHandle<()>,
 }
 
 #[derive(Default)]
-struct Inbox {
+struct ReceiveBuffer {
     chunks: VecDeque<(Vec<u8>, usize)>,
-    held: usize,
-    end: Option<End>,
+    buffered: usize,
+    end: Option<StreamEnd>,
     reader: Option<Waker>,
 }
 
 #[derive(Clone, Copy)]
-enum End {
+enum StreamEnd {
     Eof,
     TooSlow,
 }
@@ -46,24 +46,24 @@ enum End {
 impl Stream {
     pub(crate) fn new(channel: Channel<Msg>, cap: usize) -> Self {
         let (mut reader, writer) = tokio::io::split(channel.into_stream());
-        let inbox = Arc::new(Mutex::new(Inbox::default()));
-        let kept = Arc::clone(&inbox);
+        let received = Arc::new(Mutex::new(ReceiveBuffer::default()));
+        let kept = Arc::clone(&received);
         let pump = tokio::spawn(async move {
-            let mut chunk = Vec::with_capacity(CHUNK);
+            let mut chunk = Vec::with_capacity(CHUNK_BYTES);
             loop {
                 match reader.read_buf(&mut chunk).await {
-                    Ok(0) | Err(_) => return kept.lock().finish(End::Eof),
-                    Ok(_) if kept.lock().take(&chunk, cap) => chunk.clear(),
+                    Ok(0) | Err(_) => return kept.lock().finish(StreamEnd::Eof),
+                    Ok(_) if kept.lock().push(&chunk, cap) => chunk.clear(),
                     Ok(_) => break,
                 }
             }
-            kept.lock().finish(End::TooSlow);
+            kept.lock().finish(StreamEnd::TooSlow);
             // Until the reader has noticed and dropped its half, what comes must not stand in the way of the others.
             while matches!(reader.read_buf(&mut chunk).await, Ok(n) if n > 0) {
                 chunk.clear();
             }
         });
-        Self { inbox, writer, pump }
+        Self { received, writer, pump }
     }
 }
 
@@ -74,24 +74,24 @@ impl Drop for Stream {
     }
 }
 
-impl Inbox {
+impl ReceiveBuffer {
     /// False when the reader is too far behind.
-    fn take(&mut self, data: &[u8], cap: usize) -> bool {
-        if self.held + data.len() > cap {
+    fn push(&mut self, data: &[u8], cap: usize) -> bool {
+        if self.buffered + data.len() > cap {
             return false;
         }
-        self.held += data.len();
+        self.buffered += data.len();
         self.chunks.push_back((data.to_vec(), 0));
-        self.wake();
+        self.wake_reader();
         true
     }
 
-    fn finish(&mut self, end: End) {
+    fn finish(&mut self, end: StreamEnd) {
         self.end = Some(end);
-        self.wake();
+        self.wake_reader();
     }
 
-    fn wake(&mut self) {
+    fn wake_reader(&mut self) {
         if let Some(waker) = self.reader.take() {
             waker.wake();
         }
@@ -100,11 +100,11 @@ impl Inbox {
 
 impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let mut inbox = self.inbox.lock();
+        let mut inbox = self.received.lock();
         let Some((chunk, from)) = inbox.chunks.front_mut() else {
             return match inbox.end {
-                Some(End::Eof) => Poll::Ready(Ok(())),
-                Some(End::TooSlow) => Poll::Ready(Err(io::Error::new(
+                Some(StreamEnd::Eof) => Poll::Ready(Ok(())),
+                Some(StreamEnd::TooSlow) => Poll::Ready(Err(io::Error::new(
                     io::ErrorKind::ConnectionAborted,
                     "the reader was too slow",
                 ))),
@@ -121,7 +121,7 @@ impl AsyncRead for Stream {
         if *from == chunk.len() {
             inbox.chunks.pop_front();
         }
-        inbox.held -= n;
+        inbox.buffered -= n;
         Poll::Ready(Ok(()))
     }
 }

@@ -4,26 +4,26 @@ use std::{sync::Arc, time::Duration};
 
 use windlass_dial::AllowedAddresses;
 use windlass_testkit::wait::eventually_async;
-use windlass_tunnel::{Backoff, Hosts, Target, TunnelError};
+use windlass_tunnel::{Backoff, SshDestination, SshPool, TunnelError};
 
 use crate::sshd::Sshd;
 
 #[tokio::test]
 async fn a_connection_is_shared_and_made_again_after_the_host_restarts() {
     let mut sshd = Sshd::start();
-    let hosts = Hosts::new(Backoff { first: Duration::ZERO, last: Duration::ZERO });
+    let hosts = SshPool::new(Backoff { initial: Duration::ZERO, max: Duration::ZERO });
     let target = sshd.target();
-    let (first, _) = hosts.control(&"a", &target).await.unwrap();
-    let (second, _) = hosts.control(&"a", &target).await.unwrap();
+    let (first, _) = hosts.control_connection(&"a", &target).await.unwrap();
+    let (second, _) = hosts.control_connection(&"a", &target).await.unwrap();
     assert!(Arc::ptr_eq(&first, &second));
-    let (traffic, _) = hosts.traffic(&"a", &target).await.unwrap();
+    let (traffic, _) = hosts.traffic_connection(&"a", &target).await.unwrap();
     assert!(!Arc::ptr_eq(&first, &traffic), "people's traffic has a connection of its own");
 
-    sshd.start_again();
+    sshd.restart();
     // The end of a connection is seen when its bytes are read, a moment after the server went.
     eventually_async("the connection is closed", async || first.is_closed().then_some(())).await;
-    let (third, _) = hosts.control(&"a", &target).await.unwrap();
-    assert_eq!(third.read("echo back", b"").await.unwrap(), "back\n");
+    let (third, _) = hosts.control_connection(&"a", &target).await.unwrap();
+    assert_eq!(third.run_checked("echo back", b"").await.unwrap(), "back\n");
 }
 
 #[tokio::test]
@@ -31,11 +31,11 @@ async fn after_a_failure_the_next_try_waits_and_says_so() {
     let mut sshd = Sshd::start();
     let target = sshd.target();
     sshd.stop();
-    let hosts = Hosts::new(Backoff { first: Duration::from_secs(3600), last: Duration::from_secs(3600) });
-    let error = hosts.control(&1, &target).await.unwrap_err();
+    let hosts = SshPool::new(Backoff { initial: Duration::from_secs(3600), max: Duration::from_secs(3600) });
+    let error = hosts.control_connection(&1, &target).await.unwrap_err();
     assert!(matches!(error, TunnelError::Connect { .. }), "{error:?}");
-    let error = hosts.control(&1, &target).await.unwrap_err();
-    assert!(matches!(error, TunnelError::Waiting { .. }), "{error}");
+    let error = hosts.control_connection(&1, &target).await.unwrap_err();
+    assert!(matches!(error, TunnelError::BackingOff { .. }), "{error}");
     assert!(error.to_string().contains("next try is in"), "{error}");
     assert!(!error.is_final());
 }
@@ -43,14 +43,14 @@ async fn after_a_failure_the_next_try_waits_and_says_so() {
 #[tokio::test]
 async fn a_corrected_way_to_a_host_is_taken_at_once() {
     let (sshd, stranger) = (Sshd::start(), Sshd::start());
-    let hosts = Hosts::new(Backoff { first: Duration::from_secs(3600), last: Duration::from_secs(3600) });
+    let hosts = SshPool::new(Backoff { initial: Duration::from_secs(3600), max: Duration::from_secs(3600) });
     let mut target = sshd.target();
     target.keys = stranger.target().keys;
-    assert!(matches!(hosts.control(&1, &target).await, Err(TunnelError::Denied { .. })));
-    let waiting = hosts.control(&1, &target).await.unwrap_err();
-    assert!(waiting.is_final() && matches!(waiting, TunnelError::Waiting { .. }), "{waiting}");
-    let (right, _) = hosts.control(&1, &sshd.target()).await.unwrap();
-    let (other, _) = hosts.control(&1, &stranger.target()).await.unwrap();
+    assert!(matches!(hosts.control_connection(&1, &target).await, Err(TunnelError::Denied { .. })));
+    let waiting = hosts.control_connection(&1, &target).await.unwrap_err();
+    assert!(waiting.is_final() && matches!(waiting, TunnelError::BackingOff { .. }), "{waiting}");
+    let (right, _) = hosts.control_connection(&1, &sshd.target()).await.unwrap();
+    let (other, _) = hosts.control_connection(&1, &stranger.target()).await.unwrap();
     assert!(!Arc::ptr_eq(&right, &other));
 }
 
@@ -58,36 +58,36 @@ async fn a_corrected_way_to_a_host_is_taken_at_once() {
 async fn hosts_and_jump_hosts_at_addresses_that_are_not_allowed_are_not_dialled() {
     let sshd = Sshd::start();
     let target = sshd.target();
-    let hosts = Hosts::new(Backoff::STANDARD).only(AllowedAddresses::External { but: Vec::new() });
-    let error = hosts.control(&1, &target).await.unwrap_err();
+    let hosts = SshPool::new(Backoff::STANDARD).with_allowed(AllowedAddresses::External { but: Vec::new() });
+    let error = hosts.control_connection(&1, &target).await.unwrap_err();
     assert!(matches!(error, TunnelError::NotAllowed { .. }) && error.is_final(), "{error}");
-    let named = Target { host: "localhost".into(), ..target.clone() };
-    let error = hosts.control(&2, &named).await.unwrap_err();
+    let named = SshDestination { host: "localhost".into(), ..target.clone() };
+    let error = hosts.control_connection(&2, &named).await.unwrap_err();
     assert!(matches!(error, TunnelError::NotAllowed { .. }), "by name: {error}");
-    let behind = Target { host: "192.0.2.1".into(), via: Some(Box::new(named)), ..target.clone() };
-    let error = hosts.control(&3, &behind).await.unwrap_err();
+    let behind = SshDestination { host: "192.0.2.1".into(), via: Some(Box::new(named)), ..target.clone() };
+    let error = hosts.control_connection(&3, &behind).await.unwrap_err();
     assert!(matches!(error.cause(), TunnelError::NotAllowed { .. }), "a jump host: {error}");
     let but = vec!["127.0.0.0/8".parse().unwrap()];
-    let hosts = Hosts::new(Backoff::STANDARD).only(AllowedAddresses::External { but });
-    hosts.control(&1, &target).await.unwrap();
+    let hosts = SshPool::new(Backoff::STANDARD).with_allowed(AllowedAddresses::External { but });
+    hosts.control_connection(&1, &target).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_frozen_host_is_noticed_and_given_up() {
     let sshd = Sshd::start();
-    let hosts = Hosts::new(Backoff::STANDARD);
-    let (connection, _) = hosts.control(&1, &sshd.target()).await.unwrap();
+    let hosts = SshPool::new(Backoff::STANDARD);
+    let (connection, _) = hosts.control_connection(&1, &sshd.target()).await.unwrap();
     hosts.check(&1).await.unwrap();
     sshd.signal("STOP");
     let error = hosts.check(&1).await.unwrap_err();
     assert!(matches!(error, TunnelError::Timeout { .. }), "{error}");
     sshd.signal("CONT");
-    let (again, _) = hosts.control(&1, &sshd.target()).await.unwrap();
+    let (again, _) = hosts.control_connection(&1, &sshd.target()).await.unwrap();
     assert!(!Arc::ptr_eq(&connection, &again));
 }
 
 /// Pages in memory, in KiB.
-fn resident() -> u64 {
+fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
@@ -97,18 +97,20 @@ fn resident() -> u64 {
 async fn hundreds_of_hosts_come_at_once_and_cost_little() {
     const HOSTS: usize = 200;
     let sshd = Sshd::start();
-    let hosts = Arc::new(Hosts::new(Backoff::STANDARD));
-    let before = resident();
+    let hosts = Arc::new(SshPool::new(Backoff::STANDARD));
+    let before = resident_kib();
     let target = sshd.target();
     let all = (0..HOSTS).map(|host| {
         let (hosts, target) = (Arc::clone(&hosts), target.clone());
-        tokio::spawn(async move { hosts.control(&host, &target).await.map(|(connection, _)| connection) })
+        tokio::spawn(async move {
+            hosts.control_connection(&host, &target).await.map(|(connection, _)| connection)
+        })
     });
     let mut open = Vec::new();
     for one in all.collect::<Vec<_>>() {
         open.push(one.await.unwrap().unwrap());
     }
-    println!("{} KiB per host", (resident() - before) / HOSTS as u64);
+    println!("{} KiB per host", (resident_kib() - before) / HOSTS as u64);
     assert_eq!(sshd.connections(), HOSTS);
     for connection in &open {
         connection.ping(Duration::from_secs(30)).await.unwrap();
@@ -123,19 +125,19 @@ async fn hundreds_of_hosts_come_at_once_and_cost_little() {
 #[tokio::test]
 async fn hosts_behind_one_jump_host_share_the_way_there() {
     let (gate, inner) = (Sshd::start(), Sshd::start());
-    let hosts = Hosts::new(Backoff::STANDARD);
+    let hosts = SshPool::new(Backoff::STANDARD);
     let mut target = inner.target();
     target.via = Some(Box::new(gate.target()));
     let mut open = Vec::new();
     for host in 0..5 {
-        let (connection, _) = hosts.control(&host, &target).await.unwrap();
-        assert_eq!(connection.read("echo here", b"").await.unwrap(), "here\n");
+        let (connection, _) = hosts.control_connection(&host, &target).await.unwrap();
+        assert_eq!(connection.run_checked("echo here", b"").await.unwrap(), "here\n");
         let names: Vec<String> = connection.host_keys().into_iter().map(|seen| seen.host).collect();
-        assert_eq!(names, [gate.target().known_as(), target.known_as()]);
+        assert_eq!(names, [gate.target().known_hosts_name(), target.known_hosts_name()]);
         open.push(connection);
     }
     assert_eq!((gate.connections(), inner.connections()), (1, 5));
-    let (traffic, _) = hosts.traffic(&0, &target).await.unwrap();
+    let (traffic, _) = hosts.traffic_connection(&0, &target).await.unwrap();
     assert_eq!(gate.connections(), 2, "people's traffic does not go where control goes");
     drop((open, traffic));
     for host in 0..5 {
@@ -147,23 +149,23 @@ async fn hosts_behind_one_jump_host_share_the_way_there() {
 #[tokio::test]
 async fn a_jump_host_that_is_down_is_named_and_not_asked_by_every_host_behind_it() {
     let (mut gate, inner) = (Sshd::start(), Sshd::start());
-    let hosts = Hosts::new(Backoff { first: Duration::from_secs(3600), last: Duration::from_secs(3600) });
+    let hosts = SshPool::new(Backoff { initial: Duration::from_secs(3600), max: Duration::from_secs(3600) });
     let mut target = inner.target();
     target.via = Some(Box::new(gate.target()));
     gate.stop();
-    let first = hosts.control(&1, &target).await.unwrap_err();
+    let first = hosts.control_connection(&1, &target).await.unwrap_err();
     assert!(matches!(first, TunnelError::Connect { .. }), "{first}");
     assert_eq!(first.host(), gate.target().name());
-    let second = hosts.control(&2, &target).await.unwrap_err();
-    assert!(matches!(second, TunnelError::Waiting { .. }), "{second}");
+    let second = hosts.control_connection(&2, &target).await.unwrap_err();
+    assert!(matches!(second, TunnelError::BackingOff { .. }), "{second}");
     assert!(matches!(second.cause(), TunnelError::Connect { .. }));
 }
 
 #[test]
 fn waits_double_up_to_a_bound_and_are_spread() {
-    let backoff = Backoff { first: Duration::from_secs(1), last: Duration::from_secs(30) };
-    let waits: Vec<u128> = (1..=7).map(|n| backoff.wait(n, 128).as_millis()).collect();
+    let backoff = Backoff { initial: Duration::from_secs(1), max: Duration::from_secs(30) };
+    let waits: Vec<u128> = (1..=7).map(|n| backoff.delay(n, 128).as_millis()).collect();
     assert_eq!(waits, [1000, 2000, 4000, 8000, 16000, 30000, 30000]);
-    assert!(backoff.wait(1, 0) < backoff.wait(1, 255));
-    assert!(backoff.wait(u32::MAX, 255) < Duration::from_secs(38));
+    assert!(backoff.delay(1, 0) < backoff.delay(1, 255));
+    assert!(backoff.delay(u32::MAX, 255) < Duration::from_secs(38));
 }

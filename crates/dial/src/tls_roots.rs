@@ -17,7 +17,7 @@ use rustls::{
 use tokio_rustls::TlsConnector;
 
 /// Names a file of certificates to trust instead of the system's, as for most programs.
-const TRUSTED: &str = "SSL_CERT_FILE";
+const CA_FILE_VARIABLE: &str = "SSL_CERT_FILE";
 /// Where systems keep the certificates they trust.
 const SYSTEM: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
@@ -26,12 +26,12 @@ const SYSTEM: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 /// How every certificate in PEM begins.
-const BEGIN: &str = "-----BEGIN";
+const PEM_PREFIX: &str = "-----BEGIN";
 
 #[derive(Debug, thiserror::Error)]
-pub enum TrustError {
+pub enum TlsRootsError {
     #[error("find certificates to trust: there are none in {}", SYSTEM.join(", "))]
-    Nothing,
+    NoSystemBundle,
     #[error("read the certificates in `{}`", path.display())]
     Read {
         path: PathBuf,
@@ -46,51 +46,51 @@ pub enum TrustError {
 
 /// Certificates that are believed.
 #[derive(Clone)]
-pub struct Trust {
+pub struct TlsRoots {
     config: Arc<ClientConfig>,
 }
 
-impl std::fmt::Debug for Trust {
+impl std::fmt::Debug for TlsRoots {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Trust").finish_non_exhaustive()
     }
 }
 
-impl Trust {
+impl TlsRoots {
     /// What is given, or what the machine trusts.
-    pub fn chosen(given: Option<&str>) -> Result<Self, TrustError> {
-        given.map_or_else(Self::of_machine, Self::of_given)
+    pub fn load(given: Option<&str>) -> Result<Self, TlsRootsError> {
+        given.map_or_else(Self::from_system, Self::from_certificates)
     }
 
     /// What this machine trusts.
-    pub fn of_machine() -> Result<Self, TrustError> {
-        let (all, path) = read_bundle()?;
-        Self::of(&all, &[], &path.display().to_string())
+    pub fn from_system() -> Result<Self, TlsRootsError> {
+        let (all, path) = read_system_bundle()?;
+        Self::build(&all, &[], &path.display().to_string())
     }
 
     /// Whoever shows one of these, by whatever name it is reached, and those that one of these vouches for.
     /// `given` is a file of certificates, or the certificates themselves as PEM.
-    pub fn of_given(given: &str) -> Result<Self, TrustError> {
-        if given.trim_start().starts_with(BEGIN) {
+    pub fn from_certificates(given: &str) -> Result<Self, TlsRootsError> {
+        if given.trim_start().starts_with(PEM_PREFIX) {
             let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(given.as_bytes()).collect();
             let path = PathBuf::from("PEM");
-            let given = read.map_err(|source| TrustError::Read { path, source })?;
-            return Self::of(&given, &given, "what is given");
+            let given = read.map_err(|source| TlsRootsError::Read { path, source })?;
+            return Self::build(&given, &given, "what is given");
         }
         let path = Path::new(given);
-        let unreadable = |source| TrustError::Read { path: path.to_owned(), source };
+        let unreadable = |source| TlsRootsError::Read { path: path.to_owned(), source };
         let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(unreadable)?.collect();
         let read = read.map_err(unreadable)?;
-        Self::of(&read, &read, given)
+        Self::build(&read, &read, given)
     }
 
-    fn of(
+    fn build(
         all: &[CertificateDer<'static>],
         known: &[CertificateDer<'static>],
         place: &str,
-    ) -> Result<Self, TrustError> {
+    ) -> Result<Self, TlsRootsError> {
         if all.is_empty() {
-            return Err(TrustError::Empty { place: place.to_owned() });
+            return Err(TlsRootsError::Empty { place: place.to_owned() });
         }
         let provider = Arc::new(ring::default_provider());
         let mut roots = RootCertStore::empty();
@@ -102,7 +102,7 @@ impl Trust {
                 WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
             Some(built.map_err(|error| Error::General(error.to_string()))?)
         };
-        let known = Known { certificates: known.to_vec(), authorities, provider: provider.clone() };
+        let known = PinningVerifier { pinned: known.to_vec(), authorities, provider: provider.clone() };
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .dangerous()
@@ -117,30 +117,30 @@ impl Trust {
 }
 
 /// The certificates that this machine trusts, for those who speak TLS in a way of their own.
-pub fn of_this_machine() -> Result<Vec<CertificateDer<'static>>, TrustError> {
-    let (all, path) = read_bundle()?;
-    if all.is_empty() { Err(TrustError::Empty { place: path.display().to_string() }) } else { Ok(all) }
+pub fn system_certificates() -> Result<Vec<CertificateDer<'static>>, TlsRootsError> {
+    let (all, path) = read_system_bundle()?;
+    if all.is_empty() { Err(TlsRootsError::Empty { place: path.display().to_string() }) } else { Ok(all) }
 }
 
-fn read_bundle() -> Result<(Vec<CertificateDer<'static>>, PathBuf), TrustError> {
-    let chosen = std::env::var_os(TRUSTED).filter(|name| !name.is_empty()).map(PathBuf::from);
+fn read_system_bundle() -> Result<(Vec<CertificateDer<'static>>, PathBuf), TlsRootsError> {
+    let chosen = std::env::var_os(CA_FILE_VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from);
     let system = || SYSTEM.iter().map(PathBuf::from).find(|path| path.exists());
-    let path = chosen.or_else(system).ok_or(TrustError::Nothing)?;
+    let path = chosen.or_else(system).ok_or(TlsRootsError::NoSystemBundle)?;
     let read = CertificateDer::pem_file_iter(&path)
-        .map_err(|source| TrustError::Read { path: path.clone(), source })?;
+        .map_err(|source| TlsRootsError::Read { path: path.clone(), source })?;
     // Bundles hold certificates that nobody can use; those are left out.
     Ok((read.filter_map(Result::ok).collect(), path))
 }
 
 /// The usual check, and before it the simplest: that it is the very certificate that was given.
 #[derive(Debug)]
-struct Known {
-    certificates: Vec<CertificateDer<'static>>,
+struct PinningVerifier {
+    pinned: Vec<CertificateDer<'static>>,
     authorities: Option<Arc<WebPkiServerVerifier>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Known {
+impl ServerCertVerifier for PinningVerifier {
     fn verify_server_cert(
         &self,
         shown: &CertificateDer<'_>,
@@ -149,7 +149,7 @@ impl ServerCertVerifier for Known {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if self.certificates.iter().any(|one| one == shown) {
+        if self.pinned.iter().any(|one| one == shown) {
             return Ok(ServerCertVerified::assertion());
         }
         let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
